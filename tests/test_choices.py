@@ -39,7 +39,7 @@ def test_tables_have_the_choices_of_the_schema():
         assert set(table) == set(schema()[key][1].metadata["choices"]), key
 
 
-def test_a_choice_without_an_implementation_is_an_error():
+def test_a_choice_without_an_implementation_is_an_error(tmp_path):
     """What was added to the schema alone does not fall back to another choice."""
     config = tiny()
     for key in ("norm_placement", "ffn", "init", "parametrization"):
@@ -51,13 +51,10 @@ def test_a_choice_without_an_implementation_is_an_error():
             make_optimizer(o, 10, parameters.parameter_table(config.model))
     with pytest.raises(KeyError, match="adopt"):
         step.train_step(None, None, tiny(train={"on_nonfinite": "adopt"}))
-
-
-def test_a_data_choice_without_an_implementation_is_an_error(tmp_path):
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 20)
-    config = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), splits=(0.8, 0.1, 0.1))
+    data = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), packing="adopt")
     with pytest.raises(KeyError, match="adopt"):
-        open_corpus(dataclasses.replace(config, packing="adopt"), seq_len=8, say=print)
+        open_corpus(data, seq_len=8, say=print)
 
 
 def test_a_missing_parameter_is_an_error_that_names_the_table():

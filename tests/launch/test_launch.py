@@ -110,16 +110,18 @@ def as_jobset(manifest: dict) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("machines", "pods", "devices"),
-    [(GPUS, 2, 8), (TPUS, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 48, 4), ((*JOB, "--gpu", "l4:8"), 1, 8)],
+    ("machines", "slices", "pods", "devices"),
+    [(GPUS, 1, 2, 8), ((*TPUS, "--slices", "2"), 2, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 1, 48, 4)],
 )
-def test_jobset_follows_the_published_schema(launch, machines, pods, devices):
+def test_jobset_follows_the_published_schema(launch, machines, slices, pods, devices):
     """Kubeflow publishes models generated from the schemas of JobSet and Kubernetes; they drop unknown keys."""
     done = launch("gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained")  # which exists only in the pods
     assert done.returncode == 0, done.stderr
     manifest = yaml.safe_load(done.stdout)
     assert as_jobset(manifest) == manifest
-    job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (jobs,) = manifest["spec"]["replicatedJobs"]
+    assert (jobs["replicas"], gke.n_devices(manifest)) == (slices, slices * pods * devices)
+    job = jobs["template"]["spec"]
     assert job["parallelism"] == job["completions"] == pods
     (container,) = job["template"]["spec"]["containers"]
     assert list(container["resources"]["limits"].values()) == [devices]
@@ -158,14 +160,6 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
     (container,) = pod["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     assert container["resources"]["requests"] == {"cpu": "64", "memory": "1Ti"}
-
-
-def test_several_slices_are_replicas_of_the_job(launch):
-    done = launch("gke", *TPUS, "--slices", "2", *CONFIG)
-    manifest = yaml.safe_load(done.stdout)
-    assert as_jobset(manifest) == manifest
-    (jobs,) = manifest["spec"]["replicatedJobs"]
-    assert (jobs["replicas"], jobs["template"]["spec"]["parallelism"], gke.n_devices(manifest)) == (2, 8, 64)
 
 
 def test_a_file_is_merged_into_the_pods_such_as_the_network_of_h100_machines(launch):

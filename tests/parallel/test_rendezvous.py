@@ -59,23 +59,19 @@ def test_an_invalid_address_is_refused_at_once(monkeypatch, address):
     assert f"JAX_COORDINATOR_BIND_ADDRESS: '{address}' is not HOST:PORT" in str(problem)
 
 
-def test_a_duplicate_process_id_ends_all():
-    problems = meet_all((3, 0), (3, 1), (3, 1))
-    assert [type(problem) for problem in problems] == [UserError] * 3
-    assert all(str(problem).startswith("two processes have --process_id 1") for problem in problems)
-
-
-@pytest.mark.parametrize("process_id", [3, -1])
-def test_a_process_id_that_does_not_exist_is_refused(process_id):
-    (problem,) = meet_all((3, process_id))
-    assert type(problem) is UserError
-    assert f"--process_id: {process_id} must be less than --num_processes = 3" in str(problem)
-
-
-def test_different_numbers_of_processes_end_all():
-    problems = meet_all((3, 0), (2, 1))
-    assert [type(problem) for problem in problems] == [UserError] * 2
-    assert all(str(problem).startswith("process 1 has --num_processes 2, and process 0 has 3") for problem in problems)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([(3, 0), (3, 1), (3, 1)], "two processes have --process_id 1"),
+        ([(3, 0), (2, 1)], "process 1 has --num_processes 2, and process 0 has 3"),
+        ([(3, 3)], "--process_id: 3 must be less than --num_processes = 3"),
+        ([(3, -1)], "--process_id: -1 must be less than --num_processes = 3"),
+    ],
+)
+def test_wrong_numbers_end_all_processes(given, message):
+    problems = meet_all(*given)
+    assert [type(problem) for problem in problems] == [UserError] * len(given)
+    assert all(str(problem).startswith(message) for problem in problems)
 
 
 def test_a_port_in_use_is_named(monkeypatch):

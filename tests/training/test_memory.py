@@ -118,10 +118,7 @@ def test_divisors_and_micro_batches_equal_a_search_of_all_numbers():
         for size in (None, *range(1, n + 5)):
             expected = next(i for i in range(1, n + 1) if n % i == 0 and n // i <= (size or n))
             assert n_micro_batches(n, size) == expected
-
-
-def test_large_primes_are_not_searched():
-    assert n_micro_batches(LARGEST, LARGEST - 1) == LARGEST
+    assert n_micro_batches(LARGEST, LARGEST - 1) == LARGEST  # a large prime is not searched
     with pytest.raises(UserError, match="is not divisible by replica x fsdp = 2; use 2147483646 or 2147483648"):
         check_mesh(tiny(train={"batch_size": LARGEST}), 2)
 

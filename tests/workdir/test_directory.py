@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -144,32 +143,6 @@ def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is
         )
         with pytest.raises(UserError, match=advice):
             start(tmp_path, Config(), resume=True, devices=two)
-
-
-HOLD_THE_LOCK = """
-import sys
-from lm import files
-from lm.workdir.directory import Workdir
-from lm.config import Config
-workdir = Workdir(sys.argv[1])
-workdir.start(Config())
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_workdir_is_locked_until_its_process_ends(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_THE_LOCK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=rf"in use by process {holder.pid} on "):
-            start(tmp_path, Config(), resume=True)
-    finally:
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.communicate()
-    start(tmp_path, Config(), resume=True)
 
 
 @pytest.mark.parametrize("moved", [False, True])
