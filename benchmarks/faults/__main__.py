@@ -5,7 +5,6 @@ import collections
 import itertools
 import json
 import random
-import re
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from benchmarks import faults
 from benchmarks.faults import caches, configs, disks, inputs, kills, mirrors, processes, sweeps, workdirs
 from benchmarks.faults.judge import VERDICTS, Trial
 from benchmarks.faults.runs import ROOT, Bench
+from benchmarks.page import fill
 from lm.text_tables import markdown_table
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -103,9 +103,7 @@ def publish(counts: dict[str, collections.Counter]) -> None:
     rows |= {kind: {verdict: found[verdict] for verdict in VERDICTS} for kind, found in counts.items()}
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     text = table({kind: collections.Counter(found) for kind, found in rows.items()})
-    page = PAGE.read_text(encoding="utf-8")
-    page = re.sub(r"(<!-- faults -->\n).*?(<!-- end -->)", lambda m: m[1] + text + "\n" + m[2], page, flags=re.S)
-    PAGE.write_text(page, encoding="utf-8")
+    fill(PAGE, "faults", text)
 
 
 if __name__ == "__main__":

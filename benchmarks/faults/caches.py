@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,21 +17,11 @@ VARIANTS = ({"tokenizer": "char"}, {"tokenizer": "bpe:300"}, {"tokenizer": "word
 def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage every file of a token cache in every way, and open the corpus."""
     for number, variant in enumerate(VARIANTS):
-        cache = bench.base / f"tokens_{number}"
-        settings = {"source": f"text:{bench.text}", "cache_dir": str(cache)} | variant
-        _, expected = open_corpus(settings)
-        whole = bench.base / f"tokens_{number}_whole"
-        shutil.rmtree(whole, ignore_errors=True)
-        shutil.copytree(cache, whole)
-        for file in files_below(whole):
-            name = file.relative_to(whole)
-            for way in WAYS:
-                damage(cache / name, way, draw)
-                outcome, found = open_corpus(settings)
-                changed = [] if found == expected else ["other tokens"]
-                yield judge(f"{settings['tokenizer']}: {name} {way}", outcome, changed, names=(str(cache),))
-                shutil.rmtree(cache)
-                shutil.copytree(whole, cache)
+
+        def read(cache: Path, variant=variant):
+            return open_corpus({"source": f"text:{bench.text}", "cache_dir": str(cache)} | variant)
+
+        yield from bench.damaged_and_read("corpus", bench.base / f"tokens_{number}", draw, read)
 
 
 def open_corpus(settings: dict) -> tuple[Outcome, dict]:
@@ -67,16 +56,8 @@ def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         assert programs
         for file in programs:
             damage(file, way, draw)
-        outcome = train_apart(bench, workdir)
+        outcome = bench.run("-m", "lm.train", *bench.arguments(workdir))
         found = differences(workdir, bench.reference) if outcome.code == 0 else []
         yield judge(f"compiled programs {way}", outcome, found, names=(str(cache),))
         shutil.rmtree(cache)
         shutil.copytree(whole, cache)
-
-
-def train_apart(bench: Bench, workdir: Path) -> Outcome:
-    """Run lm.train in a new process."""
-    command = ["-m", "lm.train", *bench.arguments(workdir)]
-    process = bench.process(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output, _ = process.communicate(timeout=1800)
-    return Outcome(process.returncode, output)

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.faults.judge import Trial, judge
-from benchmarks.faults.runs import Bench, differences
+from benchmarks.faults.judge import Outcome, Trial
+from benchmarks.faults.runs import Bench, differences, judge_and_undo
 
 N_SIZES = 20
 
@@ -44,17 +44,22 @@ def full(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 def _trial(bench: Bench, disk: Path, fault: str) -> Trial:
     workdir = disk / "run"
-    outcome = bench.train(workdir, "--resume")
-    found, lost = differences(workdir, bench.reference) if outcome.code == 0 else [], []
-    if outcome.code in (1, 2):
-        if left := [path.name for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]:
-            lost.append(f"partial files are left behind: {left}")
-        if outcome.output.count("No space left") > 1:
-            lost.append("more than one line reports the full disk")
-        _run("mount", "-o", "remount,rw,size=4m", str(disk))
-        again = bench.train(workdir, "--resume")
-        lost += [again.last_line] if again.code else differences(workdir, bench.reference)
-    return judge(fault, outcome, found, lost, names=(str(disk),))
+
+    def losses(outcome: Outcome) -> list[str]:
+        if outcome.code == 0:
+            return []
+        left = [path.name for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]
+        repeated = outcome.output.count("No space left") > 1
+        return [f"partial files are left behind: {left}"] * bool(left) + ["two lines report the full disk"] * repeated
+
+    return judge_and_undo(
+        fault,
+        lambda: bench.train(workdir, "--resume"),
+        lambda _: differences(workdir, bench.reference),
+        lambda: _run("mount", "-o", "remount,rw,size=4m", str(disk)),
+        names=(str(disk),),
+        losses=losses,
+    )
 
 
 def _run(*command: str) -> int:

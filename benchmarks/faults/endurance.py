@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,8 +29,7 @@ def measure(bench: Bench, steps: int):
     """Yield (step, resident MiB, open files, threads, loss) ten times during a run, from /proc of its process."""
     keys = [f"--config.{key}" for key in (*KEYS, f"train.steps={steps}")]
     arguments = bench.arguments(bench.base / "run", *keys)
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with bench.process(["-m", "lm.train", *arguments], **options) as process:
+    with bench.process("-m", "lm.train", *arguments) as process:
         for line in process.stdout:
             found = re.match(r"step +(\d+)/\d+  loss (\S+)", line)
             if found and int(found[1]) % (steps // N_ROWS) == 0:

@@ -2,12 +2,12 @@
 
 import json
 import random
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.faults.caches import open_corpus
-from benchmarks.faults.damage import WAYS, damage, files_below, replaced
-from benchmarks.faults.judge import Trial, judge
+from benchmarks.faults.damage import WAYS, damage, replaced
+from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import Bench, call
 
 N_TEXTS, N_TOKENIZERS = 60, 60
@@ -56,25 +56,15 @@ def damaged_shards(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         documents.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines * 3))
         arguments = [f"--input=jsonl:{documents}", "--tokenizer=bpe:300", f"--output={whole}", "--validation=0.3"]
         assert call(prepare.main, [*arguments, "--unit_mb=0.004", "--workers=1"]).code == 0
-    shards = bench.base / "shards"
-    settings = {"source": f"tokens:{shards}", "tokenizer": f"hf:{shards}/tokenizer.json"}
-    settings |= {"cache_dir": str(bench.base / "shards_cache")}
-    shutil.rmtree(shards, ignore_errors=True)
-    shutil.copytree(whole, shards)
-    _, expected = open_corpus(settings)
-    for file in files_below(whole):
-        name = file.relative_to(whole)
-        for way in WAYS:
-            damage(shards / name, way, draw)
-            outcome, found = open_corpus(settings)
-            verified = call(prepare.main, [f"--verify={shards}"])
-            changed = [] if found == expected else ["other tokens"]
-            if changed and outcome.code == 0 and verified.code and file.name in verified.output:
-                # A run does not read whole shards at its start: only --verify detects changed content.
-                outcome = outcome._replace(code=verified.code, output=verified.output)
-            yield judge(f"{name} {way}", outcome, changed, names=(file.name, shards.name))
-            shutil.rmtree(shards)
-            shutil.copytree(whole, shards)
+
+    def read(shards: Path) -> tuple[Outcome, dict]:
+        settings = {"source": f"tokens:{shards}", "tokenizer": f"hf:{shards}/tokenizer.json"}
+        outcome, found = open_corpus(settings | {"cache_dir": str(bench.base / "shards_cache")})
+        verified = call(prepare.main, [f"--verify={shards}"])
+        # A run does not read whole shards at its start: only --verify detects changed content.
+        return (verified if outcome.code == 0 and verified.code else outcome), found
+
+    yield from bench.damaged_and_read("corpus", whole, draw, read)
 
 
 def random_tokenizers(bench: Bench, draw: random.Random) -> Iterator[Trial]:

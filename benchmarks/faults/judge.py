@@ -17,20 +17,6 @@ class Outcome(NamedTuple):
     def last_line(self) -> str:
         return (self.output.strip().splitlines() or ["(no output)"])[-1]
 
-    @property
-    def exception(self) -> str:
-        """Return the line before the first traceback, its last frame, and its exception; "" without a traceback."""
-        before, traceback, after = self.output.partition("Traceback (most recent call last)")
-        if not traceback:
-            return ""
-        frames, ends = [], ""
-        for line in after.splitlines()[1:]:
-            if not line.startswith(" "):
-                ends = line
-                break
-            frames += [line.strip()] if line.startswith("  File") else []
-        return " | ".join([*before.splitlines()[-1:], *frames[-1:], ends])
-
 
 class Trial(NamedTuple):
     """One injected fault: its description, the verdict, and the reason unless it was survived."""
@@ -57,7 +43,7 @@ def judge(
         names: an error must contain one of these, such as the name of the damaged file.
     """
     if outcome.code not in DOCUMENTED or "Traceback (most recent call last)" in outcome.output:
-        return Trial(fault, "traceback", f"exit code {outcome.code}: {outcome.exception or outcome.last_line}")
+        return Trial(fault, "traceback", f"exit code {outcome.code}: {outcome.output[-1000:]}")
     if losses:
         return Trial(fault, "lost", losses[0])
     if outcome.code == 0 and differences:

@@ -6,13 +6,12 @@ import select
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.faults.damage import fingerprint
-from benchmarks.faults.judge import Trial, judge
-from benchmarks.faults.runs import Bench, differences
+from benchmarks.faults.judge import Trial
+from benchmarks.faults.runs import Bench, differences, judge_after_kill
 
 MAX_PAUSE = 0.02  # maximum seconds between two random moments
 
@@ -50,11 +49,9 @@ def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: boo
         steps: whether it must have all checkpoints of the undisturbed run.
     """
     outcome = bench.train(state, "--resume")
-    found = differences(state, expected, steps=steps) if outcome.code == 0 else []
-    # A run that was killed can always be resumed.
-    lost = [] if outcome.code == 0 else [f"it cannot be resumed: {outcome.last_line}"]
+    trial = judge_after_kill(fault, outcome, lambda: differences(state, expected, steps=steps))
     shutil.rmtree(state, ignore_errors=True)
-    return judge(fault, outcome, found, lost)
+    return trial
 
 
 def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Path]:
@@ -78,7 +75,7 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
     arguments = bench.arguments(workdir, "--resume")
     program = ["-m", "benchmarks.faults.pausing", str(out), str(replies), *arguments]
     output = open(home / "output", "w")  # noqa: SIM115 - closed below
-    process = bench.process(program, pass_fds=(out, replies), stdout=output, stderr=output)
+    process = bench.process(*program, pass_fds=(out, replies), stdout=output, stderr=output)
     os.close(out)
     os.close(replies)
     with output, process:
@@ -124,16 +121,5 @@ def at_random_moments(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     for i in range(5):
         workdir = bench.base / f"killed_{i}"
         shutil.rmtree(workdir, ignore_errors=True)
-        kill_after(bench, "workdir", draw.random() * 4, bench.arguments(workdir))
+        bench.kill("workdir", draw.random() * 4, "-m", "lm.train", *bench.arguments(workdir))
         yield resumed(bench, workdir, "SIGKILL at a random moment", bench.reference)
-
-
-def kill_after(bench: Bench, start: str, seconds: float, arguments: list[str]) -> None:
-    """Run lm.train, and kill it with SIGKILL some seconds after a line that begins with `start`."""
-    program = ["-m", "lm.train", *arguments]
-    with bench.process(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        for line in process.stdout:
-            if line.startswith(start):
-                time.sleep(seconds)
-                break
-        process.kill()

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 from benchmarks.faults.judge import Outcome, Trial, judge
@@ -34,6 +33,5 @@ def sharing(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def _together(commands: list[list[str]], bench: Bench) -> list[Outcome]:
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    running = [bench.process(["-m", "lm.train", *arguments], **options) for arguments in commands]
+    running = [bench.process("-m", "lm.train", *arguments) for arguments in commands]
     return [Outcome(process.wait(), process.stdout.read()) for process in running]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -11,12 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-from benchmarks.faults.damage import fingerprint
+from benchmarks.faults.damage import WAYS, damage, files_below, fingerprint
 from benchmarks.faults.judge import Outcome, Trial, judge
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +82,26 @@ class Bench:
         with mock.patch.object(finish, "loss_curve_png", return_value=b"figure"):
             return call(train.main, self.arguments(workdir, *more), seconds)
 
-    def process(self, program: list[str], **options) -> subprocess.Popen:
-        """Start a Python program in a new process."""
+    def process(self, *program: str, **options) -> subprocess.Popen:
+        """Start a Python program in a new process; by default its output is a pipe."""
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
         return subprocess.Popen([sys.executable, *program], cwd=self.base, env=env, **options)
+
+    def run(self, *program: str) -> Outcome:
+        """Run a Python program in a new process."""
+        process = self.process(*program)
+        output, _ = process.communicate(timeout=3600)
+        return Outcome(process.returncode, output)
+
+    def kill(self, start: str, seconds: float, *program: str) -> None:
+        """Run a Python program, and kill it with SIGKILL some seconds after a line that begins with `start`."""
+        with self.process(*program) as process:
+            for line in process.stdout:
+                if line.startswith(start):
+                    time.sleep(seconds)
+                    break
+            process.kill()
 
     @contextlib.contextmanager
     def copy(self, source: Path) -> Iterator[Path]:
@@ -100,17 +119,13 @@ class Bench:
         fault: str,
         injure: Callable[[Path], Callable[[], None]],
         names: tuple[str, ...],
-        losses: Callable[[], list[str]] = list,
+        losses: Callable[[Outcome], list[str]] = lambda outcome: [],
     ) -> Trial:
-        """Injure a copy of the interrupted run, resume it, and judge the result.
-
-        After an error, undo the fault and resume again. If the result then differs, something intact was lost.
+        """Injure a copy of the interrupted run, resume it, and judge the result; see `judge_and_undo`.
 
         Args:
-            fault: a description of the fault.
+            fault, names, losses: as there.
             injure: called with the workdir; returns a function that undoes the fault.
-            names: an error must contain one of these.
-            losses: called at the end; returns what was lost elsewhere.
         """
         with self.copy(self.interrupted) as workdir:
             expected = self.resumed
@@ -118,18 +133,86 @@ class Bench:
             before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
             steps = checkpoint_steps(self.interrupted)
             gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
-            outcome, found = self.train(workdir, "--resume"), []
-            if outcome.code == 0:
-                found = differences(workdir, expected, outcome.output, gone=gone)
-            lost = losses()
-            if outcome.code in (1, 2):
-                undo()
-                again = self.train(workdir, "--resume")
-                if again.code:
-                    lost.append(f"with the fault undone: exit code {again.code}: {again.last_line}")
-                else:
-                    lost += [f"with the fault undone: {text}" for text in differences(workdir, expected)]
-            return judge(fault, outcome, found, lost, names)
+
+            def differ(injured: Outcome | None) -> list[str]:
+                excused = {"output": injured.output, "gone": gone} if injured else {}
+                return differences(workdir, expected, **excused)
+
+            return judge_and_undo(fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses)
+
+    def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
+        """Damage every file of a directory in every way, each in a copy, in random order.
+
+        Yields:
+            (a description, the damaged or deleted file, the copy)
+        """
+        for file, way in shuffled(itertools.product(files_below(whole), WAYS), draw):
+            with self.copy(whole) as copy:
+                name = file.relative_to(whole)
+                damage(copy / name, way, draw)
+                yield f"{name} {way}", copy / name, copy
+
+    def damaged_and_read(
+        self, what: str, whole: Path, draw: random.Random, read: Callable[[Path], tuple[Outcome, Any]], *names: str
+    ) -> Iterator[Trial]:
+        """Damage every file of a directory in every way, and read the directory by a command that changes nothing.
+
+        Args:
+            what: what is read, for the description of the fault.
+            whole: the directory.
+            draw: a random generator.
+            read: maps a directory to an outcome, and to what must be the same as from the undamaged directory.
+            names: an error must contain one of these, or the name of the file or the directory.
+        """
+        _, expected = read(whole)
+        for fault, file, copy in self.damaged(whole, draw):
+            outcome, found = read(copy)
+            changed = [] if found == expected else [f"another {what}"]
+            yield judge(f"{fault}: {what}", outcome, changed, names=(file.name, str(copy), *names))
+
+
+def judge_and_undo(
+    fault: str,
+    run: Callable[[], Outcome],
+    differ: Callable[[Outcome | None], list[str]],
+    undo: Callable[[], object],
+    names: tuple[str, ...],
+    losses: Callable[[Outcome], list[str]] = lambda outcome: [],
+) -> Trial:
+    """Run a command after a fault, and judge its result.
+
+    After an error, undo the fault and run it again. If the result then differs, something intact was lost.
+
+    Args:
+        fault: a description of the fault.
+        run: runs the command.
+        differ: how its result differs from the undisturbed one; called with the outcome, or None with the fault undone.
+        undo: undoes the fault.
+        names: an error must contain one of these.
+        losses: called after the first outcome; returns what was lost elsewhere.
+    """
+    outcome = run()
+    found, lost = differ(outcome) if outcome.code == 0 else [], losses(outcome)
+    if outcome.code in (1, 2):
+        undo()
+        again = run()
+        texts = [f"exit code {again.code}: {again.last_line}"] if again.code else differ(None)
+        lost = lost + [f"with the fault undone: {text}" for text in texts]
+    return judge(fault, outcome, found, lost, names)
+
+
+def judge_after_kill(fault: str, outcome: Outcome, differ: Callable[[], list[str]]) -> Trial:
+    """Judge a command that continues one that was killed: it must succeed."""
+    if outcome.code == 0:
+        return judge(fault, outcome, differ())
+    return judge(fault, outcome, losses=[f"it cannot be resumed: {outcome.last_line}"])
+
+
+def shuffled(items: Iterable, draw: random.Random) -> list:
+    """Return the items in a random order, so that the first ones are a sample."""
+    items = list(items)
+    draw.shuffle(items)
+    return items
 
 
 @contextlib.contextmanager

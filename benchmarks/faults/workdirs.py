@@ -4,12 +4,12 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.faults.damage import WAYS, damage, files_below
-from benchmarks.faults.judge import Outcome, Trial, judge
-from benchmarks.faults.runs import Bench, call
+from benchmarks.faults.judge import Outcome, Trial
+from benchmarks.faults.runs import Bench, call, shuffled
 
 TOP_LEVEL = (
     ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "loss.png",
@@ -50,18 +50,11 @@ def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]
     """Damage every file of a finished run that lm.generate may read, and generate text with it."""
     from lm import generate
 
-    def text_of(workdir: Path) -> tuple[Outcome, str]:
+    def text_of(workdir: Path) -> tuple[Outcome, list[str]]:
         outcome = call(generate.main, [f"--workdir={workdir}", "--tokens=5", "--prompt=the"])
-        return outcome, outcome.output.replace(str(workdir), "WORKDIR")
+        return outcome, outcome.output.replace(str(workdir), "WORKDIR").splitlines()[-2:]
 
-    _, expected = text_of(bench.resumed)
-    for file, way in shuffled(itertools.product(files_below(bench.resumed), WAYS), draw):
-        name = file.relative_to(bench.resumed)
-        with bench.copy(bench.resumed) as workdir:
-            damage(workdir / name, way, draw)
-            outcome, text = text_of(workdir)
-            changed = [] if text.splitlines()[-2:] == expected.splitlines()[-2:] else ["another text"]
-            yield judge(f"{name} {way}, then lm.generate", outcome, changed, names=(file.name, "checkpoint"))
+    yield from bench.damaged_and_read("text", bench.resumed, draw, text_of, "checkpoint")
 
 
 def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -88,7 +81,7 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             place(path, outside)
             return lambda: _restore(path, kept / "entry", existed)
 
-        def losses(outside=outside, before=before) -> list[str]:
+        def losses(_, outside=outside, before=before) -> list[str]:
             changed = before.items() - _listing(outside).items()  # a linked directory may get new files
             return ["a file outside of the workdir was changed"] if changed else []
 
@@ -113,13 +106,6 @@ def _restore(path: Path, kept: Path, existed: bool) -> None:
         path.unlink()
     if existed:
         os.rename(kept, path)
-
-
-def shuffled(pairs: Iterable, draw: random.Random) -> list:
-    """Return the pairs in a random order, so that the first ones are a sample."""
-    pairs = list(pairs)
-    draw.shuffle(pairs)
-    return pairs
 
 
 def _listing(directory: Path) -> dict[str, str]:
