@@ -1,4 +1,4 @@
-"""The command line of lm.train: its help, and its own mistakes."""
+"""The command line of lm.train: its help, with that of lm.sweep, and its own mistakes."""
 
 import dataclasses
 import json
@@ -7,36 +7,29 @@ import pytest
 from running import CONFIG as TINY
 from running import ROOT
 
+from lm.command_line import sweeping
 from lm.command_line.loading import load
 from lm.command_line.training import parse_arguments
 from lm.config import schema
 from lm.errors import UserError
 
-CONFIG = "--config=configs/shakespeare.py"
 
-
-@pytest.fixture
-def help_text(capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_arguments(["--help"])
-    assert caught.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_help_shows_every_key_with_its_values(help_text):
-    for name in schema():
-        assert f"  {name} = " in help_text
-    joined = " ".join(help_text.split())
-    for values in ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float in [0, 1)", "rms | layer"):
-        assert values in joined
-
-
-def test_the_commands_in_help_are_accepted(help_text, monkeypatch):
+@pytest.mark.parametrize("command", ["lm.train", "lm.sweep"])
+def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(command, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    examples = [line.split()[3:] for line in help_text.splitlines() if line.startswith("  python -m lm.train ")]
-    assert len(examples) >= 4
+    parse = {"lm.train": parse_arguments, "lm.sweep": sweeping.parse_arguments}[command]
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    examples = [line.split()[3:] for line in text.splitlines() if line.startswith(f"  python -m {command} ")]
+    assert len(examples) >= 3
     for arguments in examples:
-        parse_arguments(arguments)
+        parse(arguments)
+    if command == "lm.train":
+        assert [name for name in schema() if f"  {name} = " not in text] == []
+        shown = ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float in [0, 1)", "rms | layer")
+        assert [values for values in shown if values not in " ".join(text.split())] == []
 
 
 def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
@@ -71,7 +64,7 @@ def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(mo
     monkeypatch.chdir(ROOT)
     for arguments, expected in MISTAKES:
         with pytest.raises(UserError) as caught:
-            parse_arguments([CONFIG, "--config.train.steps=x", *arguments])
+            parse_arguments(["--config=configs/shakespeare.py", "--config.train.steps=x", *arguments])
         first, last = caught.value.problems
         assert expected in first
         assert last == "config.train.steps: 'x' is not an int"

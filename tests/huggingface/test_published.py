@@ -30,11 +30,6 @@ PUBLISHED = {
          "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257},
         124_439_808,
     ),
-    "Llama-2-7b": (
-        LLAMA | {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
-                 "num_key_value_heads": 32, "rope_scaling": None, "torch_dtype": "float16"},
-        6_738_415_616,
-    ),
     "Llama-3.1-8B": (LLAMA | LLAMA3 | {"intermediate_size": 14336}, 8_030_261_248),
     "Llama-3.2-1B": (
         LLAMA | LLAMA3 | {"intermediate_size": 8192, "hidden_size": 2048, "num_hidden_layers": 16, "head_dim": 64,

@@ -50,10 +50,10 @@ def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0):
     return numpy_model.norm(c, {"scale_D": scale, "bias_D": bias}, np.asarray(x, np.float64))
 
 
-def rounding(x, y, eps=EPS):
+def rounding(x, y):
     """Return a bound of the error in float32: log2(n) roundings of the mean's pairwise sum, and a few of the result."""
     x = np.asarray(x, np.float64)
-    sigma = np.sqrt(x.var(-1, keepdims=True) + eps)
+    sigma = np.sqrt(x.var(-1, keepdims=True) + EPS)
     largest = np.abs(x).max(-1, keepdims=True)
     return (2 + np.log2(x.shape[-1])) * UNIT * (1 + np.abs(y) + largest / sigma)
 
