@@ -35,7 +35,6 @@ def cache(bench, monkeypatch):
 
 
 def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(bench, tmp_path, command):
-    """With three texts and a stride."""
     (tmp_path / "other.txt").write_text("the mat sat on a cat " * 40)
     texts = f"--data=text:{bench.text}", "--data=text:other.txt"
     arguments = f"--workdir={bench.reference()}", "--step=latest", "--output=results", "--stride=4"

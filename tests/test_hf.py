@@ -12,14 +12,12 @@ import lm
 from lm import exchange, train
 from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
-from lm.errors import UserError
 from lm.files import lock
 from lm.hf import main
 from lm.huggingface.config_files import read_config
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.writing import write_checkpoint
-from lm.workdir import checkpoints
 
 
 @pytest.fixture
@@ -99,18 +97,6 @@ def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenize
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == [3, 4]
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["top_k"] == 20
     assert (tmp_path / "out" / "tokenizer.json").read_text() == (with_tokenizer / "tokenizer.json").read_text()
-
-
-def test_a_model_without_an_equivalent_is_refused_unread(with_tokenizer, tmp_path, command, monkeypatch):
-    assert command(main, "import", with_tokenizer, "--workdir", tmp_path / "run")[0] == 0
-
-    def refuse(*arguments):
-        raise UserError("no tensor")
-
-    monkeypatch.setattr(exchange, "planned_tensors", refuse)
-    monkeypatch.setattr(checkpoints, "_read_leaves", lambda *arguments, **options: pytest.fail("read"))
-    code, output = command(main, "export", "--workdir", tmp_path / "run", "--output", tmp_path / "out")
-    assert (code, output, (tmp_path / "out").exists()) == (2, "no tensor\n", False)
 
 
 def test_check_without_torch_names_the_extra_to_install(tmp_path, monkeypatch, command):

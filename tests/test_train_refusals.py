@@ -85,14 +85,6 @@ def no_network(tmp_path, monkeypatch) -> list[str]:
     return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
 
 
-def test_the_error_without_network_names_alternatives(train, no_network, tmp_path):
-    code, output = train(tmp_path / "run", *no_network)
-    assert code == 2
-    for alternative in ("network", "TFDS_DATA_DIR", "text:PATH", "python_docs"):
-        assert alternative in output
-    assert not any(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
     short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
