@@ -13,7 +13,6 @@ from sweeping import SWEEP, changed, command, results, run
 
 from lm import report, sweep
 from lm.sweeps.plan import draw_seeds
-from lm.sweeps.record import read_record
 
 SEEDS = draw_seeds("tiny_sweep", 2)
 
@@ -133,29 +132,6 @@ def test_several_processes_divide_the_work(bench, tmp_path):
     assert {tuple(run.point) for run in found.values()} == {("optimizer.learning_rate", "optimizer.weight_decay")}
     tuned = {key[2] for key in found if key[:2] == ("tuning", "mlp")}
     assert {decay for _, decay in tuned} > {0.1, 0.3}  # the best one of two is at an edge
-
-
-@pytest.mark.slow
-def test_sizes_train_in_proportion_to_their_parameters_with_seeds_of_their_own(bench, tmp_path):
-    fields = """
-        values=tiny.values | {"train.steps": match_tokens(0.2)},
-        variants={name: tiny.variants[name] for name in ("mlp", "glu")},
-        sizes={"8": {"model.d_model": 8}, "16": {}},
-        comparisons=(("glu", "mlp"),),
-        learning_rates=(0.1,),
-        placebo={"model.rope_pairing": "halves"},
-    """
-    config = changed(tmp_path / "sizes.py", fields.replace('"mlp", "glu")}', '"mlp", "glu")} | {"glu": {}}'))
-    code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
-    assert code == 0, output
-    record, found = read_record(tmp_path / "sweep"), results(tmp_path / "sweep")
-    for cell in ("8", "16"):
-        n_params = record["variants"][f"mlp, {cell}"]["n_params"]
-        for arm in ("mlp", "glu", "placebo"):
-            runs = {key[3]: run for key, run in found.items() if key[:2] == ("final", f"{arm}, {cell}")}
-            assert set(runs) == set(draw_seeds(f"sizes, {cell}", 2))
-            assert {run.steps for run in runs.values()} == {round(0.2 * n_params / 64)}
-    assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
 
 
 @pytest.mark.slow
