@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from running import checkpoint_steps, metrics_of, summary_of
@@ -38,7 +39,8 @@ def test_a_run_writes_every_documented_file(bench):
     config = strict_json((workdir / "config.json").read_text())
     assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
     (start,) = strict_json((workdir / "run.json").read_text())["starts"]
-    assert {"versions", "git", "host", "argv"} <= set(start)
+    assert {"time", "versions", "git", "host", "argv"} <= set(start)
+    assert start["versions"]["jax"] == jax.__version__
     assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in (workdir / "samples").iterdir()] == ["step_12.txt"]
     assert len((workdir / "samples" / "step_12.txt").read_text()) == len("\n") + 10

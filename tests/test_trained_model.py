@@ -29,6 +29,7 @@ def test_logits_are_those_of_the_model(run):
 
 def test_the_loss_of_the_validation_text_is_that_of_the_evaluation(bench):
     """summary.json has the validation loss of the last step."""
+    assert lm.load(bench.reference(), "8").step == 8
     run = lm.load(bench.reference(), "latest")
     corpus = open_corpus(run.config.data, seq_len=run.seq_len, say=print)
     text = run.tokenizer.decode(corpus.split("validation").tokens)
@@ -95,9 +96,3 @@ def test_special_tokens_of_a_prompt_are_encoded_if_asked(run):
     assert run.encode("<|endoftext|>").tolist() != end
     assert run.with_special_tokens().encode("<|endoftext|>").tolist() == end
     assert run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
-
-
-def test_a_model_is_shown_in_three_lines_and_loads_by_the_text_of_a_step(bench, run):
-    assert [line.split()[0] for line in repr(run).splitlines()] == ["model", "size", "context"]
-    assert f"{run.path}, step {run.step}" in run._repr_html_()
-    assert lm.load(bench.reference(), "8").step == 8

@@ -1,10 +1,8 @@
 """The workdir of a run: what is recorded, what is refused, and that nothing is overwritten."""
 
 import json
-import math
 import os
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import pytest
 from tiny import with_keys
 
 from lm import files
-from lm.config import Config, from_dict
+from lm.config import Config
 from lm.errors import TemporaryError, UserError
-from lm.workdir import config_changes, directory, provenance, saved_run
+from lm.workdir import directory, provenance, saved_run
 from lm.workdir.metrics import MetricsWriter
 
 
@@ -27,22 +25,6 @@ def start(path, config, **options) -> list[str]:
 
 def tree(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def test_a_start_records_config_versions_and_commit(tmp_path):
-    config = with_keys(Config(), train_steps=5)
-    with closing(directory.Workdir(tmp_path / "run")) as run:
-        assert run.start(config) == []
-        assert run.experiment_digest == config_changes.experiment_digest(config)
-        run.write_text("samples/step_5.txt", "once\n")
-    assert (tmp_path / "run/samples/step_5.txt").read_text() == "once\n"
-    assert from_dict(json.loads((tmp_path / "run/config.json").read_text())) == config
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["experiment_digest"] == config_changes.experiment_digest(config)
-    (start,) = record["starts"]
-    assert start["versions"]["jax"] == jax.__version__
-    assert start["versions"]["python"] == sys.version.split()[0]
-    assert {"time", "host", "argv", "git"} <= start.keys()
 
 
 def test_the_commit_is_that_of_the_checkout():
@@ -116,7 +98,6 @@ def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     record["starts"][0]["versions"]["jax"] = "0.4.1"
-    path.write_text(json.dumps(record))
     record["starts"][0]["git"] = {"commit": "0123456789abcdef", "dirty": False}
     path.write_text(json.dumps(record))
     monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "fedcba9876543210", "dirty": True})
@@ -188,15 +169,6 @@ def test_default_workdirs_differ_within_one_second(tmp_path):
     assert first.name.startswith("name-")
     first.mkdir()
     assert directory.default_workdir("name", tmp_path) != first
-
-
-def test_a_summary_has_all_its_fields_and_is_strict_json(tmp_path):
-    with closing(directory.Workdir(tmp_path)) as run:
-        run.start(Config())
-        run.write_summary(status="diverged", steps=3, val_loss=math.nan, extra=1)
-    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert summary.keys() == {*directory.SUMMARY_FIELDS, "extra", "crc32"}
-    assert (summary["status"], summary["val_loss"], summary["test_loss"]) == ("diverged", "NaN", None)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
