@@ -157,15 +157,13 @@ def prepared(tmp_path):
 
 DAMAGES = {
     "dataset_info.json": [
-        lambda text: "", lambda text: "[]", lambda text: "null", lambda text: "[" * 10**5, lambda text: "\0" * 9,
         lambda text: text[: len(text) // 2], lambda text: text.replace('"1"', "[1]"),
         lambda text: text.replace('"1"', '"²"'), lambda text: text.replace('"1"', f'"{"9" * 5000}"'),
         lambda text: text.replace('"splits": [', '"splits": {"a": 1}, "x": ['),
         *(lambda text, key=key: text.replace(f'"{key}"', '"other"') for key in ("name", "splits", "shardLengths")),
     ],
     "features.json": [
-        lambda text: "", lambda text: "[" * 10**5, lambda text: text.replace('"text"', "7"),
-        lambda text: text.replace('"features"', '"feet"'),
+        lambda text: "", lambda text: text.replace('"text"', "7"), lambda text: text.replace('"features"', '"feet"'),
         lambda text: text.replace('"featuresDict": {', '"featuresDict": 1, "x": {'),
     ],
 }  # fmt: skip

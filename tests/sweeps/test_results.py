@@ -1,7 +1,6 @@
 """runs.jsonl and runs.csv: what is written is read back, and a damaged line costs its run alone."""
 
 import dataclasses
-import json
 import os
 
 import pytest
@@ -46,21 +45,14 @@ def test_other_programs_read_the_table(workdir):
     assert table["test_loss"].isna().tolist() == [False, True, False]
 
 
-def damages(line: bytes):
-    """Yield a line with each value of another type, with each key missing, cut short, and with changed digits."""
-    row = json.loads(line)
-    for key in row:
-        yield json.dumps(row | {key: {"wrong": 1}}).encode() + b"\n"
-        yield json.dumps({k: v for k, v in row.items() if k != key}).encode() + b"\n"
-    yield from (line[: len(line) // 2] + b"\n", b"\n", b"\0" * 40 + b"\n", b"\xff\xfe\n", b"[" * 10_000 + b"\n", b"3\n")
-    yield line.replace(b"2.5", b"2.6")
-    yield line.replace(b'"seed": 8', b'"seed": 5')
-
-
 def test_a_damaged_line_costs_its_run_alone(workdir):
     """Everything but the damaged line survives; it is moved aside when the sweep starts again."""
     before = lines(workdir)
-    for damaged in damages(before[1]):
+    line = before[1]
+    for damaged in (
+        line[: len(line) // 2] + b"\n", b"\n", b"\xff\xfe\n", b"3\n", line.replace(b'"checksum"', b'"check"'),
+        line.replace(b"2.5", b"2.6"), line.replace(b'"seed": 8', b'"seed": 5'),
+    ):  # fmt: skip
         (workdir / RUNS).write_bytes(before[0] + damaged + before[2])
         warnings = []
         assert read_runs(workdir, warnings.append) == [FINISHED, OTHER], damaged
