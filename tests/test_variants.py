@@ -26,6 +26,7 @@ from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
 from lm.layers import variants
 from lm.layers.variants import OFF, attention_gate
+from lm.parallel import collectives
 from lm.past import Past
 from lm.step import _sums, batch_fields, loss_terms
 from lm.training.layer_statistics import layer_statistics
@@ -277,11 +278,14 @@ def test_all_train_alike_on_8_devices(tmp_path):
     assert not differ
 
 
-@pytest.mark.slow
-def test_those_that_need_whole_sequences_are_refused_on_parts(tmp_path):
-    case = {"mesh": [1, 2, 2, 2], "sections": {"model": BASE | {"n_heads": 4, "conv_values": True}}}
-    with pytest.raises(AssertionError, match=r"config.mesh.sequence: .* use sequence = 1"):
-        on_devices(tmp_path, 8, [case])
+def test_those_that_need_whole_sequences_are_refused_on_parts(monkeypatch):
+    """On a mesh that divides sequences; experts are refused with the config (tests/config/test_checks.py)."""
+    monkeypatch.setattr(collectives, "global_seq_len", lambda n_local: 2 * n_local)
+    for row in VARIANTS.values():
+        if not row.sequence and row.keys.get("ffn") != "moe":
+            c = config_of(row).model
+            with pytest.raises(UserError, match=r"config.mesh.sequence: .* use sequence = 1"):
+                jax.eval_shape(lambda params, c=c: model.hidden(params, c, TOKENS), redrawn(c))
 
 
 def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_document():
