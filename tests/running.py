@@ -90,12 +90,6 @@ class Command:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return self.returncode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Return the rest of the output, after the end of the process."""
-        output = self.stdout.read()
-        self.wait(timeout)
-        return output, None
-
     def __enter__(self) -> "Command":
         return self
 
