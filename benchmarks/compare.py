@@ -5,7 +5,6 @@
 
 import argparse
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 
 from benchmarks.page import fill, marked
 from lm.errors import UserError
-from lm.workdir.provenance import format_command, git_state, processor, versions
+from lm.workdir.provenance import PACKAGES, format_command, git_state, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -233,13 +232,6 @@ def machine() -> dict:
         "cores": os.cpu_count(),
         "cores_used": len(os.sched_getaffinity(0)),
         "gpu": gpu.stdout.strip() or None,
-        "versions": versions() | {name: version_of(name) for name in ("torch", "transformers")},
+        "versions": versions((*PACKAGES, "torch", "transformers")),
         "git": git_state(),
     }
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

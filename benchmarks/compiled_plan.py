@@ -5,15 +5,13 @@ Markdown table of benchmarks/NOTES.md. FILE keeps the compilers' figures: its ro
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
 from pathlib import Path
 
-from benchmarks.published_runs import MODELS
-from lm import parameters
-from lm.config import MESH_AXES, Config, MeshConfig, Resolved
+from benchmarks.published_runs import planned_config
+from lm.config import MESH_AXES, Resolved
 from lm.cost.compiled import compile_step
 from lm.cost.estimate import estimate
 from lm.cost.units import si
@@ -70,18 +68,8 @@ HEADER = [
 def config_of(row: tuple) -> Resolved:
     """Return the config of a row."""
     model, _, mesh, sequences, micro_batches, seq_len, remat, optimizer, scan = row
-    default, batch_size = Config(), sequences * micro_batches * mesh[0] * mesh[1]
-    changes = {"remat": remat, "compute_dtype": "bfloat16", "scan_layers": scan}
-    config = dataclasses.replace(
-        default,
-        model=dataclasses.replace(default.model, **MODELS[model] | changes),
-        train=dataclasses.replace(
-            default.train, batch_size=batch_size, seq_len=seq_len, micro_batch_size=sequences, loss_chunk=2048
-        ),
-        optimizer=dataclasses.replace(default.optimizer, name=optimizer),
-        mesh=MeshConfig(*mesh),
-    )
-    return parameters.resolve(config, MODELS[model]["vocab_size"])
+    values = {"model.remat": remat, "model.scan_layers": scan, "train.seq_len": seq_len, "optimizer.name": optimizer}
+    return planned_config(model, mesh, sequences, micro_batches, values | {"train.loss_chunk": 2048})
 
 
 def compiled(row: tuple) -> dict:

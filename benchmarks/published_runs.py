@@ -9,9 +9,11 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from lm import parameters
-from lm.config import Config
+from lm.config import MESH_AXES, Resolved
+from lm.config.convert import from_flat
 from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import Estimate, estimate
@@ -161,22 +163,30 @@ class Comparison:
         return self.predicted_speed / self.speed - 1
 
 
-def config_of(run: Run) -> Config:
+def config_of(run: Run) -> Resolved:
     """Return the resolved config of a run."""
-    default, (replica, fsdp, tensor) = Config(), run.mesh
-    model = MODELS[run.model] | {"remat": run.remat, "compute_dtype": "bfloat16"}
-    train = {
-        "seq_len": run.seq_len,
-        "batch_size": run.sequences * run.micro_batches * replica * fsdp,
-        "micro_batch_size": run.sequences,
-    }
-    config = dataclasses.replace(
-        default,
-        model=dataclasses.replace(default.model, **model),
-        train=dataclasses.replace(default.train, **train),
-        mesh=dataclasses.replace(default.mesh, replica=replica, fsdp=fsdp, tensor=tensor),
-    )
-    return parameters.resolve(config, config.model.vocab_size)
+    values = {"model.remat": run.remat, "train.seq_len": run.seq_len}
+    return planned_config(run.model, (*run.mesh, 1), run.sequences, run.micro_batches, values)
+
+
+def planned_config(
+    model: str, mesh: tuple[int, ...], sequences: int, micro_batches: int, values: dict[str, Any]
+) -> Resolved:
+    """Return the resolved config of a model on a mesh, in bfloat16, with these values of other keys.
+
+    Args:
+        model: a key of MODELS.
+        mesh: sizes of MESH_AXES.
+        sequences, micro_batches: see `Run`.
+        values: by dotted name.
+    """
+    values = values | {f"model.{key}": value for key, value in MODELS[model].items()}
+    values |= {f"mesh.{axis}": size for axis, size in zip(MESH_AXES, mesh, strict=True)}
+    batch = {"batch_size": sequences * micro_batches * mesh[0] * mesh[1], "micro_batch_size": sequences}
+    values |= {f"train.{key}": value for key, value in batch.items()} | {"model.compute_dtype": "bfloat16"}
+    config, problems = from_flat(values)
+    assert not problems, problems
+    return parameters.resolve(config, MODELS[model]["vocab_size"])
 
 
 def compare(run: Run) -> Comparison:
@@ -186,7 +196,7 @@ def compare(run: Run) -> Comparison:
     return Comparison(run, estimate(config, run.device, math.prod(run.mesh)), speed, run.mfu or mfu)
 
 
-def reported(run: Run, config: Config) -> tuple[float, float]:
+def reported(run: Run, config: Resolved) -> tuple[float, float]:
     """Return the reported tokens/s per device, and the MFU in percent by PaLM's count of operations."""
     per_token = flops.flops_per_token(config.model, run.seq_len, full_square=True)
     speed = run.speed or run.tflops * 1e12 / per_token

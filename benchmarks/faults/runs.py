@@ -117,7 +117,8 @@ class Bench:
     def trial(
         self,
         fault: str,
-        injure: Callable[[Path], Callable[[], None]],
+        injure: Callable[[Path], object],
+        undo: Callable[[Path], object],
         names: tuple[str, ...],
         losses: Callable[[Outcome], list[str]] = lambda outcome: [],
     ) -> Trial:
@@ -125,11 +126,11 @@ class Bench:
 
         Args:
             fault, names, losses: as there.
-            injure: called with the workdir; returns a function that undoes the fault.
+            injure, undo: called with the workdir.
         """
         with self.copy(self.interrupted) as workdir:
             expected = self.resumed
-            undo = injure(workdir)
+            injure(workdir)
             before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
             steps = checkpoint_steps(self.interrupted)
             gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
@@ -138,7 +139,8 @@ class Bench:
                 excused = {"output": injured.output, "gone": gone} if injured else {}
                 return differences(workdir, expected, **excused)
 
-            return judge_and_undo(fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses)
+            run = lambda: self.train(workdir, "--resume")  # noqa: E731
+            return judge_and_undo(fault, run, differ, lambda: undo(workdir), names, losses)
 
     def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
         """Damage every file of a directory in every way, each in a copy, in random order.

@@ -21,14 +21,12 @@ def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage every file of an interrupted run in every way, and resume it."""
     for file, way in shuffled(itertools.product(files_below(bench.interrupted), WAYS), draw):
         name = file.relative_to(bench.interrupted)
-
-        def injure(workdir: Path, name=name, way=way) -> Callable[[], None]:
-            path = workdir / name
-            content = path.read_bytes()
-            damage(path, way, draw)
-            return lambda: path.write_bytes(content)
-
-        yield bench.trial(f"{name} {way}", injure, names=(file.name, "checkpoints"))
+        yield bench.trial(
+            f"{name} {way}",
+            lambda workdir, name=name, way=way: damage(workdir / name, way, draw),
+            lambda workdir, name=name, file=file: shutil.copyfile(file, workdir / name),
+            names=(file.name, "checkpoints"),
+        )
 
 
 def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -37,13 +35,15 @@ def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         name = directory.relative_to(bench.interrupted)
         for way in ("deleted", "emptied"):
 
-            def injure(workdir: Path, directory=directory, name=name, way=way) -> Callable[[], None]:
+            def injure(workdir: Path, name=name, way=way) -> None:
                 shutil.rmtree(workdir / name)
                 if way == "emptied":
                     (workdir / name).mkdir()
-                return lambda: shutil.copytree(directory, workdir / name, dirs_exist_ok=True)
 
-            yield bench.trial(f"{name}/ {way}", injure, names=(directory.name, "checkpoints"))
+            def undo(workdir: Path, name=name, directory=directory) -> None:
+                shutil.copytree(directory, workdir / name, dirs_exist_ok=True)
+
+            yield bench.trial(f"{name}/ {way}", injure, undo, names=(directory.name, "checkpoints"))
 
 
 def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -71,21 +71,21 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         (outside / "directory" / "file").write_text("valuable")
         before = _listing(outside)
 
-        def injure(workdir: Path, name=name, place=place, outside=outside) -> Callable[[], None]:
-            path, kept = workdir / name, workdir.with_name("kept")
-            shutil.rmtree(kept, ignore_errors=True)
-            kept.mkdir()
-            existed = path.exists()
-            if existed:
-                os.rename(path, kept / "entry")
-            place(path, outside)
-            return lambda: _restore(path, kept / "entry", existed)
+        def injure(workdir: Path, name=name, place=place, outside=outside) -> None:
+            _remove(workdir / name)
+            place(workdir / name, outside)
+
+        def undo(workdir: Path, name=name) -> None:
+            _remove(workdir / name)
+            original = bench.interrupted / name
+            if original.exists():
+                (shutil.copytree if original.is_dir() else shutil.copy2)(original, workdir / name)
 
         def losses(_, outside=outside, before=before) -> list[str]:
             changed = before.items() - _listing(outside).items()  # a linked directory may get new files
             return ["a file outside of the workdir was changed"] if changed else []
 
-        yield bench.trial(f"{name} is {kind}", injure, (name.name, "checkpoints"), losses)
+        yield bench.trial(f"{name} is {kind}", injure, undo, (name.name, "checkpoints"), losses)
 
 
 KINDS: dict[str, Callable[[Path, Path], None]] = {
@@ -99,13 +99,11 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-def _restore(path: Path, kept: Path, existed: bool) -> None:
+def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif os.path.lexists(path):
         path.unlink()
-    if existed:
-        os.rename(kept, path)
 
 
 def _listing(directory: Path) -> dict[str, str]:

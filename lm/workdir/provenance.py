@@ -97,10 +97,10 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that decide a run's numbers; None if not installed."""
+def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
+    """Return the versions of Python and of packages, by default those that decide a run's numbers; None: absent."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -10,28 +10,16 @@ from running import ROOT
 from benchmarks import layernorm_swap, mup_coordinates, page
 
 
-def moves(width: int) -> dict[str, float]:
-    return {"hidden states": 3.0 * width**0.5, "logits": 2.0}
-
-
-def test_the_exponent_is_that_of_a_power_law():
-    by_width = [moves(width) for width in mup_coordinates.WIDTHS]
-    rows = mup_coordinates.table({"mup": by_width, "standard": by_width})
-    assert [(row[0], row[1], row[-1].lstrip("+-")) for row in rows[1:]] == [
-        ("hidden states", "mup", "0.50"), ("hidden states", "standard", "0.50"),
-        ("logits", "mup", "0.00"), ("logits", "standard", "0.00"),
-    ]  # fmt: skip
-
-
-def test_a_page_has_the_commands_that_reproduce_it_and_names_no_local_directory(tmp_path):
-    by_width = [moves(width) for width in mup_coordinates.WIDTHS]
+def test_a_page_has_its_table_and_the_commands_that_reproduce_it(tmp_path):
+    by_width = [{"hidden states": 3.0 * width**0.5, "logits": 2.0} for width in mup_coordinates.WIDTHS]
     found = {"mup": by_width, "standard": by_width}
-    table = [["a", "b"], ["1", "2"]]
+    table = mup_coordinates.table(found)
+    assert [row[-1].lstrip("+-") for row in table[1:]] == ["0.50", "0.50", "0.00", "0.00"], "exponents"
     page.publish(tmp_path, "check", "About it.", ["first", "second"], table, lambda: mup_coordinates.draw(found))
     text = (tmp_path / "check.md").read_text()
-    assert text.startswith("# check\n\nAbout it.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n![check](check.png)\n")
+    assert re.match(r"# check\n\nAbout it.\n\n\| change of \|(.*\n){6}\n!\[check\]\(check.png\)\n", text)
     assert re.search(r"```\nfirst\nsecond\ncommit .*\nversions python 3.*jax.*\n.*, \d{4}-\d\d-\d\d\n```\n$", text)
-    assert re.findall(r"(?<![\w.])/\w+", text) == []
+    assert re.findall(r"(?<![\w.])/\w+", text) == [], "no local directory"
     assert (tmp_path / "check.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published_runs import MODELS, RUNS, SOURCES, Run, compare, config_of, reported, summary, table
+from benchmarks.published_runs import RUNS, compare, config_of, reported, summary, table
 from lm import parameters
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
@@ -23,11 +23,9 @@ def test_sizes_of_the_models():
         assert parameters.count(parameters.parameter_table(config.model)) == pytest.approx(expected, rel=1e-3), name
 
 
-def test_each_device_has_one_anchor_and_each_entry_is_used():
+def test_each_device_has_one_anchor():
     anchors = [run.device for run in RUNS if run.anchor]
     assert len(anchors) == len(set(anchors))
-    assert {run.source for run in RUNS} == set(SOURCES)
-    assert {run.model for run in RUNS} == set(MODELS)
 
 
 def test_reported_throughput_agrees_with_reported_mfu():
@@ -36,13 +34,6 @@ def test_reported_throughput_agrees_with_reported_mfu():
         if run.mfu:
             _, mfu = reported(run, config_of(run))
             assert mfu == pytest.approx(run.mfu, rel=0.055 if run.source == "titan A100" else 0.015), run
-
-
-@pytest.mark.parametrize("n_devices", [16, 32, 64])
-def test_a_ring_over_whole_nodes_is_as_fast_as_published(n_devices):
-    """LLM Foundry trains 13 billion parameters on 16 to 64 H100s at an MFU of 40 %."""
-    c = compare(Run("foundry", "MPT 13B", "h100", (1, n_devices, 1), 2, 1, "none", 2048, 4800))
-    assert abs(c.error) < 0.1
 
 
 def test_the_command_prints_the_table_of_the_page():

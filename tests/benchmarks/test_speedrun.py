@@ -36,7 +36,6 @@ def test_the_p_value_is_that_of_a_one_sided_t_test():
     """Student's t distribution with 2 degrees of freedom is 1/2 + t / (2 sqrt(2 + t^2))."""
     t = (1.86 - 1.88) / (0.01 / math.sqrt(3))
     assert records.p_value([1.85, 1.86, 1.87], 1.88) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)))
-    assert records.p_value([1.89, 1.90, 1.91], 1.88) > 0.5
     assert math.isnan(records.p_value([1.5], 1.88))
     assert math.isnan(records.p_value([1.5, 1.5, 1.5], 1.88))
 
@@ -133,26 +132,6 @@ def test_shakespeare_best_trains_the_model_of_the_record():
     best, record = ({k: v for k, v in d.items() if k.startswith(("model", "optimizer", "train"))} for d in described)
     assert best == record
     assert best["model.n_layers"] == 6
-
-
-def test_a_table_has_the_last_attempt_of_each_record_the_fastest_first(tmp_path):
-    for name, shift in (("slow", 30.0), ("fast", 0.0)):
-        attempt = copy.deepcopy(RECORD)
-        for run in attempt["runs"]:
-            run["wall"] += shift
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.py").write_text(f'"""{name.title()} model.\n\nMore.\n"""\n')
-        records.append_attempt(tmp_path / name / "log.json", attempt | {"track": "nanogpt-cpu"})
-        records.append_attempt(tmp_path / name / "log.json", attempt)
-        records.append_attempt(tmp_path / name / "tuning.json", {"config": CONFIG})
-    lines = table.track_table("shakespeare-2-cores", tmp_path).splitlines()
-    rows = [dict(zip(table.HEADER, line[2:-2].split(" | "), strict=True)) for line in lines[2:]]
-    columns = ("what", "wall s", "mean loss (range)", "p", "attempts", "a record")
-    loss = "1.4630 (1.4610 to 1.4650)"
-    assert [tuple(row[name] for name in columns) for row in rows] == [
-        ("Fast model", "702.0", loss, "0.00035", "2", "yes"), ("Slow model", "732.0", loss, "0.00035", "2", "yes")
-    ]  # fmt: skip
-    assert table.track_table("nanogpt-cpu", tmp_path) == "None yet."
 
 
 def test_an_attempt_whose_second_run_fails_is_in_the_log(tmp_path, monkeypatch):

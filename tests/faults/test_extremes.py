@@ -43,18 +43,11 @@ def test_extreme_sizes_train_and_resume(train, tmp_path, name):
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def jumping(monkeypatch) -> None:
-    """Make the wall clock jump by minutes, backwards and forwards, at every call.
-
-    Orbax measures its limit of ten minutes for a save with this clock: a longer jump ends a run with exit code 1.
-    """
-    draw, now = random.Random(0), time.time
-    monkeypatch.setattr(time, "time", lambda: now() + draw.uniform(-250, 250))
-
-
 @pytest.mark.slow
 def test_a_run_does_not_depend_on_the_wall_clock(bench, train, tmp_path, monkeypatch):
-    jumping(monkeypatch)
+    """It jumps at every call, by less than the ten minutes after which Orbax gives up a save."""
+    draw, now = random.Random(0), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + draw.uniform(-250, 250))
     with stopped_at(9):
         assert train(tmp_path / "run", "--config.train.steps_per_dispatch=1")[0] == 143
     code, output = train(tmp_path / "run", "--resume")
