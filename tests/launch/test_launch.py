@@ -377,3 +377,10 @@ def test_skypilot_file_is_a_task_whose_scripts_parse():
     assert "--platform gpu" in task["run"]
     for part in ("setup", "run"):
         assert subprocess.run(["bash", "-n"], input=task[part], text=True).returncode == 0
+
+
+def test_skypilot_itself_loads_the_file():
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
+    task = sky.Task.from_yaml(str(ROOT / "launch" / "skypilot.yaml"))
+    assert task.num_nodes == 1
+    assert task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"  # the variable is replaced
