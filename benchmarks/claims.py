@@ -9,13 +9,12 @@ the whole procedure. The index also has the difference of SwiGLU and SiLU by rep
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.page import fill
+from benchmarks.page import fill, rows_of
 from lm.errors import with_exit_code
 from lm.files import read_json, write_text
 from lm.sweeps import statistics
@@ -59,8 +58,7 @@ def claims(directory: Path) -> list[dict]:
     """
     rows = []
     for page in pages(directory):
-        with open(page / "claims.csv", newline="", encoding="utf-8") as file:
-            rows += [{"page": page.name, **row, "p_all_pages": ""} for row in csv.DictReader(file)]
+        rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
     compared = [row for row in rows if row["kind"] == CLAIM]
     for row, p in zip(compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True):
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""

@@ -1,5 +1,6 @@
 """Pages that a command writes: all of one, or the part of it between two marks."""
 
+import csv
 import time
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def marked(page: Path, mark: str) -> tuple[str, str, str]:
     if not found:
         raise UserError(f"{page} has no lines {begin.strip()} and {end}; add them where the table should be")
     return before + begin, inside, end + after
+
+
+def rows_of(path: Path) -> list[dict]:
+    """Return the rows of a CSV file, whose values are text."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def fill(page: Path, mark: str, text: str) -> None:

@@ -7,13 +7,12 @@ The pairs are also read as blocks of 5, each a small sweep: with correct p-value
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
 from scipy import stats
 
-from benchmarks.page import fill
+from benchmarks.page import fill, rows_of
 from lm.errors import UserError, with_exit_code
 from lm.sweeps import statistics
 from lm.sweeps.analysis import PLACEBO
@@ -53,9 +52,8 @@ def add(workdir: Path, path: Path) -> None:
 def differences(path: Path) -> list[float]:
     """Return the placebo's loss minus the baseline's, for each seed that both finished."""
     losses = {True: {}, False: {}}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            losses[row["variant"] == BASELINE][int(row["seed"])] = float(row["test_loss"])
+    for row in rows_of(path):
+        losses[row["variant"] == BASELINE][int(row["seed"])] = float(row["test_loss"])
     return [losses[False][seed] - losses[True][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
 
 
@@ -73,11 +71,9 @@ def table(directory: Path) -> str:
         share = f"{wrong} of {len(blocks)} ({100 * low:.1f} to {100 * high:.1f} %)"
         rows.append([f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share])
     for path in sorted(directory.glob("*/claims.csv")):
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["kind"] == PLACEBO:
-                    numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
-                    rows.append([f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"])
+        for row in (row for row in rows_of(path) if row["kind"] == PLACEBO):
+            numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
+            rows.append([f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"])
     header = ["runs", "pairs", "placebo − baseline [95 % interval]", "p", f"blocks of {BLOCK} with p < 0.05"]
     return markdown_table(header, rows)
 

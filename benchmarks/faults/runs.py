@@ -117,20 +117,20 @@ class Bench:
     def trial(
         self,
         fault: str,
+        name: Path,
         injure: Callable[[Path], object],
-        undo: Callable[[Path], object],
-        names: tuple[str, ...],
         losses: Callable[[Outcome], list[str]] = lambda outcome: [],
     ) -> Trial:
-        """Injure a copy of the interrupted run, resume it, and judge the result; see `judge_and_undo`.
+        """Injure an entry of a copy of the interrupted run, resume it, and judge the result; see `judge_and_undo`.
 
         Args:
-            fault, names, losses: as there.
-            injure, undo: called with the workdir.
+            fault, losses: as there.
+            name: the entry, relative to the workdir. An error must name it or the checkpoints.
+            injure: called with its path.
         """
         with self.copy(self.interrupted) as workdir:
             expected = self.resumed
-            injure(workdir)
+            injure(workdir / name)
             before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
             steps = checkpoint_steps(self.interrupted)
             gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
@@ -139,8 +139,14 @@ class Bench:
                 excused = {"output": injured.output, "gone": gone} if injured else {}
                 return differences(workdir, expected, **excused)
 
-            run = lambda: self.train(workdir, "--resume")  # noqa: E731
-            return judge_and_undo(fault, run, differ, lambda: undo(workdir), names, losses)
+            def undo() -> None:
+                remove(workdir / name)
+                original = self.interrupted / name
+                if original.exists():
+                    (shutil.copytree if original.is_dir() else shutil.copy2)(original, workdir / name)
+
+            names = (name.name, "checkpoints")
+            return judge_and_undo(fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses)
 
     def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
         """Damage every file of a directory in every way, each in a copy, in random order.
@@ -208,6 +214,14 @@ def judge_after_kill(fault: str, outcome: Outcome, differ: Callable[[], list[str
     if outcome.code == 0:
         return judge(fault, outcome, differ())
     return judge(fault, outcome, losses=[f"it cannot be resumed: {outcome.last_line}"])
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a directory, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def shuffled(items: Iterable, draw: random.Random) -> list:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.faults.damage import WAYS, damage, files_below
 from benchmarks.faults.judge import Outcome, Trial
-from benchmarks.faults.runs import Bench, call, shuffled
+from benchmarks.faults.runs import Bench, call, remove, shuffled
 
 TOP_LEVEL = (
     ".lock", "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "loss.png",
@@ -21,29 +21,22 @@ def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage every file of an interrupted run in every way, and resume it."""
     for file, way in shuffled(itertools.product(files_below(bench.interrupted), WAYS), draw):
         name = file.relative_to(bench.interrupted)
-        yield bench.trial(
-            f"{name} {way}",
-            lambda workdir, name=name, way=way: damage(workdir / name, way, draw),
-            lambda workdir, name=name, file=file: shutil.copyfile(file, workdir / name),
-            names=(file.name, "checkpoints"),
-        )
+        yield bench.trial(f"{name} {way}", name, lambda path, way=way: damage(path, way, draw))
 
 
 def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Delete or empty every directory of an interrupted run, and resume it."""
-    for directory in sorted(path for path in bench.interrupted.rglob("*") if path.is_dir()):
+
+    def empty(path: Path) -> None:
+        shutil.rmtree(path)
+        path.mkdir()
+
+    directories = sorted(path for path in bench.interrupted.rglob("*") if path.is_dir())
+    for directory, (way, injure) in itertools.product(
+        directories, {"deleted": shutil.rmtree, "emptied": empty}.items()
+    ):
         name = directory.relative_to(bench.interrupted)
-        for way in ("deleted", "emptied"):
-
-            def injure(workdir: Path, name=name, way=way) -> None:
-                shutil.rmtree(workdir / name)
-                if way == "emptied":
-                    (workdir / name).mkdir()
-
-            def undo(workdir: Path, name=name, directory=directory) -> None:
-                shutil.copytree(directory, workdir / name, dirs_exist_ok=True)
-
-            yield bench.trial(f"{name}/ {way}", injure, undo, names=(directory.name, "checkpoints"))
+        yield bench.trial(f"{name}/ {way}", name, injure)
 
 
 def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -71,21 +64,15 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         (outside / "directory" / "file").write_text("valuable")
         before = _listing(outside)
 
-        def injure(workdir: Path, name=name, place=place, outside=outside) -> None:
-            _remove(workdir / name)
-            place(workdir / name, outside)
-
-        def undo(workdir: Path, name=name) -> None:
-            _remove(workdir / name)
-            original = bench.interrupted / name
-            if original.exists():
-                (shutil.copytree if original.is_dir() else shutil.copy2)(original, workdir / name)
+        def injure(path: Path, place=place, outside=outside) -> None:
+            remove(path)
+            place(path, outside)
 
         def losses(_, outside=outside, before=before) -> list[str]:
             changed = before.items() - _listing(outside).items()  # a linked directory may get new files
             return ["a file outside of the workdir was changed"] if changed else []
 
-        yield bench.trial(f"{name} is {kind}", injure, undo, (name.name, "checkpoints"), losses)
+        yield bench.trial(f"{name} is {kind}", name, injure, losses)
 
 
 KINDS: dict[str, Callable[[Path, Path], None]] = {
@@ -97,13 +84,6 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
     "a directory": lambda path, outside: (path / "inside").mkdir(parents=True),
     "a named pipe": lambda path, outside: os.mkfifo(path),
 }
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        path.unlink()
 
 
 def _listing(directory: Path) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The published pages, the list of their claims, and the placebos: they are what the commands write from the runs."""
 
-import csv
 import itertools
 import shutil
 
@@ -11,17 +10,13 @@ from scipy import stats
 from synthetic_sweep import sweep
 
 from benchmarks import claims, placebo
+from benchmarks.page import rows_of
 from lm.sweeps.report import to_csv
 from lm.sweeps.results import append_runs
 
 RESULTS = ROOT / "docs" / "results"
 RATE = "optimizer.learning_rate"
 PAGES = sorted(path.parent.name for path in RESULTS.glob("*/sweep.json"))
-
-
-def rows_of(path) -> list[dict]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_committed_pages_are_what_the_command_writes(tmp_path):
