@@ -67,7 +67,7 @@ def test_every_verdict_has_a_sentence():
         assert f"* {sentence}: gated and plain (" in text_of(record | {"margin": margin}, runs)
     lost = {"status": "diverged", "diverged_step": 1, "test_loss": None, "val_loss": None}
     diverged = [dataclasses.replace(r, **lost) if (r.variant, r.seed) == ("wide", 3) else r for r in runs]
-    assert "* No result: wide and plain (1 of 5 and 0 of 5 runs diverged)." in text_of(record, diverged)
+    assert "* No result: wide and plain (unstable: 1 of 5 and 0 of 5 runs diverged)." in text_of(record, diverged)
 
 
 def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
@@ -115,10 +115,17 @@ def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, u
     text = report.publish(analyze(*sweep()), tmp_path).read_text()
     assert re.search(r"^\| gated \| -0.1\S* \| \[better\]\(https://a.org/x_y\) \| – \|$", text, re.M)
     assert "lab A +1.00 (2 changes). This is" in text
-    for row in ("gated,A,great,,https://a.org", "gated,A,better,,javascript:x", "gated,A"):
+    good = "gated,A,better,,https://a.org"
+    for row in (
+        "gated,A,great,,https://a.org",
+        "gated,A,better,,javascript:x",
+        "gated,A",
+        f"x{good}",
+        f"{good}\n{good}",
+    ):
         (page / "others.csv").write_text(f"change,source,verdict,evidence,url\n{row}\n")
         with pytest.raises(UserError, match=r"others\.csv"):
-            others.read_others(page)
+            others.read_others(page, {"gated"})
 
 
 def test_an_unfinished_sweep_names_what_is_missing_and_the_command(tmp_path, capsys):

@@ -226,6 +226,13 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     code, output = run(bench, "sweeps/demo+tied_head-full", main=report.main, config=None)
     assert code == 0, output
     assert "Not preregistered" in (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
+    for name, setting, advice in (
+        ("glu", "model.ffn=glu", "choose another"), ("new", "optimizer.learning_rate=1.0", "leave it out"),
+        ("new", "modl.ffn=glu", "did you mean"),
+    ):  # fmt: skip
+        code, output = run(bench, "--study", "demo", "--add", name, "--set", setting, config=None)
+        assert code == 2
+        assert advice in output
     page = bench.base / "docs" / "results" / "demo" / "sweep.json"
     page.write_text(page.read_text().replace('"tokens": 512', '"tokens": 513').replace('b1": 0.9', 'b1": 0.8'))
     more = ("--workdir", "elsewhere", "--study", "demo", "--add", "tied", "--set", "model.tie_embeddings=True")
@@ -240,7 +247,8 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     [
         (("--study", "x", "--add", "y", "--set", "model.ffn=mlp"), "published: "),
         (("--study", "x", "--add", "y"), "--set model.key=value"),
-        (("--config", str(SWEEP), "--add", "y"), "--study"),
+        (("--study", "", "--add", "y", "--set", "model.ffn=mlp"), "--set model.key=value"),
+        (("--config", str(SWEEP), "--add", ""), "--study"),
         (("--study", "x", "--add", "y", "--set", "model.ffn=mlp", "--budget", "quick"), "leave out --budget"),
         (("--config", str(SWEEP), "--together=0"), "--together must be at least 1"),
         (("--config", str(SWEEP), "--workdir=gs://bucket/run"), "mount the bucket as a directory"),

@@ -61,11 +61,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
     )
     arguments = parser.parse_args(argv)
-    if arguments.study and not (arguments.add and arguments.set):
-        parser.error('--study needs --add "my change" and at least one --set model.key=value')
-    if (arguments.study is None) == bool(arguments.add or arguments.set):
+    if arguments.study is None and (arguments.add is not None or arguments.set):
         parser.error("--add and --set belong to --study; a sweep file has its changes in variants")
-    arguments.budget = arguments.budget or ("full" if arguments.study else "quick")
-    if arguments.study and arguments.budget != "full":
+    if arguments.study is not None and not (arguments.study and arguments.add and arguments.set):
+        parser.error('--study NAME needs --add "my change" and at least one --set model.key=value')
+    if arguments.study and arguments.budget == "quick":
         parser.error("--study: the published runs have the full budget; leave out --budget")
+    arguments.budget = arguments.budget or "quick"
     return arguments

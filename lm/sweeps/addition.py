@@ -15,7 +15,7 @@ from lm.config.schema import schema
 from lm.config.values import parse, short
 from lm.errors import UserError
 from lm.files import read_json, to_json
-from lm.sweeps.declare import Values, match_params
+from lm.sweeps.declare import PLACEBO, Sweep, Values, Variants, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import wait_for_lock
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
@@ -39,6 +39,7 @@ class Published(NamedTuple):
         Raises:
             UserError: the present code or data make another experiment of the published variants.
         """
+        git = self.record["starts"][-1].get("git") or {}
         for name in dict.fromkeys(run.variant for run in self.runs):
             was, now = (json.loads(to_json(r["variants"][name])) for r in (self.record, record))
             configs = was["config"], flatten(now["config"])  # a key that one of the two lacks is newer than the page
@@ -47,10 +48,21 @@ class Published(NamedTuple):
             pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
             if other := [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]:
                 raise UserError(f"--study: {name} is not what was published: {'; '.join(other)}; check the data, or "
-                                f"use commit {self.record['starts'][-1]['git']['commit']}")  # fmt: skip
+                                f"use commit {git.get('commit', 'of the page')}")  # fmt: skip
         with wait_for_lock(workdir):
             known = {run.key for run in read_runs(workdir)}
             append_runs(workdir, [run for run in self.runs if run.key not in known])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _PublishedCells(Sweep):
+    """A sweep of some of its cells."""
+
+    published: tuple[str, ...]
+
+    @property
+    def cells(self) -> Variants:
+        return {cell: values for cell, values in super().cells.items() if cell in self.published}
 
 
 def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
@@ -64,28 +76,31 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         settings: its config values, "model.key=value" each.
 
     Raises:
-        UserError: there is no such study, or the values are wrong.
+        UserError: there is no such study, it has a change of this name, or the values are wrong.
     """
-    page, path = RESULTS / study, STUDIES / study / f"{study}.py"
-    if not (path.is_file() and (page / "runs.csv").is_file()):
-        known = [p.stem for p in sorted(STUDIES.glob("*/*.py")) if (RESULTS / p.stem / "runs.csv").is_file()]
-        raise UserError(f"--study: there is no published study {short(study)} here; published: {', '.join(known)}")
-    record, sweep = read_json(page / "sweep.json"), read_sweep(str(path))
-    base = sweep.baseline
-    changes = {"model.d_ff": match_params(base)} | _parse(settings)
-    sweep = dataclasses.replace(
-        sweep,
-        question=f"Is {name} better than the baseline of {study}?",
-        variants={base: sweep.variants[base], name: changes},
-        comparisons=((name, base),),
-        sizes={},
-        texts={cell: sweep.cells[cell] for cell in record["cells"]},
-    )
+    paths = {path.stem: path for path in sorted(STUDIES.glob("*/*.py"))
+             if all((RESULTS / path.stem / name).is_file() for name in ("runs.csv", "sweep.json"))}  # fmt: skip
+    if study not in paths:
+        known = ", ".join(paths) or "none"
+        raise UserError(f"--study: there is no published study {short(study)} here; published: {known}")
+    page, sweep = RESULTS / study, read_sweep(str(paths[study]))
+    record, base = read_json(page / "sweep.json", {"cells": [str], "variants": {}, "starts": [{}]}), sweep.baseline
+    if name in (*sweep.variants, PLACEBO):
+        raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
+    values = _parse(settings)
+    if tuned := sweep.lists.keys() & values.keys():
+        raise UserError(f"--set {min(tuned)}: the study tunes this key over its own list; leave it out")
+    fields = {field.name: getattr(sweep, field.name) for field in dataclasses.fields(sweep)} | {
+        "question": f"Is {name} better than the baseline of {study}?",
+        "variants": {base: sweep.variants[base], name: {"model.d_ff": match_params(base)} | values},
+        "comparisons": ((name, base),),
+    }
     plan = dataclasses.replace(
-        plan_sweep(str(path), sweep, "full"),
+        plan_sweep(str(paths[study]), _PublishedCells(**fields, published=tuple(record["cells"])), "full"),
         name=f"{study}+{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}",
         study=study,
-        background=f"Not preregistered: this change was added to the study {study} after its results were known.",
+        background=f"Not preregistered: this change was added to the study {study} after its results were known. The "
+        f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
     )
     return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in plan.variants])
 
@@ -97,6 +112,8 @@ def _parse(settings: list[str]) -> Values:
         key, equals, text = setting.partition("=")
         if key not in keys:
             problems.append(f"--set {short(setting)}: unknown {suggestion(key)}")
+        elif key in values:
+            problems.append(f"--set {short(setting)}: {key} is set twice")
         elif not equals:
             problems.append(f"--set {short(setting)}: give its value with an equals sign, --set {key}=VALUE")
         else:

@@ -105,6 +105,11 @@ class Claim:
         return self.difference.p if self.difference else math.nan
 
     @property
+    def mean(self) -> float:
+        """Return the mean difference; infinite if there is none, so that it is sorted last."""
+        return self.difference.mean if self.difference else math.inf
+
+    @property
     def signs(self) -> tuple[int, int]:
         """Return how many of the differences are negative and positive."""
         return sum(x < 0 for x in self.differences), sum(x > 0 for x in self.differences)
@@ -164,7 +169,8 @@ class Analysis:
             if len(of) == 1 or not self.are_many:
                 rows += [(in_cell(arm, cell), in_cell(against, cell), source, d) for cell, d in of.items()]
             if len(of) > 1:
-                rows.append((arm, against, source, statistics.mean_over_cells(list(of.values())).mean))
+                name = f"{against} over {len(of)} {self.record['axis']}s"
+                rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))
         return rows
 
     def of_kind(self, *kinds: str) -> list[Claim]:
@@ -188,7 +194,7 @@ class Analysis:
         if not self.are_many:
             return claims + cells + placebos
         means = [claim for claim in placebos if claim.cell == MEAN]
-        return (means or placebos) + sorted(claims, key=lambda c: c.difference.mean if c.difference else math.inf)
+        return (means or placebos) + sorted(claims, key=lambda c: c.mean)
 
 
 def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None = None) -> Analysis:
@@ -271,7 +277,7 @@ def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[st
     a, b = (variants[name] for name in pair)
     if a.n_diverged or b.n_diverged:
         n = f"{a.n_diverged} of {len(a.losses)} and {b.n_diverged} of {len(b.losses)}"
-        return dataclasses.replace(claim, missing=f"{n} runs diverged")
+        return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
     if a.n_stuck == len(a.losses) or b.n_stuck == len(b.losses):
         return dataclasses.replace(claim, missing="all runs of a variant got stuck")
     differences = tuple(a.losses[seed] - b.losses[seed] for seed in a.losses if seed in b.losses)

@@ -263,7 +263,7 @@ def small_tuning(a: Analysis) -> Figure:
     """
 
     def line(v: Variant, against: Variant) -> dict:
-        lowest = min(_tuning_line(a, against, LEARNING_RATE).values())
+        lowest = min(_tuning_line(a, against, LEARNING_RATE).values(), default=math.nan)
         return {rate: loss - lowest for rate, loss in _tuning_line(a, v, LEARNING_RATE).items()}
 
     return _small_panels(a, line, xscale="log", xlabel="learning rate")

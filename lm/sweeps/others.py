@@ -1,17 +1,18 @@
 """What others found about the variants of a published page: the file others.csv beside its runs.csv.
 
-Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their measures, sizes and
-numbers of runs differ, so that only the direction is compared.
+Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their measures, sizes,
+baselines and numbers of runs differ, so that only the direction is compared.
 """
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.stats import kendalltau
+from scipy.stats import somersd
 
+from lm.config.values import close_match
 from lm.errors import UserError
 from lm.files import read_bytes
 from lm.sweeps.analysis import Claim
@@ -30,32 +31,41 @@ class Finding(NamedTuple):
     url: str
 
 
-def read_others(page: Path) -> list[Finding]:
-    """Return the findings of a page's others.csv, or none without the file; raises UserError if a row is wrong."""
+def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
+    """Return the findings of a page's others.csv, or none without the file.
+
+    Raises:
+        UserError: a row is wrong, is about none of the changes, or repeats another.
+    """
     path = page / "others.csv"
     if not path.is_file():
         return []
     try:
         found = [Finding(**row) for row in csv.DictReader(io.StringIO(read_bytes(path).decode()))]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path} must have the columns {', '.join(Finding._fields)}: {error}") from None
-    for finding in found:
-        if finding.verdict not in VERDICTS or not finding.url.startswith("https://"):
-            verdicts = ", ".join(VERDICTS)
-            raise UserError(f"{path}: {finding.change}: give one of {verdicts}, and a url that starts with https://")
+    for i, finding in enumerate(found):
+        place = f"{path}: {finding.change}"
+        if finding.verdict not in VERDICTS or not (finding.url or "").startswith("https://"):
+            raise UserError(f"{place}: give one of {', '.join(VERDICTS)}, and a url that starts with https://")
+        if finding.change not in changes:
+            raise UserError(f"{place}: the page has no such variant{close_match(finding.change, list(changes))}")
+        if finding[:2] in [other[:2] for other in found[:i]]:
+            raise UserError(f"{place}: there are two rows of {finding.source}; keep one")
     return found
 
 
 def rank_agreement(claims: Sequence[Claim], findings: Sequence[Finding]) -> dict[str, tuple[float, int]]:
-    """Return by source Kendall's tau-b of its verdicts and the mean differences of the claims, and the number of both.
+    """Return by source the rank agreement of its verdicts with the mean differences, and the number of changes.
 
-    It is 1 if every change that the source calls better than another has the lower loss here, and -1 if none has.
-    Sources with fewer than MIN_ROWS changes, or with one verdict for all, are left out.
+    This is Kendall's, over the pairs of changes that the source does not call equal (Somers 1962): 1 if the better one
+    of each pair has the lower loss here, and -1 if it has the higher one. Sources with fewer than MIN_ROWS changes, or
+    with one verdict for all, are left out.
     """
     means = {claim.variant: claim.difference.mean for claim in claims if claim.difference}
     found = {}
     for source in dict.fromkeys(finding.source for finding in findings):
         pairs = [(VERDICTS[f.verdict], means[f.change]) for f in findings if f.source == source and f.change in means]
         if len(pairs) >= MIN_ROWS and len({verdict for verdict, _ in pairs}) > 1:
-            found[source] = float(kendalltau(*zip(*pairs, strict=True)).statistic), len(pairs)
+            found[source] = float(somersd(*zip(*pairs, strict=True)).statistic), len(pairs)
     return found

@@ -50,6 +50,14 @@ CAPTIONS = {
         "Mean validation loss of the final runs; bands: 95 % intervals over seeds, in panels of at most 5 variants.",
     ),
 }
+OF_MANY = CAPTIONS | {
+    "learning_rates": (
+        "validation loss over the learning rate",
+        "Mean validation loss of the tuning runs minus the baseline's lowest one, a line per cell. High losses leave "
+        "the panels.",
+    ),
+    "curves": ("differences during training", "Mean difference in validation loss of the final runs, a line per cell."),
+}
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
 h1 { overflow-wrap: anywhere; } h2 { margin: 2.5rem 0 0.5rem; font-size: 1.25rem; }
@@ -200,7 +208,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         variants=a.variants.values(),
         warnings=a.warnings,
         figures={name: Markup(path) for name, path in drawn.items()},
-        captions=CAPTIONS,
+        captions=OF_MANY if a.are_many else CAPTIONS,
         scope=_scope(a),
         reproduction=_reproduction(a),
         stuck=STUCK,
@@ -391,7 +399,8 @@ def write_page(a: Analysis, directory: Path) -> Path:
     paths = {figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()}
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
     write_text(page / "report.json", to_report_json(a))
-    write_text(directory / f"{name}.md", to_markdown(a, paths, read_others(page)))
+    findings = read_others(page, {claim.variant for claim in a.claims})
+    write_text(directory / f"{name}.md", to_markdown(a, paths, findings))
     return directory / f"{name}.md"
 
 

@@ -60,6 +60,8 @@ def run_sweep(
         progress.say(f"WARNING: {warning}")
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
+    if published:
+        progress.say(f"{plural(len(published.runs), 'run')} of these are published and not trained again")
     if dry_run and not timed:
         return 0
     # A sweep that was started before passed this check then; tracing takes a second for each variant.

@@ -310,7 +310,7 @@ class StackedRuns:
             else:
                 source = BatchSource(self.corpus.split(split), self.config)
                 resident, batches = source.resident, source.evaluation(max_batches)
-            # One batch at a time, so that all splits share a program.
+            # One batch at a time, so that a part of a split and the whole share a program.
             self._evaluated[split, max_batches] = jax.device_put((resident, list(batches)), self._programs.replicated)
         resident, inputs = self._evaluated[split, max_batches]
         average = self.config.train.ema is not None
