@@ -47,7 +47,11 @@ def test_claims_without_a_result_leave_the_others_their_correction():
     record, runs = sweep()
     diverged = analyze(record, changed(runs, DIVERGED, phase="final", variant="wide", seed=3))
     gated, wide, _ = diverged.claims
-    assert (wide.difference, wide.verdict, wide.missing) == (None, NO_RESULT, "1 of 5 and 0 of 5 runs diverged")
+    assert (wide.difference, wide.verdict, wide.missing) == (
+        None,
+        NO_RESULT,
+        "unstable: 1 of 5 and 0 of 5 runs diverged",
+    )
     assert gated.p_holm == gated.p  # the only test that is left
     assert diverged.warnings == {"diverged": ["wide (1 of 5)"]}
 
