@@ -41,22 +41,35 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
         UserError: with every mistake.
     """
     in_file: dict[str, Any] = {}
-    given: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    leaves = schema()
     try:
         in_file = _get_config(path)
     except UserError as error:
         problems["--config"] = str(error)
-    for override in overrides:
-        name, equals, text = override.partition("=")
-        if name not in leaves:
-            problems[name] = f"config.{name[:200]}: unknown {suggestion(name)}"
-        elif not equals:
-            problems[name] = f"config.{name}: give its value with an equals sign, --config.{name}=VALUE"
-        else:
-            given[name] = parse(text, leaves[name][0])
+    given, wrong = parse_settings(overrides, "--config.")
+    problems |= {name: f"config.{name[:200]}: {problem}" for name, problem in wrong.items()}
     return _merged(in_file, given, warn, problems)
+
+
+def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of strings such as "model.d_model=256" by key, and the problems by key.
+
+    Args:
+        settings: the strings.
+        flag: what stands before a key on the command line.
+    """
+    values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    leaves = schema()
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if name not in leaves:
+            problems[name] = f"unknown {suggestion(name)}"
+        elif not equals:
+            problems[name] = f"give its value with an equals sign, {flag}{name}=VALUE"
+        else:
+            values[name] = parse(text, leaves[name][0])
+    return values, problems
 
 
 def load_values(path: str, values: dict[str, Any], warn: Callable[[str], None] = print_warning) -> Config:

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from lm.config.convert import flatten, suggestion
-from lm.config.schema import schema
-from lm.config.values import parse, short
+from lm.command_line.loading import parse_settings
+from lm.config.convert import flatten
+from lm.config.values import short
 from lm.errors import UserError
 from lm.files import read_json, to_json
-from lm.sweeps.declare import PLACEBO, Sweep, Values, Variants, match_params
+from lm.sweeps.declare import PLACEBO, Sweep, Variants, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import wait_for_lock
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
@@ -87,7 +87,9 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     record, base = read_json(page / "sweep.json", {"cells": [str], "variants": {}, "starts": [{}]}), sweep.baseline
     if name in (*sweep.variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
-    values = _parse(settings)
+    values, problems = parse_settings(settings, "--set ")
+    if problems:
+        raise UserError(*(f"--set {short(key)}: {problem}" for key, problem in problems.items()))
     if tuned := sweep.lists.keys() & values.keys():
         raise UserError(f"--set {min(tuned)}: the study tunes this key over its own list; leave it out")
     fields = {field.name: getattr(sweep, field.name) for field in dataclasses.fields(sweep)} | {
@@ -103,21 +105,3 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
     )
     return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in plan.variants])
-
-
-def _parse(settings: list[str]) -> Values:
-    """Return config values by key; raises UserError with every mistake."""
-    values, problems, keys = {}, [], schema()
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if key not in keys:
-            problems.append(f"--set {short(setting)}: unknown {suggestion(key)}")
-        elif key in values:
-            problems.append(f"--set {short(setting)}: {key} is set twice")
-        elif not equals:
-            problems.append(f"--set {short(setting)}: give its value with an equals sign, --set {key}=VALUE")
-        else:
-            values[key] = parse(text, keys[key][0])
-    if problems:
-        raise UserError(*problems)
-    return values
