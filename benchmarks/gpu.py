@@ -74,8 +74,8 @@ def run_parts(parts: dict[str, Callable[[], dict]], path: Path) -> list[dict]:
 def require_gpu() -> None:
     """Raise UserError if jax or torch is not installed or sees no GPU. They are imported in another process."""
     check = (
-        "import jax, torch, transformers; assert jax.default_backend() == 'gpu', 'jax sees no GPU'; "
-        "assert torch.cuda.is_available(), 'torch sees no GPU'"
+        "import jax; assert jax.default_backend() == 'gpu', 'jax sees no GPU'; "
+        "import torch, transformers; assert torch.cuda.is_available(), 'torch sees no GPU'"
     )
     try:
         timed([sys.executable, "-c", check])
