@@ -53,9 +53,12 @@ def _update(o: OptimizerConfig, g_NIO, state: dict, rate, count):
 
 
 def rotated(l_NII, q_NII, first, due):
-    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of power iteration."""
-    eigenvectors = lambda: jnp.linalg.eigh(l_NII)[1][..., ::-1]  # noqa: E731
-    power_step = lambda: jnp.linalg.qr(l_NII @ q_NII)[0]  # noqa: E731
+    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of power iteration.
+
+    One matrix at a time: on CPUs, LAPACK's calls for a batch wait for each other for ever if every thread makes one.
+    """
+    eigenvectors = lambda: jax.lax.map(lambda l_II: jnp.linalg.eigh(l_II)[1][:, ::-1], l_NII)  # noqa: E731
+    power_step = lambda: jax.lax.map(lambda x_II: jnp.linalg.qr(x_II)[0], l_NII @ q_NII)  # noqa: E731
     return jax.lax.cond(first, eigenvectors, lambda: jax.lax.cond(due, power_step, lambda: q_NII))
 
 
