@@ -207,6 +207,18 @@ def test_muonh_keeps_the_norm_of_matrices_and_leaves_those_that_start_at_0_to_ad
     assert kept == {"layers/attention/w_q_DHK", "layers/ffn/w_up_DF"}
 
 
+@pytest.mark.slow
+def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
+    """LAPACK splits the matrices of a batch over XLA's threads, and each thread waits: all of them, if all make one."""
+    env = bench.env | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "NPROC": "2"}  # as many threads as devices
+    keys = "--config.optimizer.name=soap", "--config.model.n_layers=4", "--config.train.steps=2"
+    with bench.start(tmp_path / "run", *keys, env=env) as run:
+        try:
+            assert run.wait(timeout=300) == 0, run.stdout.read()
+        finally:
+            run.kill()  # SIGTERM would not end it
+
+
 def test_schedule_free_follows_its_paper():
     """It trains at y, and `averaged` returns x; the gradient is that of a parabola for each number."""
     table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
