@@ -1,23 +1,15 @@
-"""Types of a config whose open keys are filled in (`lm.parameters.resolve`): the widths are numbers, not None."""
+"""Types of a config whose open keys are filled in (`lm.parameters.resolve`): the widths are numbers, not None.
 
-import dataclasses
-from typing import Any
+Only the type checker sees them: a resolved config is a `Config`.
+"""
+
+from typing import Any, cast
 
 from lm.config.convert import from_dict
 from lm.config.schema import Config, ModelConfig, TrainConfig
 
 
-class _SameFields:
-    """Equality with any config of equal fields, whether it has the narrower type or not."""
-
-    def __eq__(self, other: object) -> bool:
-        return dataclasses.is_dataclass(other) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).values()))  # that of a dataclass
-
-
-class ResolvedModel(_SameFields, ModelConfig):
+class ResolvedModel(ModelConfig):
     """The model section of a resolved config."""
 
     n_kv_heads: int
@@ -27,13 +19,13 @@ class ResolvedModel(_SameFields, ModelConfig):
     max_positions: int
 
 
-class ResolvedTrain(_SameFields, TrainConfig):
+class ResolvedTrain(TrainConfig):
     """The train section of a resolved config."""
 
     steps_per_dispatch: int
 
 
-class Resolved(_SameFields, Config):
+class Resolved(Config):
     """A resolved config. Each type only narrows annotations: the fields are those of its base."""
 
     model: ResolvedModel
@@ -42,8 +34,7 @@ class Resolved(_SameFields, Config):
 
 def as_resolved(config: Config) -> Resolved:
     """Return a config whose open keys are filled in as one of the narrower type."""
-    model, train = ResolvedModel(**vars(config.model)), ResolvedTrain(**vars(config.train))
-    return Resolved(**vars(config) | {"model": model, "train": train})
+    return cast(Resolved, config)
 
 
 def saved_config(nested: dict[str, Any]) -> Resolved:

@@ -120,30 +120,14 @@ def from_first(function: Callable, *args, **kwargs) -> Any:
         **kwargs: keyword arguments of the function.
 
     Raises:
-        UserError: in all processes, if the function raises one.
-        TemporaryError: in the other processes, if the function raises any other exception.
+        UserError, TemporaryError: in the other processes, if process 0 ends with an error (see `leave`).
     """
     if jax.process_count() == 1:
         return function(*args, **kwargs)
     key = f"lm/{next(_exchanges)}"
     if is_first():
-        answer = {"problems": ["process 0 was interrupted"], "temporary": True}
-        try:
-            answer = {"value": function(*args, **kwargs)}
-            answer = json.loads(to_json(answer))  # gives the same types as in the other processes
-        except UserError as error:
-            answer = {"problems": error.problems, "temporary": isinstance(error, TemporaryError)}
-            raise
-        except Exception as error:
-            answer = {"problems": [f"process 0 failed: {type(error).__name__}: {error}"], "temporary": True}
-            raise
-        finally:
-            _store().key_value_set(key, to_json(answer))
-    else:
-        answer = json.loads(_wait_for(key, 0))
-    if "problems" in answer:
-        raise (TemporaryError if answer["temporary"] else UserError)(*answer["problems"])
-    return answer["value"]
+        _store().key_value_set(key, to_json(function(*args, **kwargs)))
+    return json.loads(_wait_for(key, 0))  # in process 0 too, with the same types
 
 
 def gather(text: str) -> list[str]:

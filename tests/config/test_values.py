@@ -1,13 +1,12 @@
 """One key at a time: what a value may be, and how a wrong one is reported."""
 
 import argparse
-import dataclasses
 import itertools
 
 import pytest
 
 from lm.command_line.loading import load
-from lm.config import Config, ModelConfig, as_resolved, schema
+from lm.config import schema
 from lm.config.values import parse, path_argument, show
 
 WRONG = [
@@ -98,15 +97,6 @@ def test_a_tilde_is_the_home_directory_in_every_path(config_file, monkeypatch):
     assert load(config_file(), ["eval.sample_prompt=~/x"]).eval.sample_prompt == "~/x"
     with pytest.raises(argparse.ArgumentTypeError, match="not UTF-8"):
         path_argument("run\udcff")
-
-
-def test_a_resolved_config_equals_one_of_the_same_fields():
-    plain = dataclasses.replace(
-        Config(), model=ModelConfig(n_kv_heads=2, d_head=8, vocab_size=9, d_ff=8, max_positions=4)
-    )
-    assert as_resolved(plain) == plain == as_resolved(plain)
-    assert hash(as_resolved(plain)) == hash(plain)
-    assert as_resolved(plain).model != dataclasses.replace(plain.model, d_ff=9)
 
 
 def test_defaults_as_they_are_shown_are_read_back():

@@ -1,5 +1,6 @@
 """Exchange of results and errors through the key-value store. The processes of a test run one after the other."""
 
+import contextlib
 import hashlib
 import itertools
 import types
@@ -55,28 +56,22 @@ def test_all_processes_get_the_result_of_the_first(process):
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (UserError("one", "two"), UserError, "^one\ntwo$"),
-        (TemporaryError("one", "two"), TemporaryError, "^one\ntwo$"),
-        (OSError(28, "No space left on device", "runs/a"), TemporaryError, "process 0 failed: .*No space left"),
-        (KeyError("defect"), TemporaryError, "process 0 failed: .*defect"),
-        (KeyboardInterrupt(), TemporaryError, "process 0 was interrupted"),
-        (None, TemporaryError, "process 0 failed: TypeError"),  # the result is not JSON
+        (UserError("one", "two"), UserError, "one\ntwo$"),
+        (TemporaryError("one", "two"), TemporaryError, "one\ntwo$"),
+        (OSError(28, "No space left on device", "runs/a"), TemporaryError, ".*No space left"),
+        (KeyError("defect"), TemporaryError, ".*defect"),
+        (KeyboardInterrupt(), TemporaryError, "interrupted"),
+        (None, TemporaryError, "TypeError"),  # the result is not JSON
     ],
 )
-def test_an_exception_in_process_0_ends_all_processes(process, error, kind, message):
-    with pytest.raises(type(error) if error else TypeError):
-        process(0, processes.from_first, *((fail, error) if error else (object,)))
-    with pytest.raises(kind, match=message) as raised:
-        process(1, processes.from_first, fail, AssertionError("called in process 1"))
-    assert type(raised.value) is kind
-
-
-@pytest.mark.parametrize(("code", "kind"), [(1, TemporaryError), (2, UserError), (130, TemporaryError)])
-def test_waiting_processes_get_the_error_of_a_process_that_exited(process, monkeypatch, code, kind):
+def test_an_exception_in_process_0_ends_the_processes_that_wait_for_it(process, monkeypatch, error, kind, message):
     monkeypatch.setattr(processes.os, "_exit", lambda code: None)
-    process(2, processes.leave, code, "text.txt is missing")
-    with pytest.raises(UserError, match=r"^process 2 ended: text.txt is missing") as raised:
-        process(1, processes.from_first, fail)
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0)
+    arguments = (fail, error) if error else (object,)
+    with contextlib.suppress(KeyError, TypeError):  # in this test the process is not ended
+        process(0, errors.with_exit_code(processes.from_first), *arguments)
+    with pytest.raises(kind, match=f"^process 0 ended: {message}") as raised:
+        process(1, processes.from_first, fail, AssertionError("called in process 1"))
     assert type(raised.value) is kind
 
 
