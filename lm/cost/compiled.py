@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from lm.config import Resolved, saved_config, to_dict
@@ -80,7 +81,8 @@ class Compiled:
         state, aliased: bytes per device of the train state (0 in other programs than training), and of the arguments
             that are replaced in place.
         buffers: the largest buffers, in bytes, and to what they belong.
-        sent: bytes that each device sends per step, by kind, mesh axes, and whether other operations overlap.
+        sent, overlapped: bytes that each device sends per step, by kind and mesh axes: all, and those that are sent at
+            the same time as other operations.
         compute: the compiler's estimate of the seconds of a step without communication and kernels; None: unknown.
         seconds: that the compiler took.
     """
@@ -89,7 +91,8 @@ class Compiled:
     state: int
     aliased: int
     buffers: list[tuple[int, str]]
-    sent: dict[tuple[str, tuple[str, ...], bool], float]
+    sent: Counter
+    overlapped: Counter
     compute: float | None
     seconds: float
 
@@ -142,16 +145,17 @@ def compile_step(
     text, report, assignment, generated = (
         _read(folder, pattern.format(function)) for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
     )
-    sent: dict[tuple, float] = {}
+    sent, overlapped = Counter(), Counter()
     for c in hlo.parse_collectives(text):
-        key = c.kind, c.axes(sizes), c.overlapped
-        sent[key] = sent.get(key, 0.0) + c.sent
+        sent[c.kind, c.axes(sizes)] += c.sent
+        overlapped[c.kind, c.axes(sizes)] += c.sent * c.overlapped
     found = Compiled(
         peak=int(report.split("Total bytes: ")[1].split()[0]),  # of the first memory space, the device's
         state=sum(train_state_bytes(config, sizes)) if program == "training" else 0,
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
+        overlapped=overlapped,
         compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if generated and device_name in CLOCKS else None,
         seconds=seconds,
     )

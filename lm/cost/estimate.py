@@ -7,6 +7,7 @@ for the device. benchmarks/NOTES.md compares the estimate with published runs.
 
 import dataclasses
 import math
+from collections import Counter
 
 from lm.config import MESH_AXES, MeshConfig, Resolved
 from lm.config.values import divisors
@@ -58,6 +59,14 @@ class Estimate:
     @property
     def fits(self) -> bool:
         return self.memory.total <= USABLE * self.device.memory
+
+    @property
+    def sent_by_collective(self) -> Counter:
+        """Return the bytes that each device sends per step, by kind of collective and mesh axes."""
+        found: Counter = Counter()
+        for transfer in self.sent:
+            found[transfer.kind, transfer.axes] += transfer.sent
+        return found
 
     @property
     def tokens_per_step(self) -> int:

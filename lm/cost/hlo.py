@@ -32,7 +32,6 @@ class Collective:
         shapes: (dtype, shape) of each result on one device.
         group: numbers of the devices of one group, in the order of the mesh; of TPU slices, if it is over slices.
         times: how often one run of the program executes the instruction.
-        where: JAX's name of the operation that it was compiled from.
         overlapped: whether other operations run at the same time.
         over_slices: whether one device of each TPU slice takes part. XLA:TPU writes these as transfers of the host.
     """
@@ -41,7 +40,6 @@ class Collective:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     group: tuple[int, ...]
     times: int
-    where: str
     overlapped: bool
     over_slices: bool = False
 
@@ -96,7 +94,7 @@ def parse_collectives(hlo: str) -> list[Collective]:
                 found.append(_scattered(collective) if "all-reduce-scatter" in name else collective)
             elif (match := _OVER_SLICES.search(line)) and times[name]:
                 kind, slices = match["kind"].lower().replace("_", "-"), tuple(map(int, match["slices"].split(",")))
-                found.append(Collective(kind, tuple(_arrays(match["type"])), slices, times[name], "", False, True))
+                found.append(Collective(kind, tuple(_arrays(match["type"])), slices, times[name], False, True))
     return found
 
 
@@ -205,8 +203,7 @@ def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
     arrays = _arrays(match["type"])
     if match["start"] and match["kind"] != "all-reduce":  # asynchronous: operands, then results
         arrays = arrays[len(arrays) // 2 :]
-    where = re.search(r'op_name="([^"]*)"', line)
-    return Collective(match["kind"], tuple(arrays), _group(line), times, where[1] if where else "", overlapped)
+    return Collective(match["kind"], tuple(arrays), _group(line), times, overlapped)
 
 
 def _scattered(c: Collective) -> Collective:

@@ -1,6 +1,7 @@
 """Bytes that one device needs for a training step, by formulas. Nothing is allocated or compiled.
 
 In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the kind of device.
+Those with a device raise UserError if it does not support config.model.attention.
 """
 
 import dataclasses
@@ -57,14 +58,6 @@ def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -
     """Return the bytes that a training step needs.
 
     Each term is one of the largest buffers of compiled programs; benchmarks/NOTES.md compares the sums.
-
-    Args:
-        config: a resolved config.
-        device: decides which implementation of attention runs.
-        sizes: the size of each mesh axis.
-
-    Raises:
-        UserError: the device does not support config.model.attention.
     """
     params, optimizer = train_state_bytes(config, sizes)
     summed = 4 * local_size(config, sizes) if micro_batches_per_step(config, sizes) > 1 else 0
@@ -175,11 +168,7 @@ def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
 
 
 def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the bytes of one layer's backward pass, beside what is kept of all layers.
-
-    Raises:
-        UserError: the device does not support config.model.attention.
-    """
+    """Return the bytes of one layer's backward pass, beside what is kept of all layers."""
     m, (param, compute) = config.model, _itemsizes(config)
     whole = local_size(config, sizes, _in_a_layer, gathered=True) / m.n_layers
     weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
@@ -195,11 +184,7 @@ def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> floa
 
 
 def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the bytes that config.model.remat keeps of all layers for the backward pass.
-
-    Raises:
-        UserError: the device does not support config.model.attention.
-    """
+    """Return the bytes that config.model.remat keeps of all layers for the backward pass."""
     m = config.model
     kept: float = m.d_model + carried_features(config)  # the input of a block
     if m.remat == "none":
@@ -269,11 +254,7 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
 
 
 def attention_implementation(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[str, str]:
-    """Return the implementation of attention that runs, and why.
-
-    Raises:
-        UserError: the device does not support config.model.attention.
-    """
+    """Return the implementation of attention that runs, and why."""
     m = config.model
     window_varies = m.scan_layers and len(set(layer_windows(m))) > 1
     try:
@@ -294,11 +275,7 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the number of keys for which attention keeps a query's scores, averaged over the layers.
-
-    Raises:
-        UserError: the device does not support config.model.attention.
-    """
+    """Return the number of keys for which attention keeps a query's scores, averaged over the layers."""
     n, windows = config.train.seq_len, layer_windows(config.model)
     window_varies = config.model.scan_layers and len(set(windows)) > 1
     implementation, _ = attention_implementation(config, device, sizes)

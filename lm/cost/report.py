@@ -1,7 +1,7 @@
 """The text that --plan prints."""
 
 import re
-from collections import defaultdict
+from collections import Counter
 
 from lm import parameters
 from lm.config import MeshConfig, Resolved
@@ -165,14 +165,7 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
 
 def describe_compiled(e: Estimate, c: Compiled) -> str:
     """Describe what the compiler says about a program, and beside the training step the estimate."""
-    planned: dict[tuple, float] = defaultdict(float)
-    for transfer in e.sent if c.state else ():
-        planned[transfer.kind, transfer.axes] += transfer.sent
-    sent = {key: [0.0, 0.0] for key in planned}  # in all, and at the same time as other operations
-    for (kind, axes, overlapped), n_bytes in c.sent.items():
-        sums = sent.setdefault((kind, axes), [0.0, 0.0])
-        sums[0] += n_bytes
-        sums[1] += n_bytes * overlapped
+    planned = e.sent_by_collective if c.state else Counter()
 
     def line(what: str, found: float, of_plan: float) -> str:
         return f"  {what:<54}{si(found, 'B'):>10}" + (f"{si(of_plan, 'B'):>10}" if c.state else "")
@@ -184,9 +177,10 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
     if c.state:
         in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
         lines.append(f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}")
-    for (kind, axes), (total, hidden) in sent.items():
-        what = f"sent per device and step: {kind} over {' x '.join(axes)}"
-        lines.append(line(what, total, planned[kind, axes]) + (f"  {hidden / total:.0%} overlapped" if total else ""))
+    for kind, axes in planned | c.sent:
+        total, what = c.sent[kind, axes], f"sent per device and step: {kind} over {' x '.join(axes)}"
+        hidden = f"  {c.overlapped[kind, axes] / total:.0%} overlapped" if total else ""
+        lines.append(line(what, total, planned[kind, axes]) + hidden)
     if c.compute:
         planned_compute = product_seconds(e.config, e.device, e.n_devices)
         what = "time of a step without communication and kernels"

@@ -179,7 +179,7 @@ HloModule test
 }
 
 %inner (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups={{0,1},{2,3}}, metadata={op_name="a/w"}
+  %g = f32[8,4]{1,0} all-gather(%x), channel_id=1, replica_groups={{0,1},{2,3}}
 }
 
 %outer (p: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
@@ -196,7 +196,7 @@ ENTRY %main (p: f32[8,4]) -> f32[8,4] {
 
 def test_parse_collectives_by_hand():
     gather, reduce, scatter = parse_collectives(HLO)
-    assert (gather.kind, gather.n, gather.times, gather.payload, gather.where) == ("all-gather", 2, 15, 128, "a/w")
+    assert (gather.kind, gather.n, gather.times, gather.payload) == ("all-gather", 2, 15, 128)
     assert (reduce.kind, reduce.n, reduce.times, reduce.payload) == ("all-reduce", 4, 5, 26)
     assert (scatter.kind, scatter.n, scatter.times, scatter.payload) == ("reduce-scatter", 4, 1, 32)
     assert gather.sent == 0.5 * 128 * 15
