@@ -11,6 +11,7 @@ import types
 import typing
 from typing import Any
 
+BOUNDS = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
 MAX_INT = 2**31 - 1  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
 
 
@@ -67,7 +68,8 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
     elif kind is bool:
         text = "true | false"
     else:
-        text = {int: "int", float: "float", str: "text"}[kind] + _range(limits)
+        text = {int: "int", float: "float", str: "text"}[kind]
+        text += " and".join(f" {sign} {bound}" for sign, bound in _bounds(limits))
     text = f"list of {text}" if plural else text
     return f"{text} | none" if optional else text
 
@@ -178,18 +180,18 @@ def is_text(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
+def _bounds(limits: types.MappingProxyType) -> list[tuple[str, Any]]:
+    """Return the sign and the value of each bound of a key."""
+    return [(sign, limits[name]) for name, sign in BOUNDS.items() if limits[name] is not None]
+
+
 def _check_range(value: Any, limits: types.MappingProxyType) -> None:
-    bounds = dict(limits)
-    if isinstance(value, int) and not isinstance(value, bool) and bounds["high"] is None:
-        bounds["high"] = MAX_INT
-    for name, sign, fits in (
-        ("low", ">=", lambda bound: value >= bound),
-        ("above", ">", lambda bound: value > bound),
-        ("high", "<=", lambda bound: value <= bound),
-        ("below", "<", lambda bound: value < bound),
-    ):
-        if bounds[name] is not None and not fits(bounds[name]):
-            raise ValueError(f"{short(value)} is out of range; it must be {sign} {bounds[name]}")
+    bounds = _bounds(limits)
+    if isinstance(value, int) and not isinstance(value, bool) and limits["high"] is None:
+        bounds.append(("<=", MAX_INT))
+    for sign, bound in bounds:
+        if not {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[sign]:
+            raise ValueError(f"{short(value)} is out of range; it must be {sign} {bound}")
 
 
 def _check_choice(value: str, choices: tuple[str, ...]) -> None:
@@ -226,18 +228,6 @@ def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     starts = {form.partition(":")[0]: form for form in forms}
     near = close_match(name, list(starts), "{}")
     return f"did you mean {starts[near]}?" if near else ""
-
-
-def _range(limits: types.MappingProxyType) -> str:
-    """Write a key's range: " in [0, 1)", " >= 1", or nothing."""
-    low = limits["low"] if limits["low"] is not None else limits["above"]
-    high = limits["high"] if limits["high"] is not None else limits["below"]
-    if low is not None and high is not None:
-        start, end = "[" if limits["low"] is not None else "(", "]" if limits["high"] is not None else ")"
-        return f" in {start}{low:g}, {high:g}{end}" if isinstance(low, float) else f" in {start}{low}, {high}{end}"
-    if low is not None:
-        return f" {'>=' if limits['low'] is not None else '>'} {low:g}"
-    return f" {'<=' if limits['high'] is not None else '<'} {high:g}" if high is not None else ""
 
 
 def _clipped(text: str) -> str:

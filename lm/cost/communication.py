@@ -5,7 +5,7 @@ A test compares them with the collectives in compiled programs.
 
 import dataclasses
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
 from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
 from lm.update_rules.matrices import split_sides
+
+Bytes = defaultdict[tuple[str, tuple[str, ...]], float]  # that each device sends, by kind of collective and mesh axes
 
 
 @dataclasses.dataclass(frozen=True)

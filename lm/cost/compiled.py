@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 from lm.config import Resolved, saved_config, to_dict
 from lm.cost import hlo
+from lm.cost.communication import Bytes
 from lm.cost.devices import DEVICES
 from lm.cost.memory import train_state_bytes
 from lm.errors import UserError
@@ -81,8 +81,7 @@ class Compiled:
         state, aliased: bytes per device of the train state (0 in other programs than training), and of the arguments
             that are replaced in place.
         buffers: the largest buffers, in bytes, and to what they belong.
-        sent, overlapped: bytes that each device sends per step, by kind and mesh axes: all, and those that are sent at
-            the same time as other operations.
+        sent, overlapped: per step: all, and what is sent at the same time as other operations.
         compute: the compiler's estimate of the seconds of a step without communication and kernels; None: unknown.
         seconds: that the compiler took.
     """
@@ -91,8 +90,8 @@ class Compiled:
     state: int
     aliased: int
     buffers: list[tuple[int, str]]
-    sent: Counter
-    overlapped: Counter
+    sent: Bytes
+    overlapped: Bytes
     compute: float | None
     seconds: float
 
@@ -145,7 +144,7 @@ def compile_step(
     text, report, assignment, generated = (
         _read(folder, pattern.format(function)) for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
     )
-    sent, overlapped = Counter(), Counter()
+    sent, overlapped = Bytes(float), Bytes(float)
     for c in hlo.parse_collectives(text):
         sent[c.kind, c.axes(sizes)] += c.sent
         overlapped[c.kind, c.axes(sizes)] += c.sent * c.overlapped

@@ -7,12 +7,11 @@ for the device. benchmarks/NOTES.md compares the estimate with published runs.
 
 import dataclasses
 import math
-from collections import Counter
 
 from lm.config import MESH_AXES, MeshConfig, Resolved
 from lm.config.values import divisors
 from lm.cost import flops
-from lm.cost.communication import Transfer, seconds, transfers
+from lm.cost.communication import Bytes, Transfer, seconds, transfers
 from lm.cost.devices import DEVICES, Device
 from lm.cost.memory import Memory, memory_per_device, moved_activation_bytes
 from lm.errors import UserError
@@ -61,9 +60,9 @@ class Estimate:
         return self.memory.total <= USABLE * self.device.memory
 
     @property
-    def sent_by_collective(self) -> Counter:
-        """Return the bytes that each device sends per step, by kind of collective and mesh axes."""
-        found: Counter = Counter()
+    def sent_by_collective(self) -> Bytes:
+        """Return the sum of what is sent for all purposes."""
+        found: Bytes = Bytes(float)
         for transfer in self.sent:
             found[transfer.kind, transfer.axes] += transfer.sent
         return found

@@ -1,12 +1,11 @@
 """The text that --plan prints."""
 
 import re
-from collections import Counter
 
 from lm import parameters
 from lm.config import MeshConfig, Resolved
 from lm.cost import flops
-from lm.cost.communication import seconds
+from lm.cost.communication import Bytes, seconds
 from lm.cost.compiled import Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search_meshes
 from lm.cost.memory import attention_implementation, micro_batches_per_step
@@ -165,7 +164,7 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
 
 def describe_compiled(e: Estimate, c: Compiled) -> str:
     """Describe what the compiler says about a program, and beside the training step the estimate."""
-    planned = e.sent_by_collective if c.state else Counter()
+    planned = e.sent_by_collective if c.state else Bytes(float)
 
     def line(what: str, found: float, of_plan: float) -> str:
         return f"  {what:<54}{si(found, 'B'):>10}" + (f"{si(of_plan, 'B'):>10}" if c.state else "")

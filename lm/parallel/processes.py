@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from lm.errors import TemporaryError, UserError
+from lm.errors import TemporaryError, UserError, first_line
 from lm.files import to_json
 from lm.parallel import rendezvous
 
@@ -55,12 +55,7 @@ def connect(
     """
     if not (multihost or coordinator_address or has_several_tasks(os.environ)):
         return
-    try:
-        address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
-    except Exception as error:  # each cluster raises its own exceptions
-        raise _not_found(str(error).partition("\n")[0] or type(error).__name__) from None
-    if address is None or n is None or i is None:
-        raise _not_found("JAX recognizes no cluster here")
+    address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
     if i == 0:
         print(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)", flush=True)
     rendezvous.meet(address, n, i, timeout)
@@ -69,28 +64,31 @@ def connect(
             address, n, i, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
         )
     except (ValueError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise TemporaryError(f"the other processes could not be reached: {reason}") from None
+        raise TemporaryError(f"the other processes could not be reached: {first_line(error)}") from None
 
 
 def _find_cluster(
     address: str | None, num_processes: int | None, process_id: int | None, timeout: int
-) -> tuple[str | None, int | None, int | None]:
-    """Return the address of process 0, the number of processes, and the number of this one; None: unknown.
+) -> tuple[str, int, int]:
+    """Return the address of process 0, the number of processes, and the number of this one; raises UserError.
 
     JAX has no public function for what `jax.distributed.initialize` finds in the environment.
     """
     from jax._src.clusters import ClusterEnv
 
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    return ClusterEnv.auto_detect_unset_distributed_params(address, num_processes, process_id, None, None, timeout)[:3]
-
-
-def _not_found(reason: str) -> UserError:
-    return UserError(
-        f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes (with "
-        "extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
-    )
+    found: tuple = (None,)
+    reason = "JAX recognizes no cluster here"
+    try:
+        found = ClusterEnv.auto_detect_unset_distributed_params(address, num_processes, process_id, None, None, timeout)
+    except Exception as error:  # each cluster raises its own exceptions
+        reason = first_line(error)
+    if None in found[:3]:
+        raise UserError(
+            f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes (with "
+            "extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
+        )
+    return found[:3]
 
 
 def has_several_tasks(environment) -> bool:
@@ -179,8 +177,7 @@ def _wait_for(key: str, sender: int) -> str:
             return _store().blocking_key_value_get(key, POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                reason = str(error).partition("\n")[0]
-                raise TemporaryError(f"the connection to process 0 was lost: {reason}") from None
+                raise TemporaryError(f"the connection to process 0 was lost: {first_line(error)}") from None
         _raise_failure()
         if not printed and waited > QUIET_SECONDS:
             print(f"waiting for process {sender}, at most {WAIT_HOURS} hours", flush=True)

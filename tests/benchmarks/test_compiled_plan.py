@@ -1,18 +1,18 @@
 """The table of the plan beside the compilers."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from benchmarks import compiled_plan
 from benchmarks.compiled_plan import ROWS, main
+from lm.cost.communication import Bytes
 from lm.cost.compiled import Compiled
 from lm.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
 C = Compiled(
-    peak=2 * 10**9, state=0, aliased=0, buffers=[], sent=Counter({("all-reduce", ()): 4e9}), overlapped=Counter(),
-    compute=None, seconds=1,
+    peak=2 * 10**9, state=0, aliased=0, buffers=[], compute=None, seconds=1,
+    sent=Bytes(float, {("all-reduce", ()): 4e9}), overlapped=Bytes(float),
 )  # fmt: skip
 
 

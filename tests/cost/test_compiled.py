@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tiny import tiny
 from lm.config import MESH_AXES, Config, MeshConfig, checks
 from lm.config.schema import TrainConfig
 from lm.cost import compiled, hlo
+from lm.cost.communication import Bytes
 from lm.cost.compiled import compile_step, slice_of
 from lm.cost.estimate import estimate, factorizations
 from lm.cost.hlo import parse_collectives
@@ -181,7 +181,7 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     gathers, sums = ("all-gather", ("fsdp",)), ("all-reduce", ("fsdp",))
     c = compiled.Compiled(
         peak=5 * 10**6, aliased=0, state=10**6, buffers=[(7000, "state.params['embedding']")], compute=0.5,
-        sent=Counter({gathers: 4e6, sums: 2e6}), overlapped=Counter({gathers: 3e6}), seconds=12.0,
+        sent=Bytes(float, {gathers: 4e6, sums: 2e6}), overlapped=Bytes(float, {gathers: 3e6}), seconds=12.0,
     )  # fmt: skip
     text = describe_compiled(e, c)
     lines = {line.split("  ")[1]: line for line in text.splitlines() if line.startswith("  ")}
