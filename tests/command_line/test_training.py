@@ -28,7 +28,7 @@ def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(com
         parse(arguments)
     if command == "lm.train":
         assert [name for name in schema() if f"  {name} = " not in text] == []
-        shown = ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float in [0, 1)", "rms | layer")
+        shown = ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float >= 0.0 and < 1.0", "rms | layer")
         assert [values for values in shown if values not in " ".join(text.split())] == []
 
 
