@@ -114,19 +114,19 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
         sizes: the size of each mesh axis.
         n_slices: the number of TPU slices, which divides the replica axis.
     """
-    yield from _fsdp_transfers(config, sizes, n_slices)
-    yield from _tensor_transfers(config, sizes)
-    yield from _sequence_transfers(config, sizes)
-    yield from _matrix_transfers(config, sizes)
+    in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
+    for what, kind, axes, payload, times in (
+        *_fsdp_transfers(config, sizes, n_slices),
+        *_tensor_transfers(config, sizes),
+        *_sequence_transfers(config, sizes),
+        *_matrix_transfers(config, sizes),
+    ):
+        axes = tuple(axis for axis in axes if in_slice[axis] > 1)
+        if axes and payload and times:
+            yield Transfer(what, kind, axes, math.prod(in_slice[axis] for axis in axes), payload, times)
 
 
-def _transfer(sizes, axes, what, kind, payload, times) -> Iterator[Transfer]:
-    axes = tuple(axis for axis in axes if sizes[axis] > 1)
-    if axes and payload and times:
-        yield Transfer(what, kind, axes, math.prod(sizes[axis] for axis in axes), payload, times)
-
-
-def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[Transfer]:
+def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
     """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes.
 
     Over several slices XLA scatters gradients within a slice, sums parts over the slices, and gathers the sums.
@@ -143,25 +143,21 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     layers = sum(size(p) for p in sharded.values() if p.layers is not None)
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
-    total = sum(size(p) for p in sharded.values())
-    outer = embeddings * param + head * compute
     gradients = (layers + embeddings + head) * 4
-    summed, rest = total / sizes["fsdp"] * 4, ["replica", "sequence"]
-    in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
-    part = summed / (in_slice["replica"] * sizes["sequence"])
-    for axes, what, kind, payload, times in (
-        (["fsdp"], "parameters of the layers, forward and backward", "all-gather", layers * compute, 2 * n),
-        (["fsdp"], "parameters of embeddings and head", "all-gather", outer, n),
-        (["fsdp"], "gradients of these parameters", "reduce-scatter", gradients, n),
-        (rest, "gradients, once per step", "all-reduce", summed, int(n_slices == 1)),
-        (rest, "gradients, once per step, within a slice", "reduce-scatter", summed, int(n_slices > 1)),
-        (["slices"], "their sum over the slices", "all-reduce", part, 1),
-        (rest, "their sum, within a slice", "all-gather", summed, int(n_slices > 1)),
-    ):
-        yield from _transfer(in_slice, axes, what, kind, payload, times)
+    summed, rest = sum(map(size, sharded.values())) / sizes["fsdp"] * 4, ("replica", "sequence")
+    yield "parameters of the layers, forward and backward", "all-gather", ("fsdp",), layers * compute, 2 * n
+    yield "parameters of embeddings and head", "all-gather", ("fsdp",), embeddings * param + head * compute, n
+    yield "gradients of these parameters", "reduce-scatter", ("fsdp",), gradients, n
+    if n_slices == 1:
+        yield "gradients, once per step", "all-reduce", rest, summed, 1
+    else:
+        part = summed / (sizes["replica"] // n_slices * sizes["sequence"])
+        yield "gradients, once per step, within a slice", "reduce-scatter", rest, summed, 1
+        yield "their sum over the slices", "all-reduce", ("slices",), part, 1
+        yield "their sum, within a slice", "all-gather", rest, summed, 1
 
 
-def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
     """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019).
 
     The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys and values, before
@@ -169,20 +165,18 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Trans
     """
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes)
-    x_BTD = n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
-    # One float32 number per token for queries and for keys, forward and backward.
-    squares = 4 + 2 * (m.remat != "none") if m.qk_norm and m.qk_norm_over == "all_heads" else 0
+    sum_x_BTD = "all-reduce", ("tensor",), n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
     inputs, outputs = _split_products(m, sizes)
     if m.remat == "block":
         outputs += outputs - m.n_layers  # the last output of a block is not recomputed
-    outer = 2 * n if m.vocab_size % sizes["tensor"] == 0 else 0
-    for what, payload, times in (
-        ("outputs of attention and feed-forward layers", x_BTD, n * outputs),
-        ("gradients of their inputs", x_BTD, n * inputs),
-        ("embeddings, and the gradient of the head's input", x_BTD, outer),
-        ("squares of queries and keys, summed over heads", 4 * n_tokens, n * squares * m.n_layers),
-    ):
-        yield from _transfer(sizes, ["tensor"], what, "all-reduce", payload, times)
+    yield "outputs of attention and feed-forward layers", *sum_x_BTD, n * outputs
+    yield "gradients of their inputs", *sum_x_BTD, n * inputs
+    if m.vocab_size % sizes["tensor"] == 0:
+        yield "embeddings, and the gradient of the head's input", *sum_x_BTD, 2 * n
+    if m.qk_norm and m.qk_norm_over == "all_heads":
+        # One float32 number per token for queries and for keys, forward and backward.
+        times = n * m.n_layers * (4 + 2 * (m.remat != "none"))
+        yield "squares of queries and keys, summed over heads", "all-reduce", ("tensor",), 4 * n_tokens, times
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
@@ -201,20 +195,17 @@ def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
     return sum(columns.values()), rows
 
 
-def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
     """Yield the gathers of keys and values over sequence: every device attends to all positions."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     payload = n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
-    for what, kind, times in (
-        ("keys and values", "all-gather", n * 2 * gathers * m.n_layers),
-        ("gradients of keys and values", "reduce-scatter", n * 2 * m.n_layers),
-    ):
-        yield from _transfer(sizes, ["sequence"], what, kind, payload, times)
+    yield "keys and values", "all-gather", ("sequence",), payload, n * 2 * gathers * m.n_layers
+    yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, n * 2 * m.n_layers
 
 
-def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
     """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no other state."""
     rule = MATRIX_RULES.get(config.optimizer.name)
     payloads: Counter = Counter()
@@ -225,4 +216,4 @@ def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[Trans
             per_device = math.ceil(n / n_devices) * p.size / n  # some devices have none where they are not divisible
             payloads.update(dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize))
     for axis, payload in payloads.items():
-        yield from _transfer(sizes, [axis], f"matrices of {config.optimizer.name}", "all-to-all", payload, 2)
+        yield f"matrices of {config.optimizer.name}", "all-to-all", (axis,), payload, 2
