@@ -297,7 +297,7 @@ def refuse_url(path: str | Path | None, option: str) -> None:
         )
 
 
-def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractContextManager:
+def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> contextlib.AbstractContextManager:
     """Acquire the lock of a directory. The result is a context manager that releases it.
 
     The lock is also released when the process ends.
@@ -305,6 +305,7 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     Args:
         directory: an existing directory; the lock is the file .lock in it, which stays there.
         option: the command-line option by which the user named the directory, for the error.
+        timeout: how many seconds to wait for another process.
 
     Raises:
         TemporaryError: if another process holds the lock.
@@ -313,7 +314,7 @@ def lock(directory: Path, option: str = "--workdir") -> contextlib.AbstractConte
     path = directory / ".lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path} is not a file but a link, a directory or a device; remove it")
-    acquired = filelock.FileLock(path, timeout=0)
+    acquired = filelock.FileLock(path, timeout=timeout)
     try:
         held = acquired.acquire()
     except filelock.Timeout:

@@ -32,7 +32,7 @@ def undrawn(monkeypatch):
 
 def write(workdir, record, runs):
     """Write the directory of a sweep as lm.sweep does."""
-    records.open_sweep(workdir, record, {})
+    records.open_sweep(workdir, record)
     append_runs(workdir, runs)
     return workdir
 

@@ -5,19 +5,17 @@ whose runs are not trained again. This module does not import jax.
 """
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from lm.command_line.loading import parse_settings
-from lm.config.convert import flatten
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import read_json, to_json
-from lm.sweeps.declare import PLACEBO, Sweep, Variants, match_params
+from lm.files import lock, read_json
+from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
-from lm.sweeps.record import wait_for_lock
+from lm.sweeps.record import PATIENCE, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
 
 RESULTS, STUDIES = Path("docs/results"), Path("configs/studies")
@@ -41,28 +39,13 @@ class Published(NamedTuple):
         """
         git = self.record["starts"][-1].get("git") or {}
         for name in dict.fromkeys(run.variant for run in self.runs):
-            was, now = (json.loads(to_json(r["variants"][name])) for r in (self.record, record))
-            configs = was["config"], flatten(now["config"])  # a key that one of the two lacks is newer than the page
-            pairs = {key: (configs[0][key], configs[1][key]) for key in configs[0].keys() & configs[1].keys()}
-            pairs |= {key: (was[key], now[key]) for key in ("n_params", "tokens", "tune", "seeds", "tuning_seeds")}
-            pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
-            if other := [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]:
+            was, now = self.record["variants"][name], record["variants"][name]
+            if other := variant_differences(was, now, only_shared=True):  # a key that one lacks is newer than the page
                 raise UserError(f"--study: {name} is not what was published: {'; '.join(other)}; check the data, or "
                                 f"use commit {git.get('commit', 'of the page')}")  # fmt: skip
-        with wait_for_lock(workdir):
+        with lock(workdir, timeout=PATIENCE):
             known = {run.key for run in read_runs(workdir)}
             append_runs(workdir, [run for run in self.runs if run.key not in known])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _PublishedCells(Sweep):
-    """A sweep of some of its cells."""
-
-    published: tuple[str, ...]
-
-    @property
-    def cells(self) -> Variants:
-        return {cell: values for cell, values in super().cells.items() if cell in self.published}
 
 
 def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
@@ -92,16 +75,20 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         raise UserError(*(f"--set {short(key)}: {problem}" for key, problem in problems.items()))
     if tuned := sweep.lists.keys() & values.keys():
         raise UserError(f"--set {min(tuned)}: the study tunes this key over its own list; leave it out")
-    fields = {field.name: getattr(sweep, field.name) for field in dataclasses.fields(sweep)} | {
-        "question": f"Is {name} better than the baseline of {study}?",
-        "variants": {base: sweep.variants[base], name: {"model.d_ff": match_params(base)} | values},
-        "comparisons": ((name, base),),
-    }
+    sweep = dataclasses.replace(
+        sweep,
+        question=f"Is {name} better than the baseline of {study}?",
+        variants={base: sweep.variants[base], name: {"model.d_ff": match_params(base)} | values},
+        comparisons=((name, base),),
+    )
+    plan = plan_sweep(str(paths[study]), sweep, "full")
+    published = {full_name: v for full_name, v in plan.variants.items() if v.cell in record["cells"]}
     plan = dataclasses.replace(
-        plan_sweep(str(paths[study]), _PublishedCells(**fields, published=tuple(record["cells"])), "full"),
+        plan,
         name=f"{study}+{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}",
-        study=study,
         background=f"Not preregistered: this change was added to the study {study} after its results were known. The "
         f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
+        variants=published,
+        comparisons=tuple(pair for pair in plan.comparisons if published.keys() >= set(pair)),
     )
     return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in plan.variants])

@@ -55,8 +55,8 @@ class Sweep:
         values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
         sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
             compared at every size. The value of a tuned key is the size's own list.
-        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example, and of the
-            optimizer. Every variant is tuned, trained and compared on every text; with sizes, at every size on it.
+        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
+            tuned, trained and compared on every text; with sizes, at every size on it.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its results, such as
             {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
@@ -84,11 +84,13 @@ class Sweep:
 
     @property
     def cells(self) -> Variants:
-        """Return the sizes, the texts, or each size on each text; {"": {}} without them."""
-        if not (self.sizes and self.texts):
-            return self.sizes or self.texts or {"": {}}
-        pairs = itertools.product(self.texts.items(), self.sizes.items())
-        return {f"{text}, {size}": of_text | of_size for (text, of_text), (size, of_size) in pairs}
+        """Return the sizes, the texts, or each size on each text; {"": {}} without them.
+
+        Raises:
+            ValueError: a text and a size set the same key.
+        """
+        axes = [axis for axis in (self.texts, self.sizes) if axis]
+        return product(*axes) if axes else {"": {}}
 
 
 @dataclasses.dataclass(frozen=True)

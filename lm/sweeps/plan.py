@@ -5,18 +5,19 @@ A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This mod
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from lm.command_line.loading import load_values, run_file
+from lm.command_line.loading import load_values, print_warning, run_file
 from lm.command_line.sweeping import BUDGETS
 from lm.config import Config
 from lm.config.schema import schema
@@ -39,6 +40,8 @@ class PlannedVariant:
         arm, cell: its name in the file, and the size or text; "" without them.
         changes: the values that the file gives it.
         lists: by tuned key, the values to choose from.
+        seeds: fresh ones, of the final runs. Variants of a cell are paired by them; cells are independent.
+        tuning_seeds: of the tuning runs; no final run has them.
         config: its config with the first value of each list. Matched values are the base's.
         width, length: how model.d_ff and train.steps are computed, with the full name of the other variant; or None.
     """
@@ -47,6 +50,8 @@ class PlannedVariant:
     cell: str
     changes: Values
     lists: dict[str, tuple]
+    seeds: range
+    tuning_seeds: range
     config: Config
     width: Match | None
     length: Match | None
@@ -69,8 +74,6 @@ class Plan:
         budget_name, budget: the chosen budget.
         variants: by full name, every variant in every cell, and the placebo.
         comparisons: pairs of full names; each pair in all cells before the next pair.
-        warnings: what a user should know before the runs start.
-        study: the study that a change is added to, whose seeds it has (lm/sweeps/addition.py); "" for a sweep.
     """
 
     name: str
@@ -80,8 +83,6 @@ class Plan:
     budget: Budget
     variants: dict[str, PlannedVariant]
     comparisons: tuple[tuple[str, str], ...]
-    warnings: tuple[str, ...] = ()
-    study: str = ""
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:
@@ -89,24 +90,20 @@ class Plan:
         baseline = self.sweep.baseline
         return tuple((n, in_cell(baseline, v.cell)) for n, v in self.variants.items() if v.arm == PLACEBO)
 
-    def seeds(self, cell: str) -> tuple[int, ...]:
-        """Return the fresh seeds of the final runs of a cell. Variants are paired by them; cells are independent."""
-        return draw_seeds(in_cell(self.study or self.name, cell), self.budget.seeds)
-
-    def tuning_seeds(self, cell: str) -> tuple[int, ...]:
-        """Return the seeds of the tuning runs of a cell; no final run uses them."""
-        seeds = draw_seeds(in_cell(self.study or self.name, cell), self.budget.tuning_seeds)
-        return tuple(FIRST_TUNING_SEED + seed for seed in seeds)
+    @property
+    def cells(self) -> list[str]:
+        """Return the sizes or texts, or both; [""] without them."""
+        return list(dict.fromkeys(v.cell for v in self.variants.values()))
 
 
-def draw_seeds(name: str, n: int) -> tuple[int, ...]:
-    """Return n seeds that follow from a name. Two names share them with probability 1e-6.
+def draw_seeds(name: str, n: int, above: int = 0) -> range:
+    """Return n seeds above a number that follow from a name. Two names share them with probability 1e-6.
 
     >>> draw_seeds("norms", 3)
-    (168696000, 168696001, 168696002)
+    range(168696000, 168696003)
     """
     first = int(hashlib.sha256(name.encode()).hexdigest(), 16) % (FIRST_TUNING_SEED // MAX_SEEDS) * MAX_SEEDS
-    return tuple(range(first, first + n))
+    return range(above + first, above + first + n)
 
 
 def load_sweep(path: str, budget_name: str) -> Plan:
@@ -115,8 +112,7 @@ def load_sweep(path: str, budget_name: str) -> Plan:
     Raises:
         UserError: the file has mistakes.
     """
-    sweep = read_sweep(path)
-    return plan_sweep(path, sweep, budget_name, _wrong_cells(sweep))
+    return plan_sweep(path, read_sweep(path), budget_name)
 
 
 def read_sweep(path: str) -> Sweep:
@@ -129,29 +125,32 @@ def read_sweep(path: str) -> Sweep:
     return sweep
 
 
-def plan_sweep(path: str, sweep: Sweep, budget_name: str, problems: Iterable[str] = ()) -> Plan:
-    """Plan a sweep of a file under a budget; raises UserError with these and all other mistakes."""
-    problems = [*problems, *_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep)]
-    problems += _wrong_budgets(sweep, budget_name)
+def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
+    """Plan a sweep of a file under a budget; raises UserError with all mistakes."""
+    try:
+        cells = sweep.cells
+    except ValueError as error:
+        raise UserError(f"{path}: sizes and texts: {error}") from None
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
-    variants, warnings, of_configs = _plan_variants(sweep, budget)
+    problems = [*_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep), *_wrong_budgets(sweep, budget_name)]
+    variants, of_configs = _plan_variants(Path(path).stem, sweep, budget)
     if problems := [*problems, *of_configs, *_unequal_lists(sweep, budget, variants)]:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
-    pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in sweep.cells)
-    return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs, warnings)
+    pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells)
+    return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs)
 
 
-def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVariant], tuple[str, ...], list[str]]:
-    """Return every variant in every cell, the warnings, and the mistakes in the configs."""
+def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVariant], list[str]]:
+    """Return every variant in every cell of the sweep of this name, and the mistakes in the configs."""
     arms = dict(sweep.variants)
     if sweep.placebo:
         arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
     planned: dict[str, PlannedVariant] = {}
-    warnings: list[str] = []
     problems: list[str] = []
+    warn = functools.cache(print_warning)  # once for all variants
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
-        name, changes = in_cell(arm, cell), of_cell | of_arm
+        full_name, changes = in_cell(arm, cell), of_cell | of_arm
         lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
         values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in lists}
         matches = {key: values.pop(key) for key in list(values) if isinstance(values[key], Match)}
@@ -160,15 +159,21 @@ def _plan_variants(sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVaria
         configs = []
         for point in points:
             try:
-                configs.append(load_values(sweep.base, values | point, warnings.append))
+                configs.append(load_values(sweep.base, values | point, warn))
             except UserError as error:
-                problems += [f"variant {name!r}: {problem}" for problem in error.problems]
+                problems += [f"variant {full_name!r}: {problem}" for problem in error.problems]
         width, length = matches.get("model.d_ff"), matches.get("train.steps")
         width = width and dataclasses.replace(width, of=in_cell(width.of, cell))
         length = length and dataclasses.replace(length, of=in_cell(sweep.baseline, cell))
+        seeds = draw_seeds(in_cell(name, cell), budget.seeds)
+        tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
+        if full_name in planned:
+            problems.append(f"{full_name!r} would be the name of two variants; rename a variant, size or text")
         if configs:
-            planned[name] = PlannedVariant(arm, cell, changes, lists, configs[0], width, length)
-    return planned, tuple(dict.fromkeys(warnings)), problems
+            planned[full_name] = PlannedVariant(
+                arm, cell, changes, lists, seeds, tuning_seeds, configs[0], width, length
+            )
+    return planned, problems
 
 
 def as_list(key: str, given: Any) -> tuple:
@@ -217,34 +222,12 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, Real if kind is float else kind) and not isinstance(value, bool)
 
 
-def _wrong_cells(sweep: Sweep) -> Iterator[str]:
-    """Yield the mistakes in the sizes and texts."""
-    for field, cells in (("sizes", sweep.sizes), ("texts", sweep.texts)):
-        if len(cells) == 1:
-            yield f"{field}: there is 1, and a comparison between {field} needs at least 2"
-        if "" in cells:
-            yield f"{field}: each must have a name"
-    for text, size in itertools.product(sweep.texts, sweep.sizes):
-        for key in sweep.texts[text].keys() & sweep.sizes[size].keys():
-            yield f"{key} is set by text {text!r} and by size {size!r}; remove it from one of them"
-    names = [in_cell(arm, cell) for cell in sweep.cells for arm in sweep.variants]
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        yield f"{twice[0]!r} would be the name of two variants; rename a variant, size or text"
-    for name, values in sweep.texts.items():
-        for key in values:
-            if not key.startswith(("data.", "optimizer.")):
-                yield f"text {name!r}: {key}: a text may set keys of data and optimizer; set others in values or sizes"
-
-
 def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
     names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
-    several = bool(sweep.sizes or sweep.texts)
-    if len(names) < (2 if pairs or not several else 1):
-        yield f"variants: there {'is' if names else 'are'} {len(names)}, and a comparison needs at least 2"
     if PLACEBO in names:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
-    if not (pairs or several):
+    if not pairs and len(sweep.cells) == 1:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
     if sweep.placebo and not pairs:
         yield "placebo: it checks comparisons, and this sweep has none; remove it"

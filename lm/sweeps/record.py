@@ -2,21 +2,24 @@
 
 import contextlib
 import hashlib
-import time
+import json
 from pathlib import Path
 
-from lm.config import Config, to_dict
+from lm.config import flatten, to_dict
+from lm.config.schema import schema
 from lm.config.values import short
-from lm.errors import TemporaryError, UserError
+from lm.errors import UserError
 from lm.files import is_file_name, lock, read_json, to_json, write_text
-from lm.sweeps.declare import Sweep
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
+PATIENCE = 10.0  # seconds: other processes of the same sweep lock its directory for a moment at a time
+# Keys that a run may be resumed with, but that decide what of a sweep's runs is evaluated or when they stop.
+EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes", "train.on_spike")
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
-    """Return the content of sweep.json for this start.
+    """Return the content of sweep.json for this start, as it is when it is read again.
 
     Args:
         plan: the `lm.sweeps.plan.Plan`.
@@ -31,9 +34,9 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
             "arm": v.plan.arm,
             "cell": v.plan.cell,
             "changes": {key: str(value) for key, value in v.plan.changes.items()},
-            "tune": {key: list(values) for key, values in v.plan.lists.items()},
-            "seeds": list(v.seeds),
-            "tuning_seeds": list(v.tuning_seeds),
+            "tune": v.plan.lists,
+            "seeds": list(v.plan.seeds),
+            "tuning_seeds": list(v.plan.tuning_seeds),
             "n_params": v.n_params,
             "flops_per_token": v.flops,
             "tokens": v.tokens,
@@ -43,7 +46,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
                 "fingerprint": v.corpus.fingerprint,
                 "prepared": v.corpus.record,
                 "sources": {p.name: v.corpus.record[p.name]["fingerprint"] for p in v.corpus.split("test").parts},
-                "notices": list(v.corpus.notices),
+                "notices": v.corpus.notices,
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
             },
@@ -51,30 +54,31 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         }
         for name, v in variants.items()
     }
-    return {
+    record = {
         "name": plan.name,
         "budget": plan.budget_name,
         "question": sweep.question,
         "background": plan.background,
         "base": sweep.base,
         "baseline": sweep.baseline,
-        "axis": _axis(sweep),
-        "cells": list(sweep.cells),
-        "comparisons": [list(pair) for pair in plan.comparisons],
-        "placebos": [list(pair) for pair in plan.placebos],
+        "axis": _axis(plan),
+        "cells": plan.cells,
+        "comparisons": plan.comparisons,
+        "placebos": plan.placebos,
         "margin": float(sweep.margin),
         "tune": list(sweep.lists),
         "values": {key: str(value) for key, value in (sweep.values | plan.budget.values).items()},
         "variants": described,
         "starts": [start],
     }
+    return json.loads(to_json(record))
 
 
-def _axis(sweep: Sweep) -> str | None:
+def _axis(plan) -> str | None:
     """Return what the cells are called, if there are several: sizes, texts, or cells if they are both."""
-    if len(sweep.cells) == 1:
+    if len(plan.cells) == 1:
         return None
-    return "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text"
+    return "cell" if plan.sweep.sizes and plan.sweep.texts else "size" if plan.sweep.sizes else "text"
 
 
 def _checksum(record: dict) -> str:
@@ -107,13 +111,12 @@ def without_cells(record: dict, left_out: list[str]) -> dict:
     return record | pairs | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
 
 
-def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> dict:
+def open_sweep(workdir: Path, record: dict) -> dict:
     """Create a sweep's directory, or check that it holds this sweep, and append this start to sweep.json.
 
     Args:
         workdir: the directory.
         record: what `sweep_record` returned.
-        configs: by variant, its resolved config.
 
     Returns:
         The record with all starts.
@@ -128,50 +131,51 @@ def open_sweep(workdir: Path, record: dict, configs: dict[str, Config]) -> dict:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--workdir {workdir} cannot be created: {error.strerror}") from None
-    with wait_for_lock(workdir):
+    with lock(workdir, timeout=PATIENCE):
         others = sorted(p.name for p in workdir.iterdir() if not p.name.startswith("."))
         old = read_record(workdir) if SWEEP in others else None
         if old is None and others:
             raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
-        if old is not None and (found := differences(old, record, configs)):
+        if old is not None and (found := _differences(old, record)):
             raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
         record = record | {"starts": [*(old["starts"] if old else []), *record["starts"]]}
         write_text(workdir / SWEEP, to_json(record | {"sha256": _checksum(record)}, indent=1) + "\n")
     return record
 
 
-def wait_for_lock(workdir: Path) -> contextlib.AbstractContextManager:
-    """Lock the directory; other processes of the same sweep hold the lock for a moment at a time."""
-    for _ in range(100):
-        with contextlib.suppress(TemporaryError):
-            return lock(workdir)
-        time.sleep(0.1)
-    return lock(workdir)
-
-
-def differences(old: dict, record: dict, configs: dict[str, Config]) -> list[str]:
-    """Return the differences, a line each, between the sweep of a sweep.json and that of `record` and `configs`."""
-    from lm.workdir.config_changes import compare_configs
-
+def _differences(old: dict, record: dict) -> list[str]:
+    """Return the differences between two sweeps, a line each."""
     fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune")
     found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
     if old["variants"].keys() != record["variants"].keys():
         return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
     for name, now in record["variants"].items():
-        was = old["variants"][name]
-        lines = compare_configs(was["config"], configs[name])[0]
-        pairs = {key: (was[key], now[key]) for key in ("tune", "seeds", "tuning_seeds", "tokens", "warm_starts")}
-        pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
-        for key in ("every", "max_batches", "batch_size", "probes"):  # they decide what is evaluated and when
-            pairs[f"config.eval.{key}"] = tuple(_listed(x["config"]["eval"].get(key)) for x in (was, now))
-        pairs["config.train.on_spike"] = tuple(x["config"]["train"].get("on_spike", "none") for x in (was, now))
-        lines += [f"{key}: {old} -> {new} (sweep -> now)" for key, (old, new) in pairs.items() if old != new]
-        found += [f"  variant {name!r}: {line}" for line in dict.fromkeys(lines)]
+        lines = variant_differences(old["variants"][name], now)
+        found += [f"  variant {name!r}: {line} (sweep -> now)" for line in lines]
     return found
 
 
-def _listed(value):
-    return list(value) if isinstance(value, tuple) else value  # as JSON has it
+def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list[str]:
+    """Return the differences between two entries of a variant that may change its runs, a line each.
+
+    Args:
+        was, now: the entries. Their configs may be flat.
+        only_shared: leave out keys of the config that only one of the two has.
+    """
+    fixed = ("n_params", "tune", "seeds", "tuning_seeds", "tokens", "warm_starts")
+    pairs = {key: (was[key], now[key]) for key in fixed}
+    pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
+    before, after = flatten(was["config"]), flatten(now["config"])
+    keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
+    for key in filter(_decides, sorted(keys)):
+        pairs[f"config.{key}"] = before.get(key, "absent"), after.get(key, "absent")
+    return [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]
+
+
+def _decides(key: str) -> bool:
+    """Return whether a config key decides what the runs compute, or what of them is evaluated."""
+    _, field = schema().get(key, (None, None))
+    return field is None or not field.metadata["execution"] or key in EVALUATED
 
 
 def read_failures(workdir: Path) -> dict[str, str]:

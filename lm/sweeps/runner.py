@@ -19,8 +19,8 @@ from lm.cost.units import duration
 from lm.errors import TemporaryError, UserError
 from lm.files import COUNT, lock, read_json, to_json, write_text
 from lm.sweeps.plan import Plan
-from lm.sweeps.record import SWEEP, open_sweep, sweep_record, wait_for_lock
-from lm.sweeps.results import Run, append_runs, choice_of, drop_damaged_lines, outcomes_of, read_runs
+from lm.sweeps.record import PATIENCE, SWEEP, open_sweep, sweep_record
+from lm.sweeps.results import Run, append_runs, drop_damaged_lines, outcomes_of, read_runs
 from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
@@ -56,8 +56,6 @@ def run_sweep(
         UserError: the sweep cannot run, or `workdir` holds another one.
     """
     progress = Progress(next(iter(plan.variants.values())).config.train.steps, sys.stdout)
-    for warning in plan.warnings:
-        progress.say(f"WARNING: {warning}")
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if published:
@@ -77,7 +75,7 @@ def run_sweep(
         return int(traced != variants.keys())
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     record = sweep_record(plan, variants, describe_start() | {"device": device})
-    record = open_sweep(workdir, record, {name: v.config for name, v in variants.items()})
+    record = open_sweep(workdir, record)
     if published:
         published.copy_to(workdir, record)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
@@ -123,7 +121,7 @@ class _Runner:
         self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
         self.say, self.signals = say, signals
         self.failed: list[list[Key]] = []  # groups of runs
-        with wait_for_lock(workdir):
+        with lock(workdir, timeout=PATIENCE):
             self.runs = {run.key: run for run in read_runs(workdir, say)}
             drop_damaged_lines(workdir)
 
@@ -131,7 +129,7 @@ class _Runner:
         """Train everything that is missing, cell by cell; returns the exit code."""
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
-            self.train([("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].seeds])
+            self.train([("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].plan.seeds])
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
             return 128 + self.signals.received
@@ -150,28 +148,27 @@ class _Runner:
         The rounds are the same in all processes, whatever has finished: groups of runs are claimed by their content.
         """
         known: dict[str, dict[tuple, Outcome]] = {name: {} for name in names}
-        open_ = list(names)
-        while open_ and not self.signals.received:
-            todo = {name: choose(self.record["variants"][name]["tune"], known[name]).missing for name in open_}
-            open_ = [name for name, points in todo.items() if points]
-            self.train([("tuning", n, p, s) for n in open_ for p in todo[n] for s in self.variants[n].tuning_seeds])
-            for name in list(open_):
+        while True:
+            if self.signals.received:
+                return {}
+            choices = {name: choose(self.record["variants"][name]["tune"], found) for name, found in known.items()}
+            todo = {name: choice.missing for name, choice in choices.items() if choice.missing}
+            if not todo:
+                break
+            plans = {name: self.variants[name].plan for name in todo}
+            self.train([("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds])
+            for name, points in todo.items():
                 found = outcomes_of(self.record, self.runs.values(), name)
-                if not found.keys() >= set(todo[name]):
-                    open_.remove(name)  # some of its runs failed
-                    del known[name]
-                    continue
-                known[name] |= {point: found[point] for point in todo[name]}
-        points = {}
-        for name in known if not self.signals.received else ():
-            choice = choice_of(self.record, self.runs.values(), name)
-            assert choice.point  # nothing is missing
-            points[name] = choice.point
+                if found.keys() >= set(points):
+                    known[name] |= {point: found[point] for point in points}
+                else:
+                    del known[name]  # some of its runs failed
+        for name, choice in choices.items():
             if len(self.record["variants"][name]["tune"]) > 1 or self.variants[name].plan.n_points:
                 self.say(f"{name}: tuned to {self._describe(choice.point)} (best tried: {self._describe(choice.best)})")
             for key in choice.at_edge:
                 self.say(f"WARNING: {name}: the best {key} is still at the edge of its list, which was extended")
-        return points
+        return {name: choice.point for name, choice in choices.items() if choice.point}
 
     def _describe(self, point: tuple | None) -> str:
         keys = [key.rpartition(".")[2] for key in self.record["tune"]]
@@ -256,7 +253,7 @@ class _Runner:
         for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
             chosen = dict(zip(v.plan.lists, point, strict=True))
             finished.append(Run(phase, name, chosen, seed, tokens=v.tokens, **result, **about))
-        with wait_for_lock(self.workdir):
+        with lock(self.workdir, timeout=PATIENCE):
             append_runs(self.workdir, finished)
         self.runs |= {run.key: run for run in finished}
         shutil.rmtree(directory, ignore_errors=True)

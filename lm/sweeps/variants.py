@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from lm.training.batch_source import BatchSource
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
 from lm.training.warm_start import WarmStart, warm_start
-from lm.workdir.config_changes import experiment_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Variant:
         plan: what the sweep file says about it.
         config: the resolved config with seed 0, at the first value of each list.
         corpus: its data.
-        seeds, tuning_seeds: of its runs.
         n_params, flops: parameters, and training FLOPs per token.
         warm_starts: by seed, the parameters that a run starts from; empty: random.
     """
@@ -45,8 +43,6 @@ class Variant:
     plan: PlannedVariant
     config: Resolved
     corpus: Corpus
-    seeds: tuple[int, ...]
-    tuning_seeds: tuple[int, ...]
     n_params: int
     flops: float
     warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)
@@ -60,7 +56,7 @@ class Variant:
     @property
     def n_runs(self) -> int:
         """Return the number of runs without extensions of the lists."""
-        return self.plan.n_points * len(self.tuning_seeds) + len(self.seeds)
+        return self.plan.n_points * len(self.plan.tuning_seeds) + len(self.plan.seeds)
 
     @property
     def first_point(self) -> tuple:
@@ -83,7 +79,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         The variants by name.
 
     Raises:
-        UserError: a config is invalid, data lacks a split, or two variants have equal configs.
+        UserError: a config is invalid, or data lacks a split.
     """
     resolved = _resolve_configs(plan, say)
     for name, planned in plan.variants.items():
@@ -98,13 +94,9 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
     variants = {}
     for name, planned in plan.variants.items():
         config, corpus = resolved[name]
-        seeds, tuning_seeds = plan.seeds(planned.cell), plan.tuning_seeds(planned.cell)
         cost = flops.flops_per_token(config.model, config.train.seq_len)
-        variant = Variant(planned, config, corpus, seeds, tuning_seeds, _n_params(config), cost)
+        variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
-    rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
-    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
-    refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
     return variants
 
 
@@ -142,21 +134,17 @@ def _check(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
 
 
 def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
-    """Return by seed the parameters that the variant's runs start from."""
-    if variant.config.init_from is None:
-        return {}
-    seeds = [*variant.seeds, *(variant.tuning_seeds if variant.plan.n_points else ())]
-    configs = {seed: variant.run_config(variant.first_point, seed) for seed in seeds}
+    """Return by seed the parameters that the variant's runs start from; none without init_from."""
     found: dict[int, WarmStart] = {}
-    for seed, config in configs.items():
-        start = warm_start(config, variant.corpus, lambda text: None)
-        assert start  # init_from is set
-        found[seed] = start
-    groups: dict[tuple, list[int]] = {}  # seeds whose runs load the same parameters
-    for seed, start in found.items():
-        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(seed)
+    for seed in (*variant.plan.seeds, *(variant.plan.tuning_seeds if variant.plan.n_points else ())):
+        config = variant.run_config(variant.first_point, seed)
+        if start := warm_start(config, variant.corpus, lambda text: None):
+            found[seed] = start
+    groups: dict[tuple, list[WarmStart]] = {}  # of seeds whose runs load the same parameters
+    for start in found.values():
+        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(start)
     for alike in groups.values():
-        say(f"{name}, {plural(len(alike), 'seed')}: {found[alike[0]].describe()}")
+        say(f"{name}, {plural(len(alike), 'seed')}: {alike[0].describe()}")
     return found
 
 
@@ -210,7 +198,7 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
     found = {}
     for name, v in variants.items():
         try:
-            found[name] = fingerprint(v.run_config(v.first_point, 0), v.corpus, v.warm_starts.get(v.seeds[0]))
+            found[name] = fingerprint(v.run_config(v.first_point, 0), v.corpus, v.warm_starts.get(v.plan.seeds[0]))
         except UserError:
             raise
         except Exception as error:
@@ -298,14 +286,14 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
             f"{plural(n_tuning, 'run')} to tune ({plural(plan.budget.tuning_seeds, 'tuning seed')}), and more where "
             f"the best value is at the edge of its list; then {plural(len(variants) * plan.budget.seeds, 'run')} at "
             f"the tuned values ({plural(plan.budget.seeds, 'fresh seed')})",
-            *(f"{cell}{': ' * bool(cell)}seeds {_range(plan.seeds(cell))}, tuning seeds "
-              f"{_range(plan.tuning_seeds(cell))}" for cell in plan.sweep.cells),
+            *(f"{cell}{': ' * bool(cell)}seeds {_range(p.seeds)}, tuning seeds {_range(p.tuning_seeds)}"
+              for cell, p in {p.cell: p for p in plan.variants.values()}.items()),
             f"training: {total:.3g} FLOPs without extensions",
         ]
     )  # fmt: skip
 
 
-def _range(values: tuple) -> str:
+def _range(values: Sequence) -> str:
     """Return the first and the last value, and how many there are.
 
     >>> _range((0.001, 0.002, 0.004)), _range((7,))

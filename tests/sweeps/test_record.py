@@ -1,12 +1,10 @@
 """sweep.json: damaged and changed files, and directories that hold something else."""
 
-import dataclasses
 import json
 
 import pytest
 from running import ROOT
 
-from lm.config import to_dict
 from lm.errors import UserError
 from lm.files import to_json
 from lm.sweeps.plan import load_sweep
@@ -19,7 +17,7 @@ START = {"time": "now", "platform": "Linux", "processor": "cpu", "device": "2 x 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """The record and the configs of the tiny sweep, none of whose runs is trained."""
+    """The record of the tiny sweep, none of whose runs is trained."""
     base = tmp_path_factory.mktemp("sweep")
     (base / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
     with pytest.MonkeyPatch.context() as patch:
@@ -27,7 +25,7 @@ def sweep(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(base))
         plan = load_sweep(str(ROOT / "tests" / "configs" / "tiny_sweep.py"), "quick")
         variants = resolve_variants(plan, lambda text: None)
-    return sweep_record(plan, variants, START), {name: v.config for name, v in variants.items()}
+    return sweep_record(plan, variants, START)
 
 
 def write(workdir, record, **changes):
@@ -39,14 +37,13 @@ def write(workdir, record, **changes):
 
 
 def test_every_start_is_kept(tmp_path, sweep):
-    record, configs = sweep
     for device in ("2 x cpu", "1 x gpu"):
-        open_sweep(tmp_path / "s", record | {"starts": [START | {"device": device}]}, configs)
+        open_sweep(tmp_path / "s", sweep | {"starts": [START | {"device": device}]})
     assert [start["device"] for start in read_record(tmp_path / "s")["starts"]] == ["2 x cpu", "1 x gpu"]
 
 
 def test_a_changed_number_is_refused_as_another_file_is(tmp_path, sweep):
-    path = write(tmp_path, sweep[0]) / "sweep.json"
+    path = write(tmp_path, sweep) / "sweep.json"
     path.write_text(path.read_text().replace('"margin": 0.005', '"margin": 0.006'))
     with pytest.raises(UserError, match="its content differs from its checksum"):
         read_record(tmp_path)
@@ -56,12 +53,11 @@ def test_a_changed_number_is_refused_as_another_file_is(tmp_path, sweep):
 
 
 def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
-    record, configs = sweep
-    open_sweep(tmp_path / "s", record, configs)
-    glu = record["variants"]["glu"]
-    changed = record["variants"] | {"glu": glu | {"tune": {"optimizer.learning_rate": [0.5]}, "seeds": [1, 2]}}
+    open_sweep(tmp_path / "s", sweep)
+    glu = sweep["variants"]["glu"]
+    changed = sweep["variants"] | {"glu": glu | {"tune": {"optimizer.learning_rate": [0.5]}, "seeds": [1, 2]}}
     with pytest.raises(UserError) as caught:
-        open_sweep(tmp_path / "s", record | {"budget": "full", "variants": changed}, configs)
+        open_sweep(tmp_path / "s", sweep | {"budget": "full", "variants": changed})
     text = str(caught.value)
     assert "holds another sweep" in text
     assert "budget: quick -> full (sweep -> now)" in text
@@ -71,25 +67,22 @@ def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
 
 def test_a_sweep_goes_on_with_the_same_probes_and_the_same_rule_for_spikes(tmp_path, sweep):
     """Both keys may change at a resumption of one run."""
-    record, configs = sweep
-    open_sweep(tmp_path / "s", record, configs)
-    for section, key, value in (("eval", "probes", ("recall",)), ("train", "on_spike", "skip")):
-        config = configs["glu"]
-        part = dataclasses.replace(getattr(config, section), **{key: value})
-        now = dataclasses.replace(config, **{section: part})
-        variant = record["variants"]["glu"] | {"config": to_dict(now)}
-        changed = record | {"variants": record["variants"] | {"glu": variant}}
+    open_sweep(tmp_path / "s", sweep)
+    glu = sweep["variants"]["glu"]
+    for section, key, value in (("eval", "probes", ["recall"]), ("train", "on_spike", "skip")):
+        config = glu["config"] | {section: glu["config"][section] | {key: value}}
+        changed = sweep | {"variants": sweep["variants"] | {"glu": glu | {"config": config}}}
         with pytest.raises(UserError, match=rf"variant 'glu': config\.{section}\.{key}: \w+ -> .*(sweep -> now)"):
-            open_sweep(tmp_path / "s", changed, configs | {"glu": now})
+            open_sweep(tmp_path / "s", changed)
 
 
 def test_directories_that_hold_something_else_are_refused(tmp_path, sweep):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("")
     with pytest.raises(UserError, match=r"is not empty \(something\) and holds no sweep"):
-        open_sweep(tmp_path / "full", *sweep)
+        open_sweep(tmp_path / "full", sweep)
     with pytest.raises(UserError, match="cannot be created"):
-        open_sweep(tmp_path / "full" / "something", *sweep)
+        open_sweep(tmp_path / "full" / "something", sweep)
     with pytest.raises(UserError, match="holds no sweep"):
         read_record(tmp_path / "full")
 

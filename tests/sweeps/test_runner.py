@@ -29,10 +29,11 @@ class NoSignals:
 class Norm:
     """A stand-in for a variant, named by its norm."""
 
-    corpus, warm_starts, tokens, seeds, tuning_seeds = None, {}, 640, SEEDS, TUNING_SEEDS
+    corpus, warm_starts, tokens = None, {}, 640
 
     def __init__(self, norm, cell="", rates=RATES):
-        self.norm, self.plan = norm, SimpleNamespace(n_points=len(rates), lists={LEARNING_RATE: rates}, cell=cell)
+        about = {"n_points": len(rates), "lists": {LEARNING_RATE: rates}, "seeds": SEEDS, "tuning_seeds": TUNING_SEEDS}
+        self.norm, self.plan = norm, SimpleNamespace(**about, cell=cell)
 
     def run_config(self, point, seed):
         return tiny(optimizer={"learning_rate": point[0]}, train={"seed": seed}, model={"norm": self.norm})

@@ -34,7 +34,7 @@ CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
 
 def planned(config, changes=(), rates=(1e-3,), **matches) -> PlannedVariant:
     matches = {"width": None, "length": None} | matches
-    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, config, **matches)
+    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, **matches)
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
@@ -108,7 +108,7 @@ def variants_of(changes: dict[str, dict], rates: dict[str, tuple]) -> dict[str, 
             section, _, key = key.partition(".")
             sections.setdefault(section, {})[key] = value
         config = tiny(**sections)
-        found[name] = Variant(planned(config, changed, rates[name]), config, CORPUS, (0,), (1,), 1, 7.0)
+        found[name] = Variant(planned(config, changed, rates[name]), config, CORPUS, 1, 7.0)
     return found
 
 
@@ -155,7 +155,7 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
     config = tiny(train={"steps": 10, "batch_size": 4, "seq_len": 16})
     rates = {"tuned": (1e-3, 2e-3, 4e-3, 8e-3), "given": (1e-3,)}
     variants = {
-        name: Variant(planned(config, {}, rate), config, CORPUS, tuple(range(5)), (6, 7), 1, cost)
+        name: Variant(planned(config, {}, rate), config, CORPUS, 1, cost)
         for (name, rate), cost in zip(rates.items(), (7.0, 100.0), strict=True)
     }
     described = describe_variants(plan_of({name: v.plan for name, v in variants.items()}), variants)
@@ -224,6 +224,7 @@ def test_an_unused_hyperparameter_does_not_change_the_fingerprint_and_another_co
 
 def test_the_config_of_a_run_has_its_point_and_its_seed():
     lists = {LEARNING_RATE: (1e-3, 2e-3), "optimizer.b2": (0.9, 0.99)}
-    variant = Variant(PlannedVariant("", "", {}, lists, None, None, None), tiny(), CORPUS, (0,), (1,), 1, 7.0)
+    plan = PlannedVariant("", "", {}, lists, range(1), range(1), None, None, None)
+    variant = Variant(plan, tiny(), CORPUS, 1, 7.0)
     expected = tiny(optimizer={"learning_rate": 3e-3, "b2": 0.97}, train={"seed": 7})
     assert variant.run_config((3e-3, 0.97), 7) == expected
