@@ -96,7 +96,8 @@ def replication(directory: Path) -> str:
     if not page.exists():
         return ""
     record = read_json(page / "sweep.json")
-    variants = {name: record["variants"][name] for name in ("SiLU", "SwiGLU")}
+    seeds = {"seeds": range(5), "tuning_seeds": (1_000_000, 1_000_001)}  # of EARLIER
+    variants = {name: record["variants"][name] | seeds for name in ("SiLU", "SwiGLU")}
     record |= {"variants": variants, "comparisons": [["SwiGLU", "SiLU"]], "placebos": []}
     earlier = analyze(record, runs_from_csv(page / EARLIER)).claims[0]
     present = next(c for c in read_page(page).claims if (c.variant, c.against) == ("SwiGLU", "SiLU"))

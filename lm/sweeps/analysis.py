@@ -17,7 +17,6 @@ from lm.sweeps import statistics
 from lm.sweeps.declare import in_cell
 from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
-from lm.sweeps.tuning import Choice, outcome
 
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
@@ -217,7 +216,7 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
         claims += _judged(record, [_mean(record, group) for group in _by_arms(comparisons)])
         placebos += [dataclasses.replace(_mean(record, group), kind=PLACEBO)
                      for group in _by_arms(placebos) if len(group) > 1]  # fmt: skip
-    claims += _judged(record, comparisons) + [_judge(record, placebo, 1.0) for placebo in placebos]
+    claims += _judged(record, comparisons) + [_judged(record, [placebo])[0] for placebo in placebos]
     order = list(record["variants"])
     runs = [run for run in runs if run.variant in record["variants"]]
     runs = sorted(runs, key=lambda r: (order.index(r.variant), r.phase == "final", tuple(r.point.values()), r.seed))
@@ -226,10 +225,7 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
 
 def _variant(record: dict, runs: Sequence[Run], name: str) -> Variant:
     about = record["variants"][name]
-    if record.get("design") == "grid":
-        choice, final = _at_best_of_grid(record, runs, name)
-    else:
-        choice, final = choice_of(record, runs, name), final_runs(record, runs, name)
+    choice, final = choice_of(record, runs, name), final_runs(record, runs, name)
     limit = stuck_above(record, name, "test")
     losses = {seed: math.nan if run.test_loss is None else run.test_loss for seed, run in final.items()}
     speeds = [run.tokens_per_second for run in final.values() if run.tokens_per_second]
@@ -244,27 +240,6 @@ def _variant(record: dict, runs: Sequence[Run], name: str) -> Variant:
         n_stuck=sum(loss > limit for loss in losses.values()),
         tokens_per_second=float(np.median(speeds)) if speeds else about.get("tokens_per_second", math.nan),
     )
-
-
-def _at_best_of_grid(record: dict, runs: Sequence[Run], name: str) -> tuple[Choice, dict[int, Run]]:
-    """Return the best point of the grid, and by seed the final runs there.
-
-    This is the design of the pages that were published before final runs were trained at the vertex.
-    """
-    ((key, values),) = record["variants"][name]["tune"].items()
-    limit = stuck_above(record, name, "validation")
-    tuned: dict[float, list] = {}
-    for run in runs:
-        if (run.phase, run.variant) == ("tuning", name):
-            tuned.setdefault(run.point[key], []).append(run.val_loss)
-    best = min(tuned, key=lambda value: outcome(tuned[value], limit).rank) if tuned else values[0]
-    final = {
-        run.seed: run
-        for run in runs
-        if (run.phase, run.variant) == ("final", name) and math.isclose(run.point[key], best, rel_tol=1e-6)
-    }
-    at_edge = (key,) if len(values) > 1 and best in (values[0], values[-1]) else ()
-    return Choice({key: tuple(values)}, (), (best,), (best,), at_edge), dict(sorted(final.items()))
 
 
 def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[str], in_cell: bool) -> Claim:
@@ -333,22 +308,19 @@ def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -
     return [dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)]
 
 
-def _judged(record: dict, claims: Sequence[Claim]) -> list[Claim]:
-    """Give the claims of one family their corrected p-values and verdicts."""
-    factors = statistics.holm_factors([claim.p for claim in claims])
-    judged = [_judge(record, claim, factor) for claim, factor in zip(claims, factors, strict=True)]
-    p_values = statistics.holm([claim.p for claim in claims])
-    return [dataclasses.replace(claim, p_holm=p) for claim, p in zip(judged, p_values, strict=True)]
-
-
-def _judge(record: dict, claim: Claim, factor: float) -> Claim:
-    """Give a claim its verdict, from the interval at the level that Holm's factor asks for."""
-    if claim.difference is None:
-        return claim
-    level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
-    low, high = claim.difference.interval(level)
-    verdict = NO_CONCLUSION if record["budget"] != "full" else statistics.verdict(low, high, record["margin"])
-    return dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict)
+def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
+    """Give the claims of one family their corrected p-values, and verdicts from the intervals at Holm's level."""
+    p_values, judged = [claim.p for claim in family], []
+    corrected = zip(family, statistics.holm_factors(p_values), statistics.holm(p_values), strict=True)
+    for claim, factor, p_holm in corrected:
+        if claim.difference:
+            level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
+            low, high = claim.difference.interval(level)
+            verdict = NO_CONCLUSION if record["budget"] != "full" else statistics.verdict(low, high, record["margin"])
+            p_holm = math.nan if claim.kind == PLACEBO else p_holm
+            claim = dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict, p_holm=p_holm)
+        judged.append(claim)
+    return judged
 
 
 # ---- Warnings --------------------------------------------------------------------------------------------------

@@ -225,7 +225,9 @@ def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, 
 
 def choice_of(record: dict, runs: Iterable[Run], variant: str) -> Choice:
     """Return which values a variant's tuning runs chose, or which points they lack; see `lm.sweeps.tuning.choose`."""
-    return choose(record["variants"][variant]["tune"], outcomes_of(record, runs, variant))
+    # Pages of the design "grid" were published before final runs were trained at the vertex.
+    at_vertex = record.get("design") != "grid"
+    return choose(record["variants"][variant]["tune"], outcomes_of(record, runs, variant), at_vertex)
 
 
 def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.errors import TemporaryError, UserError
-from lm.files import COUNT, lock, read_json, to_json, write_text
+from lm.errors import TemporaryError
+from lm.files import lock, to_json, without_links, write_text
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import PATIENCE, SWEEP, open_sweep, sweep_record
 from lm.sweeps.results import Run, append_runs, drop_damaged_lines, outcomes_of, read_runs
@@ -288,16 +288,18 @@ class _Runner:
         return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
 
 
-def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained the runs of a directory.
+def _attempts(directory: Path) -> Path:
+    """Return the file of a directory of runs that has a byte for each process which died after the newest checkpoint.
 
-    A process that trains them now is counted. Deaths before the newest checkpoint are not: the runs make progress.
+    A process that trains the runs now is counted.
     """
-    try:
-        found = read_json(directory / "attempts.json", {"attempts": COUNT, "step": (COUNT, None)})
-    except (FileNotFoundError, UserError):  # none, or a damaged count
-        return 0
-    return found["attempts"] if newest_checkpoint(directory) == found["step"] else 0
+    return directory / f"attempts-{newest_checkpoint(directory) or 0}"
+
+
+def n_deaths(directory: Path) -> int:
+    """Return how many processes have died while they trained the runs of a directory and made no progress."""
+    path = _attempts(directory)
+    return path.stat().st_size if path.is_file() else 0
 
 
 @contextlib.contextmanager
@@ -312,8 +314,9 @@ def attempt(directory: Path) -> Iterator[None]:
     if (deaths := n_deaths(directory)) >= MAX_DEATHS:
         raise RuntimeError(f"{deaths} processes died while they trained these runs; do they fit in memory?")
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "attempts.json"
-    write_text(path, to_json({"attempts": deaths + 1, "step": newest_checkpoint(directory)}) + "\n")
+    path = _attempts(directory)
+    with open(path, "ab", opener=without_links) as file:
+        file.write(b".")
     try:
         yield
     finally:

@@ -46,8 +46,8 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
 
     Returns:
         The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and the micro-batches
-        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by name. Runs with equal
-        configs and the same names share a program.
+        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by name. Two runs share a
+        program if, and only if, these configs are equal.
     """
     values = {name: getattr(config.optimizer, name) for name in TRACED}
     values = {name: value for name, value in values.items() if value}
@@ -58,12 +58,6 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
         micro_batch_size = cpu_memory.micro_batch_size(config, n_parameters)
     train = dataclasses.replace(config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size)
     return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
-
-
-def program_of(config: Resolved) -> tuple:
-    """Return a key that is equal for two configs if, and only if, their runs share a program."""
-    program, values = split_config(config)
-    return program, tuple(values)
 
 
 def with_values(config: Resolved, values: dict, seed=None) -> Resolved:
@@ -89,16 +83,14 @@ class Programs(NamedTuple):
 
 
 @functools.cache
-def make_programs(program: Resolved, runs_per_device: int, n_devices: int | None = None) -> Programs:
+def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     """Make the programs for several runs; each device vectorizes its share of them (vmap).
 
     Args:
         program: the config of the program; see `split_config`.
         runs_per_device: how many runs each device vectorizes.
-        n_devices: how many devices are used; None: all.
     """
-    devices = jax.devices()[:n_devices]
-    mesh = jax.make_mesh((len(devices),), ("run",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = jax.make_mesh((jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices())
     runs, replicated = PartitionSpec("run"), PartitionSpec()
 
     def over_runs(f):
@@ -166,24 +158,21 @@ class StackedRuns:
         if any(program != self.config for program, _ in splits):
             raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
         self.configs, self.corpus, self.directory, self._warm_starts = configs, corpus, directory, warm_starts or []
+        self._tokens_per_step = self.config.train.batch_size * self.config.train.seq_len * len(configs)
         self._progress = Progress(self.config.train.steps, stream)
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
-        self._seeds = np.array([config.train.seed for config in padded], np.uint32)
         self._programs = make_programs(self.config, runs_per_device)
+        seeds = [config.train.seed for config in padded]
+        self._seeds = jax.device_put(np.array(seeds, np.uint32), self._programs.by_run)
         names, values = splits[0][1], [split_config(config)[1] for config in padded]
-        self._values = self._put({name: np.array([v[name] for v in values]) for name in names})
+        stacked = {name: np.array([v[name] for v in values]) for name in names}
+        self._values = jax.device_put(stacked, self._programs.by_run)
         source = BatchSource(corpus.split("train"), self.config)
-        self._sources = [source.with_seed(seed) for seed in self._seeds.tolist()]
+        self._sources = [source.with_seed(seed) for seed in seeds]
         self._resident = jax.device_put(source.resident, self._programs.replicated)
         # The inputs of an evaluation by (split, max_batches), on the devices.
         self._evaluated: dict[tuple[str, int], tuple] = {}
-
-    def _put(self, tree):
-        """Copy arrays (R, ...) to the devices, each run to its own."""
-        dtype = jax.dtypes.canonicalize_dtype(float)
-        cast = lambda a: a.astype(dtype) if a.dtype == np.float64 else a  # noqa: E731
-        return jax.device_put(jax.tree.map(cast, tree), self._programs.by_run)
 
     def train(self, signals: Signals) -> list[dict] | None:
         """Train to the last step.
@@ -199,13 +188,13 @@ class StackedRuns:
 
     def _first_states(self, checkpoints: Checkpoints) -> tuple[int, Any, dict]:
         """Return (step, states, record) of the newest intact checkpoint, else (0, the states of step 0, {})."""
-        seeds, by_run = self._put(self._seeds), self._programs.by_run
+        by_run = self._programs.by_run
         if checkpoints.steps():
-            abstract = jax.eval_shape(self._programs.init, seeds)
+            abstract = jax.eval_shape(self._programs.init, self._seeds)
             abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
             if found := checkpoints.restore(abstract):
                 return found
-        states = self._programs.init(seeds)
+        states = self._programs.init(self._seeds)
         if self._warm_starts:
             params = self._warm_started(states.params)
             start = jax.jit(jax.vmap(optimizer(self.config).init), out_shardings=by_run)
@@ -225,8 +214,8 @@ class StackedRuns:
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * n_runs))
         evaluations = record.get("evaluations", [])
-        began = saved = time.monotonic()
-        speed = _Speed(self.config, n_runs)
+        began = saved = since = time.monotonic()
+        speeds: list[float] = []  # tokens per second of each dispatch
 
         def eval_due(step: int) -> bool:
             return bool(every) and step % every == 0 and step < steps
@@ -250,7 +239,9 @@ class StackedRuns:
             pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
             stop=lambda: signals.received is not None,
         ):
-            self._show_losses(done, halted_at_R, speed)
+            speeds.append(self._tokens_per_step * done.dispatch.n_steps / max(time.monotonic() - since, 1e-9))
+            since = time.monotonic()
+            self._show_losses(done, halted_at_R, speeds[-1])
             if done.state is None:
                 continue
             states, step = done.state, done.dispatch.end
@@ -259,43 +250,43 @@ class StackedRuns:
             if save_due(step):
                 save()
                 saved = time.monotonic()
-            speed.restart()
+            since = time.monotonic()
         if signals.received:
             save()
             return None
         splits = "validation", "test", *(f"probe/{name}" for name in self.config.eval.probes or ())
         evaluations += [self._evaluate(states, steps, split, 0) for split in splits]
-        about = {"seconds": seconds() / n_runs, "tokens_per_second": speed.median(), "at_once": n_runs}
+        about = {"seconds": seconds() / n_runs, "tokens_per_second": _median(speeds), "at_once": n_runs}
         return [self._result(i, int(halted_at), evaluations) | about for i, halted_at in enumerate(halted_at_R)]
 
     def tokens_per_second(self) -> float:
         """Measure the speed of a few dispatches, all runs together. Nothing is written."""
-        n, states = self.config.train.steps_per_dispatch, self._programs.init(self._put(self._seeds))
-        inputs, speed = self._inputs(0, n), _Speed(self.config, len(self.configs))
+        n, states = self.config.train.steps_per_dispatch, self._programs.init(self._seeds)
+        inputs, speeds = self._inputs(0, n), []
         for _ in range(4):
+            since = time.monotonic()
             states, metrics = self._programs.steps(states, self._resident, inputs, self._values, np.int32(n))
             jax.block_until_ready(metrics)
-            speed.after(n)
-        return speed.median() or math.nan
+            speeds.append(self._tokens_per_step * n / max(time.monotonic() - since, 1e-9))
+        return _median(speeds) or math.nan
 
     def _inputs(self, step: int, n_steps: int):
         """Return the inputs of a dispatch, stacked over the runs."""
         inputs = [source.train(step, n_steps) for source in self._sources]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *inputs), self._programs.by_run)
 
-    def _show_losses(self, done: Done, halted_at_R: np.ndarray, speed: "_Speed") -> None:
+    def _show_losses(self, done: Done, halted_at_R: np.ndarray, tokens_per_second: float) -> None:
         """Show the median loss of a dispatch, and record in halted_at_R which runs stopped in it."""
         n_runs, (step, n) = len(self.configs), done.dispatch
         losses, finite = done.metrics["loss"][:n_runs, :n].astype(float), done.metrics["finite"][:n_runs, :n]
         for i in range(n):
             halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
             losses[halted_at_R > 0, i] = math.nan
-        tokens_per_second = speed.after(n)
         if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
             median = float(np.median(alive)) if len(alive) else math.nan
             line = {"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second}
-            self._progress.update(line | {"tokens": done.dispatch.end * speed.tokens_per_step})
+            self._progress.update(line | {"tokens": done.dispatch.end * self._tokens_per_step})
 
     def _evaluate(self, states, step: int, split: str, max_batches: int) -> dict:
         """Return for each run the sums of nats, and the numbers of tokens, of each batch of a split or probe.
@@ -358,36 +349,16 @@ class StackedRuns:
         }
 
 
-class _Speed:
-    """Measure the tokens per second of all runs together, from one dispatch to the next.
-
-    Attributes:
-        tokens_per_step: those of all runs.
-    """
-
-    def __init__(self, config: Resolved, n_runs: int):
-        self.tokens_per_step = config.train.batch_size * config.train.seq_len * n_runs
-        self._found: list[float] = []
-        self.restart()
-
-    def restart(self) -> None:
-        self._since = time.monotonic()
-
-    def after(self, n_steps: int) -> float:
-        before, self._since = self._since, time.monotonic()
-        self._found.append(n_steps * self.tokens_per_step / max(self._since - before, 1e-9))
-        return self._found[-1]
-
-    def median(self) -> float | None:
-        """Return the median over the dispatches but the first, which compiles; None if there is no other."""
-        return statistics.median(self._found[1:]) if len(self._found) > 1 else None
+def _median(speeds: list[float]) -> float | None:
+    """Return the median over the dispatches but the first, which compiles; None if there is no other."""
+    return statistics.median(speeds[1:]) if len(speeds) > 1 else None
 
 
 def group_by_program(configs: dict, size: int) -> list[list]:
     """Group the keys of configs that share a program into lists of at most `size`; keys keep their order."""
-    groups: dict[tuple, list] = {}
+    groups: dict[Resolved, list] = {}
     for key, config in configs.items():
-        groups.setdefault(program_of(config), []).append(key)
+        groups.setdefault(split_config(config)[0], []).append(key)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 

@@ -118,12 +118,13 @@ class Choice(NamedTuple):
     at_edge: tuple[str, ...] = ()
 
 
-def choose(lists: Lists, outcomes: Mapping[Point, Outcome]) -> Choice:
+def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = True) -> Choice:
     """Choose the values of a variant, or say which points its tuning lacks.
 
     Args:
         lists: the declared lists. One value each needs no tuning.
         outcomes: the outcome of every point whose tuning runs are finished.
+        at_vertex: False: lists are not extended, and the final runs train at the best point of the grid.
 
     >>> rates = {LEARNING_RATE: (0.001, 0.002, 0.004)}
     >>> found = {(0.001,): outcome([2.0]), (0.002,): outcome([2.5]), (0.004,): outcome([3.5])}
@@ -132,6 +133,8 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome]) -> Choice:
     >>> choose(rates, found | {(0.0005,): outcome([2.0])}).missing
     ((0.00025,),)
     >>> choose(rates, found | {(0.0005,): outcome([2.5])}).point
+    (0.001,)
+    >>> choose(rates, found, at_vertex=False).point
     (0.001,)
     """
     longer = {key: tuple(values) for key, values in lists.items()}
@@ -145,6 +148,8 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome]) -> Choice:
         lowest = points[found.index(min(found))]
         best = dict(zip(longer, lowest, strict=True))
         edges = [key for key, values in longer.items() if _is_scale(values) and best[key] in (values[0], values[-1])]
+        if not at_vertex:
+            return Choice(longer, (), lowest, lowest, tuple(edges))
         before = longer
         for key in edges:
             if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:

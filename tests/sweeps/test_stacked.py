@@ -103,7 +103,7 @@ def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole
     monkeypatch.setattr(cpu_memory, "n_cores", jax.device_count)
     program, values = split_config(config)
     assert program.train.micro_batch_size == 1 < config.train.batch_size
-    programs = make_programs(program, 1, 1)
+    programs = make_programs(program, 1)
     inputs = jax.tree.map(lambda a: a[None], inputs_of(config))
     values = {name: jnp.array([value], "float32") for name, value in values.items()}
     state, metrics = programs.steps(programs.init(np.zeros(1, np.uint32)), None, inputs, values, np.int32(N_STEPS))
