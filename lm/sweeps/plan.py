@@ -43,7 +43,7 @@ class PlannedVariant:
         seeds: fresh ones, of the final runs. Variants of a cell are paired by them; cells are independent.
         tuning_seeds: of the tuning runs; no final run has them.
         config: its config with the first value of each list. Matched values are the base's.
-        width, length: how model.d_ff and train.steps are computed, with the full name of the other variant; or None.
+        matches: how model.d_ff or train.steps are computed, with the full name of the other variant.
     """
 
     arm: str
@@ -53,8 +53,7 @@ class PlannedVariant:
     seeds: range
     tuning_seeds: range
     config: Config
-    width: Match | None
-    length: Match | None
+    matches: dict[str, Match]
 
     @property
     def n_points(self) -> int:
@@ -134,7 +133,8 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     problems = [*_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep), *_wrong_budgets(sweep, budget_name)]
     variants, of_configs = _plan_variants(Path(path).stem, sweep, budget)
-    if problems := [*problems, *of_configs, *_unequal_lists(sweep, budget, variants)]:
+    problems += [*of_configs, *_wrong_matches(variants), *_unequal_lists(sweep, budget, variants)]
+    if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
     pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells)
@@ -154,6 +154,9 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
         lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
         values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in lists}
         matches = {key: values.pop(key) for key in list(values) if isinstance(values[key], Match)}
+        matches = {k: dataclasses.replace(m, of=in_cell(m.of or sweep.baseline, cell)) for k, m in matches.items()}
+        if "train.seed" in values:
+            problems.append(f"variant {full_name!r}: train.seed is set by the sweep; remove it")
         first = {key: found[0] for key, found in lists.items() if found}
         points = [first, *({**first, key: value} for key, found in lists.items() for value in found[1:])]
         configs = []
@@ -162,17 +165,12 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
                 configs.append(load_values(sweep.base, values | point, warn))
             except UserError as error:
                 problems += [f"variant {full_name!r}: {problem}" for problem in error.problems]
-        width, length = matches.get("model.d_ff"), matches.get("train.steps")
-        width = width and dataclasses.replace(width, of=in_cell(width.of, cell))
-        length = length and dataclasses.replace(length, of=in_cell(sweep.baseline, cell))
         seeds = draw_seeds(in_cell(name, cell), budget.seeds)
         tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
         if full_name in planned:
             problems.append(f"{full_name!r} would be the name of two variants; rename a variant, size or text")
         if configs:
-            planned[full_name] = PlannedVariant(
-                arm, cell, changes, lists, seeds, tuning_seeds, configs[0], width, length
-            )
+            planned[full_name] = PlannedVariant(arm, cell, changes, lists, seeds, tuning_seeds, configs[0], matches)
     return planned, problems
 
 
@@ -251,28 +249,14 @@ def _wrong_values(sweep: Sweep) -> Iterator[str]:
     if not low <= sweep.margin <= high:
         yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
     shared = {"values": sweep.values, "placebo": sweep.placebo}
-    shared |= {f"budget {name!r}: values": b.values for name, b in sweep.budgets.items()}
-    sizes = {f"size {name!r}": values for name, values in sweep.sizes.items()}
-    texts = {f"text {name!r}": values for name, values in sweep.texts.items()}
-    variants = {f"variant {name!r}": changes for name, changes in sweep.variants.items()}
-    tuned = {LEARNING_RATE, *sweep.tune}
-    for place, values in (shared | sizes | texts | variants).items():
-        if "train.seed" in values:
-            yield f"{place}: train.seed is set by the sweep; remove it"
-        for key in tuned & values.keys() if place in shared else ():
+    shared |= {f"budget {name!r}: values": budget.values for name, budget in sweep.budgets.items()}
+    for place, values in shared.items():
+        for key in {LEARNING_RATE, *sweep.tune} & values.keys():
             yield f"{place}: {key} is tuned; set it in learning_rates or tune, or in a variant"
-        for key, value in values.items():
-            if isinstance(value, Match) and key != MATCHED_KEYS[value.what]:
-                yield f"{place}: {key}: {value}: only {MATCHED_KEYS[value.what]} can be matched this way"
-            elif isinstance(value, Match) and value.of and place not in variants:
-                yield f"{place}: {key}: {value}: matched widths belong in variants"
-            elif key.startswith("eval.") and place in variants:
-                yield f"{place}: {key} must be the same for all variants; set it in values"
     for variant, changes in sweep.variants.items():
-        matches = [value for value in changes.values() if isinstance(value, Match) and value.of]
-        targets = [sweep.variants.get(match.of, {}) for match in matches]
-        if any(isinstance(value, Match) for target in targets for value in target.values()):
-            yield f"variant {variant!r}: it is matched to a variant that is itself matched; match both to a third"
+        for key in changes:
+            if key.startswith("eval."):
+                yield f"variant {variant!r}: {key} must be the same for all variants; set it in values"
 
 
 def _wrong_lists(sweep: Sweep) -> Iterator[str]:
@@ -292,6 +276,17 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
         numbers = all(_fits(value, float) for value in values)
         if not values or len(set(map(repr, values))) < len(values) or (numbers and list(values) != sorted(values)):
             yield f"{place}{key}: {short(found)} must be values in ascending order, at least one, without duplicates"
+
+
+def _wrong_matches(variants: dict[str, PlannedVariant]) -> Iterator[str]:
+    """Yield the values that cannot be computed from another variant."""
+    for name, planned in variants.items():
+        for key, match in planned.matches.items():
+            target = variants.get(match.of)
+            if key != MATCHED_KEYS[match.what]:
+                yield f"variant {name!r}: {key}: {match}: only {MATCHED_KEYS[match.what]} can be matched this way"
+            elif target and key == "model.d_ff" and key in target.matches:
+                yield f"variant {name!r}: it is matched to a variant that is itself matched; match both to a third"
 
 
 def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]) -> Iterator[str]:

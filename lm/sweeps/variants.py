@@ -83,13 +83,13 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
     """
     resolved = _resolve_configs(plan, say)
     for name, planned in plan.variants.items():
-        if planned.width:
+        if match := planned.matches.get("model.d_ff"):
             config, corpus = resolved[name]
-            resolved[name] = matched(config, planned.width, resolved[planned.width.of][0]), corpus
+            resolved[name] = matched(config, match, resolved[match.of][0]), corpus
     for name, planned in plan.variants.items():
-        if planned.length:
-            (config, corpus), (target, _) = resolved[name], resolved[planned.length.of]
-            resolved[name] = trained_on(config, planned.length.ratio * _n_params(target)), corpus
+        if match := planned.matches.get("train.steps"):
+            (config, corpus), (target, _) = resolved[name], resolved[match.of]
+            resolved[name] = trained_on(config, match.ratio * _n_params(target)), corpus
     _check(plan, resolved)
     variants = {}
     for name, planned in plan.variants.items():
@@ -122,8 +122,8 @@ def _check(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
     """Raise UserError with the mistakes in the configs, some of whose widths and lengths were computed."""
     problems = []
     for name, (config, _) in resolved.items():
-        matches = {"model.d_ff": plan.variants[name].width, "train.steps": plan.variants[name].length}
-        computed = "".join(f", with {key} from {match}" for key, match in matches.items() if match)
+        matches = plan.variants[name].matches
+        computed = "".join(f", with {key} from {match}" for key, match in matches.items())
         try:
             check_config(config)
             check_memory(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
@@ -306,7 +306,7 @@ def _changes(name: str, variants: dict[str, Variant]) -> str:
     """Return what a variant changes, as in the sweep file, with a matched width and its remaining difference."""
     v = variants[name]
     changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
-    if match := v.plan.width:
+    if match := v.plan.matches.get("model.d_ff"):
         target = variants[match.of]
         more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
         changes["model.d_ff"] = f"{v.config.model.d_ff} ({match}: {more})"

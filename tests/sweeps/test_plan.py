@@ -42,7 +42,7 @@ def test_the_plan():
     plan = load_sweep(str(TINY), "full")
     lists = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert lists == {"mlp": (0.03, 0.1, 0.3), "glu": (0.02, 0.04, 0.08), "wild": (0.1, 0.2, 1e30)}
-    assert plan.variants["glu"].width == Match("params", "mlp")
+    assert plan.variants["glu"].matches == {"model.d_ff": Match("params", "mlp")}
     config = plan.variants["mlp"].config
     assert (config.model.ffn, config.model.d_model, config.train.steps) == ("mlp", 16, 8)
     assert config.optimizer.learning_rate == 0.03
@@ -61,8 +61,9 @@ def test_every_variant_is_planned_at_every_size(planned):
     rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
     assert rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)  # a variant's own list is used at all sizes
-    assert plan.variants["glu, m"].width == Match("params", "mlp, m")
-    assert plan.variants["wild, m"].length == Match("tokens", "mlp, m", 5)
+    length = {"train.steps": Match("tokens", "mlp, m", 5)}
+    assert plan.variants["glu, m"].matches == {"model.d_ff": Match("params", "mlp, m")} | length
+    assert plan.variants["wild, m"].matches == length
     assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
 
 
@@ -115,8 +116,8 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.d_ff": match_flops("b")}}, **PAIR}, "a variant that is itself matched"),
     ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
     ({"values": None}, "values: None must be dict["),
-    ({"values": {"model.d_ff": match_tokens(5)}}, "values: model.d_ff: 5 tokens per parameter: only train.steps"),
-    ({"values": {"model.d_ff": match_params("mlp")}}, "values: model.d_ff: params of 'mlp': matched widths belong in"),
+    ({"values": {"model.d_ff": match_tokens(5)}}, "variant 'mlp': model.d_ff: 5 tokens per parameter: only train."),
+    ({"values": {"model.d_ff": match_params("mlp")}}, "variant 'wild': it is matched to a variant that is itself"),
     ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
     (

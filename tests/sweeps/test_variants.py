@@ -1,6 +1,7 @@
 """Variants: matched widths and lengths, and the refusal of two that are the same experiment."""
 
 import dataclasses
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -32,9 +33,8 @@ SPLITS = {name: Split(name, TOKENS, 400, 400) for name in ("train", "validation"
 CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
 
 
-def planned(config, changes=(), rates=(1e-3,), **matches) -> PlannedVariant:
-    matches = {"width": None, "length": None} | matches
-    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, **matches)
+def planned(config, changes=(), rates=(1e-3,), matches=MappingProxyType({})) -> PlannedVariant:
+    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, matches)
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
@@ -88,8 +88,8 @@ def test_a_config_is_checked_again_after_its_steps_and_width_are_computed(monkey
     monkeypatch.setattr(module, "_resolve_configs", lambda plan, say: {n: (c, CORPUS) for n, c in configs.items()})
 
     def resolve(steps):
-        length = Match("tokens", "a", steps * 64 / n_params(configs["a"]))
-        return resolve_variants(plan_of({n: planned(c, length=length) for n, c in configs.items()}), print)
+        matches = {"train.steps": Match("tokens", "a", steps * 64 / n_params(configs["a"]))}
+        return resolve_variants(plan_of({n: planned(c, matches=matches) for n, c in configs.items()}), print)
 
     assert {v.config.train.steps for v in resolve(30).values()} == {30}
     with pytest.raises(UserError) as found:
@@ -224,7 +224,7 @@ def test_an_unused_hyperparameter_does_not_change_the_fingerprint_and_another_co
 
 def test_the_config_of_a_run_has_its_point_and_its_seed():
     lists = {LEARNING_RATE: (1e-3, 2e-3), "optimizer.b2": (0.9, 0.99)}
-    plan = PlannedVariant("", "", {}, lists, range(1), range(1), None, None, None)
+    plan = PlannedVariant("", "", {}, lists, range(1), range(1), None, {})
     variant = Variant(plan, tiny(), CORPUS, 1, 7.0)
     expected = tiny(optimizer={"learning_rate": 3e-3, "b2": 0.97}, train={"seed": 7})
     assert variant.run_config((3e-3, 0.97), 7) == expected
