@@ -1,20 +1,24 @@
 """What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system; and Orbax's log."""
 
-import contextlib
 import functools
 import logging
 import os
 import re
 import sys
-import traceback
 from pathlib import Path
 
 from lm.errors import TemporaryError, first_line
-from lm.files import files_below, open_regular
 
 
 class Corrupted(Exception):
     """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
+
+
+# What TensorStore and XLA print for failures of the system.
+_SYSTEM_FAILURE = re.compile(
+    r"PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|Out of memory"
+    r"|os_error_code='(?!2'|20'|21')\d+'"  # other than ENOENT, ENOTDIR and EISDIR
+)
 
 
 def unreadable(directory: Path, step: int, part: str, error: Exception) -> Exception:
@@ -30,39 +34,15 @@ def unreadable(directory: Path, step: int, part: str, error: Exception) -> Excep
         TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
         Corrupted.
     """
-    reason = _system_failure(error)
-    if not reason:
-        try:
-            for path in files_below(directory / str(step)):  # raises for a folder without permission, unlike rglob
-                with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
-                    while file.read(2**24):
-                        pass
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as found:
-            reason = f"{found.strerror}: {found.filename}"
-    if reason:
-        return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
+    cause: BaseException | None = error
+    while cause is not None:
+        missing = isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        failed = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno and not missing)
+        if failed or (not isinstance(cause, OSError) and _SYSTEM_FAILURE.search(str(cause))):
+            reason = first_line(cause)
+            return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
+        cause = cause.__cause__ or cause.__context__
     return Corrupted(f"its {part} cannot be read: {first_line(error)}")
-
-
-# What TensorStore and XLA print for failures of the system.
-_SYSTEM_FAILURE = re.compile(
-    r"PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|Out of memory"
-    r"|os_error_code='(?!2'|20'|21')\d+'"  # other than ENOENT, ENOTDIR and EISDIR
-)
-
-
-def _system_failure(error: BaseException | None) -> str | None:
-    """Return the system's failure behind an error, or None: the error is about the content, or a missing file."""
-    while error is not None:
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno and not missing):
-            return f"{type(error).__name__}: {error}"
-        if not isinstance(error, OSError) and _SYSTEM_FAILURE.search(str(error)):
-            return first_line(error)
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def disk_failure(error: BaseException) -> str | None:
@@ -94,11 +74,8 @@ def _drop_late_callbacks(hook, unraisable) -> None:
 
 
 def _is_not_orbax(record: logging.LogRecord) -> bool:
-    # asyncio logs the exceptions of Orbax's tasks that nothing waited for after the first one failed.
-    return not (record.name == "asyncio" and _raised_by_orbax(record)) and "orbax" not in record.pathname
+    """Return whether neither the file nor the text or traceback of a record is of Orbax.
 
-
-def _raised_by_orbax(record: logging.LogRecord) -> bool:
-    """Return whether a record is about a task or an exception of Orbax."""
-    frames = traceback.walk_tb(record.exc_info[2]) if record.exc_info else ()
-    return "orbax" in record.getMessage() or any("orbax" in frame.f_code.co_filename for frame, _ in frames)
+    asyncio logs the exceptions of Orbax's tasks that nothing waited for after the first one failed.
+    """
+    return "orbax" not in record.pathname and "orbax" not in logging.Formatter().format(record)

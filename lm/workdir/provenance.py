@@ -42,10 +42,13 @@ def compare_starts(before: dict, now: dict) -> list[str]:
     then, here = before["environment"], now["environment"]
     if changed := [name for name in REFUSED if then.get(name) != here.get(name)]:
         raise UserError(*(_refusal(name, then.get(name), here.get(name)) for name in changed))
-    devices = [s["devices"] if before["devices"] else {} for s in (before, now)]  # an import has none
-    old, new = (
-        {**s["versions"], **s["environment"], **devices[i], **_commit(s["git"])} for i, s in enumerate((before, now))
-    )
+
+    def facts(start: dict) -> dict:
+        devices = start["devices"] if before["devices"] else {}  # an import has none
+        commit = {"commit": start["git"]["commit"][:12]} if start["git"] else {}
+        return {**start["versions"], **start["environment"], **devices, **commit}
+
+    old, new = facts(before), facts(now)
     lines = [
         f"{name} {old.get(name)} -> {new.get(name)} since the last start: the resumed run may not be bit-identical"
         for name in new | old
@@ -59,10 +62,6 @@ def compare_starts(before: dict, now: dict) -> list[str]:
 def _refusal(name: str, then: str | None, here: str | None) -> str:
     advice = f"unset {name}" if then is None else f"set {name}={shlex.quote(then)}"
     return f"--resume: {name} is {here or 'not set'} and was {then or 'not set'}, so its numbers would change; {advice}"
-
-
-def _commit(git: dict | None) -> dict[str, str]:
-    return {"commit": git["commit"][:12]} if git else {}
 
 
 def format_command(module: str, arguments: list[str]) -> str:
