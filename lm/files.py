@@ -17,6 +17,7 @@ import shutil
 import stat
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
     {'steps': 3, 'losses': [2.5, 'NaN']}
     >>> parse_json('{"steps": "3"}', {"steps": (COUNT, None)})
     Traceback (most recent call last):
-    ValueError: steps is '3', not an integer of at least 0 or null
+    ValueError: steps is "3", not an integer of at least 0 or null
     """
     if not content.strip():
         raise ValueError("it is empty")
@@ -179,6 +180,23 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
     return value
 
 
+def with_checksum(value: dict) -> dict:
+    """Return an object for JSON with the CRC-32 of its text as "crc32".
+
+    >>> with_checksum({"steps": 3})
+    {'steps': 3, 'crc32': '7f1c32aa'}
+    """
+    return value | {"crc32": f"{zlib.crc32(to_json(value).encode()):08x}"}
+
+
+def without_checksum(found: dict) -> dict:
+    """Return an object of `with_checksum` without its checksum; raises ValueError if that differs or is missing."""
+    value = {key: x for key, x in found.items() if key != "crc32"}
+    if found != with_checksum(value):
+        raise ValueError("its checksum differs")
+    return value
+
+
 def check_shape(value, expected, where: str = "") -> None:
     """Raise ValueError if a value, found at `where`, has another shape; see `parse_json`."""
     alternatives = expected if isinstance(expected, tuple) else (expected,)
@@ -186,16 +204,20 @@ def check_shape(value, expected, where: str = "") -> None:
     if shape is alternatives:
         wanted = " or ".join(map(_name_of, alternatives))
         raise ValueError(f"{where or 'its content'} is {_shown(value)}, not {wanted}")
-    items = {}
     if isinstance(shape, list):
-        items = {f"{where}[{i}]": (item, shape[0]) for i, item in enumerate(value)}
+        for i, item in enumerate(value):
+            check_shape(item, shape[0], f"{where}[{i}]")
     elif isinstance(shape, dict):
-        shapes = dict.fromkeys(value, shape[str]) if str in shape else shape
-        if missing := [key for key in shapes if key not in value]:
-            raise ValueError(f"{where or 'its content'} has no {missing[0]!r}")
-        items = {f"{where}.{key[:80]}".lstrip("."): (value[key], shapes[key]) for key in shapes}
-    for name, (item, expected_item) in items.items():
-        check_shape(item, expected_item, name)
+        for key, of_item in (dict.fromkeys(value, shape[str]) if str in shape else shape).items():
+            if key not in value:
+                raise ValueError(f"{where or 'its content'} has no {key!r}")
+            check_shape(value[key], of_item, f"{where}.{key[:80]}".lstrip("."))
+
+
+_NAMES = {
+    dict: "an object", list: "a list", str: "a string", int: "an integer", float: "a number", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
 
 
 def _is_a(value, shape) -> bool:
@@ -218,14 +240,11 @@ def _name_of(shape) -> str:
         return f"an integer of at least {shape.start}"
     if isinstance(shape, str):
         return repr(shape)
-    names: dict[Any, str] = {dict: "an object", list: "a list", str: "a string", int: "an integer"}
-    names |= {float: "a number", None: "null"}
-    return names.get(type(shape) if isinstance(shape, list | dict) else shape, "true or false")
+    return _NAMES[shape if isinstance(shape, type) else type(shape)]
 
 
 def _shown(value) -> str:
-    names = {dict: "an object", list: "a list", bool: str(value).lower(), type(None): "null"}
-    return names.get(type(value)) or repr(value[:40] if isinstance(value, str) else value)[:80]
+    return _NAMES[type(value)] if isinstance(value, list | dict) else json.dumps(value)[:80]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -338,16 +357,13 @@ def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
     discard its cached answer that the path does not exist.
     """
     deadline = time.monotonic() + seconds
-    while not (exists := _is_listed(path)) and time.monotonic() < deadline:
+    while True:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if path.name in os.listdir(path.parent) and path.exists():
+                return True
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(0.1)
-    return exists
-
-
-def _is_listed(path: Path) -> bool:
-    try:
-        return path.name in os.listdir(path.parent) and path.exists()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def remove_while_written(directory: Path, seconds: float = 2.0) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import functools
 import sys
-from pathlib import Path
 
 from lm import runtime
 from lm.command_line.training import as_python, parse_arguments
@@ -11,9 +10,8 @@ from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
 from lm.files import to_json
-from lm.workdir.directory import complete_filling
 from lm.workdir.mirror import Mirror
-from lm.workdir.saved_run import check_init_from, check_workdir, is_arriving
+from lm.workdir.saved_run import check_init_from, check_workdir
 
 
 @with_exit_code
@@ -58,8 +56,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
     """Train, unless the run is finished, and return the exit code."""
     # Check everything that does not need jax before importing it, which takes seconds.
     mirror = Mirror(a.mirror, a.workdir) if a.mirror else None
-    arriving = bool(a.workdir) and is_arriving(a.workdir)
-    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir and not arriving else None
+    saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
     if saved and saved.finished_at == config.train.steps and not mirror:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
@@ -72,9 +69,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
 
     processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
     runtime.require_platform(a.platform)
-    resume = a.resume or bool(a.branch_from) or arriving
-    if arriving:
-        processes.from_first(complete_filling, Path(a.workdir))
+    resume = a.resume or bool(a.branch_from)
     if mirror:
         resume = processes.from_first(mirror.fetch, config, say=print) or resume
     if a.branch_from:

@@ -31,7 +31,7 @@ CORRUPTED = [
     (b"null", "its content is null, not an object"),
     (GOOD.replace('"name"', '"nom"').encode(), "its content has no 'name'"),
     (GOOD.replace('"a"', "7").encode(), "name is 7, not a string"),
-    (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is '1.5', not a number or 'NaN' or"),
+    (GOOD.replace("1.5", '"1.5"').encode(), "losses.3 is \"1.5\", not a number or 'NaN' or"),
     (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
     (GOOD.replace('"a"', '"\\ud800"').encode(), "surrogates not allowed"),
     (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),

@@ -16,9 +16,9 @@ from lm.errors import UserError
 from lm.files import COUNT, read_json, to_json, write_text
 from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
-from lm.workdir.directory import complete_filling, fill
+from lm.workdir.directory import fill
 from lm.workdir.metrics import cut_back
-from lm.workdir.saved_run import holds_run, is_step
+from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
@@ -36,7 +36,6 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
         UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.
         TemporaryError: if another process uses the new directory.
     """
-    complete_filling(Path(directory))
     if holds_run(directory):
         return
     step = _shared_step(Path(source), config)
@@ -58,7 +57,7 @@ def _shared_step(source: Path, config: Config) -> int:
     if problems := compare_configs(old, config)[0]:
         raise UserError(f"--branch_from: {source} holds a run of another experiment; set these back:", *problems)
     last = min(stable_steps(n, o) for n in (steps, old["train"]["steps"]))
-    found = sorted(int(path.name) for path in (source / "checkpoints").glob("*") if is_step(path.name))
+    found = checkpoint_steps(source)
     shared = [step for step in found if step <= last]
     if not shared:
         raise UserError(

@@ -20,10 +20,9 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath  # the only type of path that ocp.path.step.Metadata accepts
-from jax.experimental import multihost_utils
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.optimizers import average_of
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
@@ -34,7 +33,6 @@ from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unre
 from lm.workdir.saved_run import checkpoint_steps
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
-_RECORD = {"leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}}, "meta": dict, "sha256": str}
 
 
 # ---- Saving and resuming a run -----------------------------------------------------------------------------------
@@ -102,8 +100,7 @@ class Checkpoints:
 
     def is_best(self, step: int) -> bool:
         """Return whether the validation loss of a step is finite, and smaller than that of every other checkpoint."""
-        others = [self.val_losses[s] for s in self.steps() if s in self.val_losses and s != step]
-        return step in self.val_losses and all(self.val_losses[step] < other for other in others)
+        return best_step({*self.steps(), step}, self.val_losses) == step
 
     def save(self, step: int, state, meta: dict) -> bool:
         """Write a checkpoint in the background.
@@ -166,7 +163,10 @@ class Checkpoints:
             except Corrupted as reason:
                 corrupted[candidate] = str(reason)
                 continue
-            self._set_aside(corrupted, candidate)
+            if corrupted:  # and newer: renamed, so that their steps can be saved again
+                warnings = from_first(lambda: [self._set_aside(*item) for item in corrupted.items()])
+                self._manager.reload()
+                self._say("; ".join(warnings) + f"; falling back to step {candidate}")
             return candidate, jax.tree.unflatten(jax.tree.structure(saved), leaves.values()), record["meta"]
         if not candidates:
             return None
@@ -175,21 +175,12 @@ class Checkpoints:
             *(f"  step {candidate}: {reason}" for candidate, reason in corrupted.items()),
         )
 
-    def _set_aside(self, corrupted: dict[int, str], intact: int) -> None:
-        """Rename corrupted checkpoints that are newer than the intact one, so that their steps can be saved again."""
-        if not corrupted:
-            return
-        warnings = []
-        for step, reason in corrupted.items():
-            names = (self._directory / f"{step}.corrupted-{n}" for n in itertools.count(1))
-            target = next(name for name in names if not name.exists())
-            multihost_utils.sync_global_devices(f"name for corrupted step {step} chosen")
-            if jax.process_index() == 0:
-                (self._directory / str(step)).rename(target)
-            warnings.append(f"WARNING: corrupted checkpoint of step {step} ({reason}), renamed to {target.name}")
-        multihost_utils.sync_global_devices("corrupted checkpoints renamed")
-        self._manager.reload()
-        self._say("; ".join(warnings) + f"; falling back to step {intact}")
+    def _set_aside(self, step: int, reason: str) -> str:
+        """Rename a corrupted checkpoint, and return a warning."""
+        names = (self._directory / f"{step}.corrupted-{n}" for n in itertools.count(1))
+        target = next(name for name in names if not name.exists())
+        (self._directory / str(step)).rename(target)
+        return f"WARNING: corrupted checkpoint of step {step} ({reason}), renamed to {target.name}"
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written. Raises TemporaryError if one could not be written."""
@@ -246,7 +237,7 @@ def restore_params(
 
 
 def _newest(directory: Path, n: int) -> list[int]:
-    steps = _steps_on_disk(directory)
+    steps = checkpoint_steps(directory.parent)
     if not 0 < n <= len(steps):
         raise UserError(
             f"--step mean:{n}: {directory} holds {len(steps)} checkpoints; use at most as many (a run keeps "
@@ -267,7 +258,8 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
         if _optimizer(record).get("name") == "schedule_free":  # then params are y, and its average needs z
             first = next(iter(chosen))
             parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}"))
-        return {f"{part}/{path}": _like(leaves[f"{part}/{path}"], x) for part in parts for path, x in chosen.items()}
+        places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
+        return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 
     record, leaves = _read(directory, step, wanted)
     found, *z = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
@@ -278,11 +270,6 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
 
 def _optimizer(record: dict) -> dict:
     return record["meta"].get("config", {}).get("optimizer", {})
-
-
-def _like(leaf, place) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of a leaf with the sharding of another."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place.sharding)
 
 
 def verify(workdir: str | Path, step: int) -> None:
@@ -298,9 +285,8 @@ def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> t
         record = _in_all(lambda: _read_record(directory, step))
         leaves = {path: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for path, x in record["leaves"].items()}
         return record, _read_leaves(directory, step, record, wanted(record, leaves), partial=True)
-    except (Corrupted, TypeError, ValueError, KeyError, AttributeError) as error:
-        reason = error if isinstance(error, Corrupted) else f"its record was edited: {first_line(error)}"
-        others = [other for other in _steps_on_disk(directory) if other != step]
+    except Corrupted as reason:
+        others = [other for other in checkpoint_steps(directory.parent) if other != step]
         advice = f"choose another step: {others}" if others else "there is no other checkpoint"
         raise UserError(f"the checkpoint of step {step} in {directory} is corrupted ({reason}); {advice}") from None
 
@@ -309,14 +295,14 @@ def read_metas(workdir: str | Path) -> dict[int, dict]:
     """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
     quieten_orbax()
     directory, metas = _directory(workdir), {}
-    for step in _steps_on_disk(directory):
+    for step in checkpoint_steps(directory.parent):
         with contextlib.suppress(Corrupted):
             metas[step] = _read_record(directory, step)["meta"]
     return metas
 
 
 def _choose(directory: Path, step: int | str) -> int:
-    steps = _steps_on_disk(directory)
+    steps = checkpoint_steps(directory.parent)
     if not steps:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             read_json(directory.parent / "config.json")  # a damaged one says more: it may be that of a downloaded model
@@ -350,16 +336,12 @@ def _directory(workdir: str | Path) -> Path:
     return Path(workdir).absolute() / "checkpoints"  # Orbax refuses relative paths
 
 
-def _steps_on_disk(directory: Path) -> list[int]:
-    return [step for step in checkpoint_steps(directory.parent) if (directory / str(step)).is_dir()]
-
-
 def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:
     """Rename files in which Orbax records the times of a checkpoint and that it cannot read, damaged or of a newer one.
 
     One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the directory.
     """
-    for step in _steps_on_disk(directory):
+    for step in checkpoint_steps(directory.parent):
         try:
             _ = ocp.path.step.Metadata(step=step, path=epath.Path(directory / str(step))).commit_timestamp
         except OSError:
@@ -384,7 +366,7 @@ def _read_record(directory: Path, step: int) -> dict:
     It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
-        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), _RECORD)
+        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), {"sha256": str})
         digest = record.pop("sha256")
     except Exception as error:
         raise unreadable(directory, step, "record", error) from error
@@ -455,13 +437,10 @@ def _abstract(leaf) -> jax.ShapeDtypeStruct:
 
 
 def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: bool) -> list[str]:
-    missing, surplus = wanted.keys() - stored.keys(), stored.keys() - wanted.keys()
-    problems = [f"  {path}: not in the checkpoint" for path in sorted(missing)]
-    if not partial:
-        problems += [f"  {path}: only in the checkpoint" for path in sorted(surplus)]
+    problems = [f"  {path}: not in the checkpoint" for path in sorted(wanted.keys() - stored.keys())]
+    problems += [f"  {path}: only in the checkpoint" for path in sorted(stored.keys() - wanted.keys()) if not partial]
     for path in sorted(wanted.keys() & stored.keys()):
-        now, then = _description(wanted[path]), stored[path]
-        for key in ("shape", "dtype"):
-            if then[key] != now[key]:
-                problems.append(f"  {path}: {key} is {then[key]} in the checkpoint and {now[key]} in the model")
+        for key, now in _description(wanted[path]).items():
+            if (then := stored[path][key]) != now:
+                problems.append(f"  {path}: {key} is {then} in the checkpoint and {now} in the model")
     return problems

@@ -27,16 +27,16 @@ def experiment_digest(config) -> str:
     return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
 
 
-def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
+def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[list[str], list[str]]:
     """Compare a run's saved config with a new one.
 
     Args:
         old: the dict read from config.json.
         config: the new Config.
+        steps_made: the steps that the run has taken, which decide whether `train.steps` may differ; None: it may.
 
     Returns:
-        Lines on the keys that decide what is computed, and lines on the others. `train.steps` is left out: see
-        `refuse_growth`.
+        Lines on the keys that decide what is computed, and lines on the others.
     """
     was = flatten(old, "config.")
     differences: tuple[list[str], list[str]] = ([], [])
@@ -45,6 +45,10 @@ def compare_configs(old: dict, config) -> tuple[list[str], list[str]]:
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
+    if steps_made is not None and (steps := old["train"]["steps"]) != config.train.steps:
+        refusal = refuse_growth(steps, config.train.steps, config.optimizer, steps_made)
+        notice = f"config.train.steps: {steps} -> {config.train.steps} (run -> now)"
+        differences[refusal is None].append(refusal or notice)
     return differences
 
 

@@ -13,16 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, lock, to_json, write_bytes
+from lm.files import check_in_place, lock, to_json, with_checksum, write_bytes
 from lm.workdir.config_changes import experiment_digest
-from lm.workdir.metrics import checksum
 from lm.workdir.provenance import compare_starts, describe_start
-from lm.workdir.saved_run import ARRIVED, check_workdir, is_arriving
-
-SUMMARY_FIELDS = (
-    "status", "steps", "tokens", "n_params", "val_loss", "test_loss", "val_bits_per_byte", "wall_seconds", "data",
-    "config_digest",
-)  # fmt: skip
+from lm.workdir.saved_run import ARRIVING, check_workdir
 
 
 def default_workdir(name: str, root: str | Path = "runs") -> Path:
@@ -36,7 +30,7 @@ def default_workdir(name: str, root: str | Path = "runs") -> Path:
 
 
 def fill(workdir: Path, write: Callable[[Path], None]) -> None:
-    """Put files into a directory, all or none of them, at whatever moment the process is killed.
+    """Put the files of a run into a directory that holds none. Until all are there, `holds_run` is false.
 
     Args:
         workdir: the directory.
@@ -46,25 +40,17 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
         TemporaryError: if another process uses the directory.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    partial = workdir / "arriving.partial"
+    partial = workdir / ARRIVING
     with lock(workdir):
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)  # of a killed process
         partial.mkdir()
         write(partial)
-        partial.rename(workdir / ARRIVED)
-    complete_filling(workdir)
-
-
-def complete_filling(workdir: Path) -> None:
-    """Move the files that `fill` has written to their places, if they are not there yet."""
-    if is_arriving(workdir):
-        with lock(workdir):
-            for path in sorted((workdir / ARRIVED).iterdir()):
-                target = workdir / path.name
-                if target.is_dir() and not target.is_symlink():  # of a start that left no run
-                    shutil.rmtree(target)
-                path.replace(target)
-            (workdir / ARRIVED).rmdir()
+        for path in list(partial.iterdir()):
+            target = workdir / path.name
+            if target.is_dir() and not target.is_symlink():  # of a start that left no run
+                shutil.rmtree(target)
+            path.replace(target)
+        partial.rmdir()
 
 
 class Workdir:
@@ -114,7 +100,12 @@ class Workdir:
             raise
 
     def _record_start(self, config, data: dict | None, resume: bool, devices: dict) -> list[str]:
-        saved = check_workdir(self.path, config, resume=resume, data=data)
+        if (self.path / ARRIVING).exists():
+            raise UserError(
+                f"--workdir {self.path} holds a part of a run: a copy was interrupted; repeat the command with its "
+                "--mirror or --branch_from, or give another --workdir"
+            )
+        saved = check_workdir(self.path, config, resume=resume)
         notices, starts = (saved.changed_settings(config), saved.starts) if saved else ([], [])
         this_start = describe_start() | {"devices": devices}
         if starts:
@@ -144,9 +135,8 @@ class Workdir:
         self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_summary(self, **values) -> None:
-        """Write summary.json, with its checksum; fields of SUMMARY_FIELDS that are not given are null."""
-        summary = dict.fromkeys(SUMMARY_FIELDS) | values
-        self.write_json("summary.json", summary | {"crc32": checksum(to_json(summary))})
+        """Write summary.json, with its checksum."""
+        self.write_json("summary.json", with_checksum(values))
 
     def close(self) -> None:
         """Release the lock."""

@@ -12,20 +12,19 @@ import math
 import os
 import re
 import secrets
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from lm.errors import UserError
 from lm.files import (
     COUNT,
-    NUMBER,
     check_in_place,
-    check_shape,
     name_errors,
     parse_json,
     read_bytes,
     to_json,
+    with_checksum,
+    without_checksum,
     without_links,
     write_text,
 )
@@ -34,9 +33,6 @@ from lm.workdir.tensorboard import EventFile
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-_TRAINING, _EVALUATION, _DETAILS = {"loss": NUMBER}, {"loss": NUMBER, "split": str}, {"detail": dict}  # shapes of lines
-_SCORES = {"scores": {str: NUMBER}}
-_CHECKSUM = re.compile(r', "crc32": "([0-9a-f]{8})"}$')
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -80,30 +76,16 @@ def _whole_lines(path: Path) -> list[tuple[str, dict]]:
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            line = parse_json(text, {"step": COUNT, "crc32": str})
-            if line.pop("crc32") != checksum(_CHECKSUM.sub("}", text)):
-                raise ValueError("its checksum differs")
-            check_shape(line, _shape_of(line))
+            line = without_checksum(parse_json(text, {"step": COUNT}))
         except ValueError as error:
             raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
         lines.append((text, line))
     return lines
 
 
-def _shape_of(line: dict) -> dict:
-    if "split" in line:
-        return _EVALUATION
-    return _DETAILS if "detail" in line else _SCORES if "scores" in line else _TRAINING
-
-
 def to_line(line: dict) -> str:
     """Return a line of metrics.jsonl, with its checksum and without the newline."""
-    text = to_json(line)
-    return f'{text[:-1]}, "crc32": "{checksum(text)}"}}'
-
-
-def checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
+    return to_json(with_checksum(line))
 
 
 def validation_losses(lines: Iterable[dict]) -> dict[int, float]:

@@ -17,20 +17,17 @@ from pathlib import Path
 
 from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, files_below, open_regular, parse_json, read_bytes, to_json
+from lm.files import files_below, open_regular, parse_json, read_bytes, to_json, with_checksum, without_checksum
 from lm.urls import file_system
-from lm.workdir.config_changes import compare_configs, refuse_growth
-from lm.workdir.directory import complete_filling, fill
-from lm.workdir.metrics import checksum
-from lm.workdir.saved_run import checkpoint_steps, holds_run, is_arriving
+from lm.workdir.config_changes import compare_configs
+from lm.workdir.directory import fill
+from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 # What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
 _COPIED = (
     "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt", "loss.png",
     "diagnostics.png", "scores.png", "samples", "tensorboard",
 )  # fmt: skip
-_FILES = {str: {"size": COUNT, "sha256": str}}
-_MANIFEST = {"config": dict, "writer": str, "steps": [COUNT], "files": _FILES, "crc32": str}
 POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
 
 
@@ -67,9 +64,6 @@ class Mirror:
             UserError: if the copy is damaged, or of another experiment than `config`.
             TemporaryError: if the mirror cannot be read at the moment.
         """
-        if is_arriving(self._workdir):
-            complete_filling(self._workdir)
-            return True
         if holds_run(self._workdir):
             return False
         with self._named():
@@ -225,13 +219,10 @@ class Mirror:
         """
         for name in reversed(self._manifests()):
             with contextlib.suppress(ValueError, FileNotFoundError):  # torn; or replaced by a newer one
-                manifest = parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST)
-                if manifest.pop("crc32") != checksum(to_json(manifest)) or not all(map(_is_inside, manifest["files"])):
+                manifest = without_checksum(parse_json(self._system.cat_file(f"{self._root}/{name}")))
+                if not all(map(_is_inside, manifest["files"])):
                     continue
-                problems, steps = compare_configs(manifest["config"], config)[0], manifest["config"]["train"]["steps"]
-                made = max(manifest["steps"], default=0)
-                if refusal := refuse_growth(steps, config.train.steps, config.optimizer, made):
-                    problems.append(refusal)
+                problems, _ = compare_configs(manifest["config"], config, max(manifest["steps"], default=0))
                 if problems:
                     of = f"another run, of {manifest['writer']}; give another URL, or set these back:"
                     raise UserError(f"--mirror {self.url} belongs to {of}", *(f"  {problem}" for problem in problems))
@@ -244,8 +235,7 @@ class Mirror:
         names = self._manifests()
         number = int(names[-1].split("-")[1]) + 1 if names else 1
         manifest = self._manifest | {"steps": steps, "files": files}
-        text = to_json(manifest | {"crc32": checksum(to_json(manifest))})
-        self._put(text.encode(), f"manifest-{number:08}-{self._start}.json")
+        self._put(to_json(with_checksum(manifest)).encode(), f"manifest-{number:08}-{self._start}.json")
         self._manifest = manifest
         for name in names:
             self._remove(name)

@@ -8,12 +8,12 @@ from typing import Any
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, check_shape, read_json, refuse_url, to_json
+from lm.files import COUNT, check_shape, read_json, refuse_url, without_checksum
 from lm.huggingface.config_files import is_checkpoint, read_config
-from lm.workdir.config_changes import compare_configs, refuse_growth
-from lm.workdir.metrics import checksum, read_metrics
+from lm.workdir.config_changes import compare_configs
+from lm.workdir.metrics import read_metrics
 
-ARRIVED = "arrived.complete"  # a folder of files that `lm.workdir.directory.fill` moves to their places
+ARRIVING = "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
@@ -21,7 +21,6 @@ _CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"e
 _START = {"versions": {str: (str, None)}, "environment": {str: str}, "git": ({"commit": str, "dirty": bool}, None)}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
 _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
-_SUMMARY = {"status": str, "steps": COUNT, "crc32": str}
 
 
 # ---- What a workdir holds ----------------------------------------------------------------------------------------
@@ -36,20 +35,23 @@ class SavedRun:
         newest_checkpoint: the newest step with a checkpoint, None if there is none.
         data: {"name", "fingerprint"} of the tokens it trained on; None if unknown.
         starts: versions, commit and command of each start.
-        finished_at: the last step, if the run took it and wrote its summary; else None.
+        summary: summary.json, {} if it is missing or damaged.
     """
 
     config: dict
     newest_checkpoint: int | None
     data: dict[str, str] | None
     starts: list[dict]
-    finished_at: int | None
+    summary: dict[str, Any]
+
+    @property
+    def finished_at(self) -> int | None:
+        """Return the last step, if the run took it and wrote its summary; else None."""
+        return self.summary["steps"] if self.summary.get("status") == "finished" else None
 
     def changed_settings(self, config) -> list[str]:
         """Return a line for each key that differs in `config`, with which this run is to be resumed."""
-        changed, steps = compare_configs(self.config, config)[1], self.config["train"]["steps"]
-        if config.train.steps != steps:
-            changed.append(f"config.train.steps: {steps} -> {config.train.steps} (run -> now)")
+        _, changed = compare_configs(self.config, config, self.newest_checkpoint or 0)
         return [f"resuming with another setting, which does not change the experiment: {line}" for line in changed]
 
 
@@ -65,30 +67,26 @@ def read_run(workdir: Path) -> SavedRun:
     except FileNotFoundError:
         raise UserError(f"--workdir {workdir} has no config.json; give the directory of a run") from None
     record: dict[str, Any] = {"data": None, "starts": []}
-    summary: dict[str, Any] = {"status": None}
+    summary: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError):
         record = read_json(workdir / "run.json", _RUN)
-    with contextlib.suppress(FileNotFoundError, UserError):  # a damaged summary is written again
-        found = read_json(workdir / "summary.json", _SUMMARY)
-        summary = found if found.pop("crc32") == checksum(to_json(found)) else summary
-    finished_at = summary["steps"] if summary["status"] == "finished" else None
-    return SavedRun(config, newest, record["data"], record["starts"], finished_at)
+    with contextlib.suppress(FileNotFoundError, UserError, ValueError):  # a damaged summary is written again
+        summary = without_checksum(read_json(workdir / "summary.json"))
+    return SavedRun(config, newest, record["data"], record["starts"], summary)
 
 
 def holds_run(workdir: str | Path) -> bool:
     """Return whether a run in this directory made a step: it has metrics, a checkpoint or a summary.
 
-    A run that failed before its first step, such as one whose model cannot be compiled, starts anew.
+    A run that failed before its first step, such as one whose model cannot be compiled, starts anew. One that is only
+    partly copied into the directory is copied again.
     """
+    if Path(workdir, ARRIVING).exists():
+        return False
     metrics, checkpoints, summary = (Path(workdir, name) for name in ("metrics.jsonl", "checkpoints", "summary.json"))
     has_lines = metrics.exists() and (not metrics.is_file() or metrics.stat().st_size > 0)
     has_checkpoints = checkpoints.exists() and (not checkpoints.is_dir() or any(checkpoints.iterdir()))
     return has_lines or has_checkpoints or summary.exists()
-
-
-def is_arriving(workdir: str | Path) -> bool:
-    """Return whether `lm.workdir.directory.fill` was killed while it moved all files to their places here."""
-    return Path(workdir, ARRIVED).is_dir()
 
 
 def newest_checkpoint(workdir: str | Path) -> int | None:
@@ -98,11 +96,12 @@ def newest_checkpoint(workdir: str | Path) -> int | None:
 
 def checkpoint_steps(workdir: str | Path) -> list[int]:
     """Return the steps with a checkpoint (a directory named by its step), in ascending order."""
+    directory = Path(workdir, "checkpoints")
     try:
-        names = os.listdir(Path(workdir, "checkpoints"))  # unlike glob, this does not hide an error of the disk
+        names = os.listdir(directory)  # unlike glob, this does not hide an error of the disk
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(name) for name in names if is_step(name))
+    return sorted(int(name) for name in names if is_step(name) and (directory / name).is_dir())
 
 
 def is_step(name: str) -> bool:
@@ -117,21 +116,20 @@ def is_step(name: str) -> bool:
 # ---- Whether a config may be run there ---------------------------------------------------------------------------
 
 
-def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | None = None) -> SavedRun | None:
+def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | None:
     """Check whether `config` can be run in `workdir`, before anything is written.
 
     Args:
         workdir: a directory, which need not exist.
         config: the config as the user gave it.
         resume: continue the run that the directory holds, if any.
-        data: {"name", "fingerprint"} of the tokens, once they are known.
 
     Returns:
         The run to resume, or None if the directory holds none.
 
     Raises:
-        UserError: if the directory holds a run and `resume` is false, or a run of another experiment or other data, or
-            if the workdir is a URL.
+        UserError: if the directory holds a run and `resume` is false, or a run of another experiment, or if the
+            workdir is a URL.
     """
     refuse_url(workdir, "--workdir")
     workdir = Path(workdir)
@@ -145,10 +143,7 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
             "resume it with --resume, or give another --workdir"
         )
     saved = read_run(workdir)
-    problems, _ = compare_configs(saved.config, config)
-    made = saved.newest_checkpoint or 0
-    if refusal := refuse_growth(saved.config["train"]["steps"], config.train.steps, config.optimizer, made):
-        problems.append(refusal)
+    problems, _ = compare_configs(saved.config, config, saved.newest_checkpoint or 0)
     if problems:
         raise UserError(
             f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
@@ -156,11 +151,6 @@ def check_workdir(workdir: str | Path, config, *, resume: bool, data: dict | Non
         )
     if lost := _lost_checkpoints(workdir, saved):
         raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
-    if data and saved.data and saved.data["fingerprint"] != data["fingerprint"]:
-        raise UserError(
-            f"--resume: the run in {workdir} trained on {saved.data['name']}, and the data now ({data['name']}) has "
-            "other text or other tokens; restore the data, or give another --workdir"
-        )
     return saved
 
 
@@ -194,9 +184,7 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
     """
     for step, meta in metas.items():
         check_meta(meta, f"--resume: the checkpoint of step {step} in {workdir}")
-        problems, _ = compare_configs(meta["config"], config)
-        if refusal := refuse_growth(meta["config"]["train"]["steps"], config.train.steps, config.optimizer, step):
-            problems.append(refusal)
+        problems, _ = compare_configs(meta["config"], config, step)
         if meta["data_fingerprint"] != data["fingerprint"]:
             problems.append(
                 f"it trained on {meta['data']}; the data now ({data['name']}) has other text or other tokens"

@@ -66,6 +66,15 @@ def test_a_run_that_made_no_step_starts_anew(tmp_path):
     start(tmp_path, Config(), resume=True)
 
 
+def test_a_run_that_was_only_partly_copied_into_a_directory_is_not_trained_there(tmp_path):
+    """The same command copies it again (tests/training/test_branch.py)."""
+    with_steps(tmp_path)
+    (tmp_path / saved_run.ARRIVING).mkdir()
+    for resume in (False, True):
+        with pytest.raises(UserError, match="repeat the command with its --mirror or --branch_from"):
+            start(tmp_path, Config(), resume=resume)
+
+
 def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
     constant = with_keys(Config(), optimizer_schedule="constant")
     start(tmp_path, constant)

@@ -18,10 +18,10 @@ from running import assert_same_run, checkpoint_steps, several
 
 from lm.config import Config
 from lm.errors import TemporaryError, UserError
-from lm.files import to_json
+from lm.files import to_json, with_checksum
 from lm.workdir import mirror as mirror_module
 from lm.workdir.checkpoints import Checkpoints
-from lm.workdir.metrics import checksum, to_line
+from lm.workdir.metrics import to_line
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import holds_run
 
@@ -196,7 +196,7 @@ def escaping(path: str):
         written = json.loads(manifest.read_text())
         written["files"][path] = written["files"].pop("metrics.jsonl")
         del written["crc32"]
-        manifest.write_text(to_json(written | {"crc32": checksum(to_json(written))}))
+        manifest.write_text(to_json(with_checksum(written)))
 
     return change
 
