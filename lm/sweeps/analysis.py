@@ -6,6 +6,7 @@ comparisons; a placebo is not corrected.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from lm.sweeps import statistics
 from lm.sweeps.declare import in_cell
 from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
+from lm.sweeps.tuning import Choice
 
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
@@ -32,28 +34,33 @@ class Variant:
     Attributes:
         name: with its cell.
         about: its entry in sweep.json.
-        point: the value of each tuned config key in the final runs.
-        best: the best point of the grid in the tuning runs.
-        at_edge: the keys whose best value is at the edge of its list.
+        choice: of the tuned values.
         runs: by seed.
-        losses: test losses by seed; nan if the run diverged.
-        n_stuck: runs that ended near the loss of the unigram baseline.
-        tokens_per_second: the median over the runs; nan if it was not measured.
     """
 
     name: str
     about: dict
-    point: dict[str, Any]
-    best: dict[str, Any]
-    at_edge: tuple[str, ...]
+    choice: Choice
     runs: dict[int, Run]
-    losses: dict[int, float]
-    n_stuck: int
-    tokens_per_second: float
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Return the value of each tuned config key in the final runs."""
+        return dict(zip(self.about["tune"], self.choice.point or (), strict=True))
+
+    @functools.cached_property
+    def losses(self) -> dict[int, float]:
+        """Return the test losses by seed; nan if the run diverged."""
+        return {seed: math.nan if run.test_loss is None else run.test_loss for seed, run in self.runs.items()}
 
     @property
     def n_diverged(self) -> int:
         return sum(map(math.isnan, self.losses.values()))
+
+    @property
+    def n_stuck(self) -> int:
+        """Return how many runs ended near the loss of the unigram baseline."""
+        return sum(loss > stuck_above(self.about, "test") for loss in self.losses.values())
 
     @property
     def loss(self) -> Estimate | None:
@@ -64,6 +71,12 @@ class Variant:
     def bits_per_byte(self) -> float:
         bytes_per_token = self.about["data"].get("test_bytes_per_token")
         return self.loss.mean / math.log(2) / bytes_per_token if self.loss and bytes_per_token else math.nan
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the median over the runs, else what an earlier page has; nan if it was not measured."""
+        speeds = [run.tokens_per_second for run in self.runs.values() if run.tokens_per_second]
+        return float(np.median(speeds)) if speeds else self.about.get("tokens_per_second", math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,17 +218,17 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
         failed: by variant, the error of runs that failed.
     """
     failed = {name: error for name, error in (failed or {}).items() if name in record["variants"]}
-    variants = {name: _variant(record, runs, name) for name in record["variants"] if name not in failed}
-    comparisons = [_comparison(record, variants, pair, bool(record["axis"])) for pair in record["comparisons"]]
+    variants = {name: Variant(name, about, choice_of(record, runs, name), final_runs(record, runs, name))
+                for name, about in record["variants"].items() if name not in failed}  # fmt: skip
+    kind = CELL if record["axis"] else CLAIM
+    comparisons = [_comparison(record, variants, pair, kind) for pair in record["comparisons"]]
     if record["axis"] == "size":
         comparisons = [c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)]
-    placebos = [dataclasses.replace(c, kind=PLACEBO) for c in
-                (_comparison(record, variants, pair, False) for pair in record["placebos"])]  # fmt: skip
+    placebos = [_comparison(record, variants, pair, PLACEBO) for pair in record["placebos"]]
     claims = []
     if record["axis"]:
-        claims += _judged(record, [_mean(record, group) for group in _by_arms(comparisons)])
-        placebos += [dataclasses.replace(_mean(record, group), kind=PLACEBO)
-                     for group in _by_arms(placebos) if len(group) > 1]  # fmt: skip
+        claims += _judged(record, [_mean(record, group, CLAIM) for group in _by_arms(comparisons)])
+        placebos += [_mean(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1]
     claims += _judged(record, comparisons) + [_judged(record, [placebo])[0] for placebo in placebos]
     order = list(record["variants"])
     runs = [run for run in runs if run.variant in record["variants"]]
@@ -223,28 +236,9 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
 
 
-def _variant(record: dict, runs: Sequence[Run], name: str) -> Variant:
-    about = record["variants"][name]
-    choice, final = choice_of(record, runs, name), final_runs(record, runs, name)
-    limit = stuck_above(record, name, "test")
-    losses = {seed: math.nan if run.test_loss is None else run.test_loss for seed, run in final.items()}
-    speeds = [run.tokens_per_second for run in final.values() if run.tokens_per_second]
-    return Variant(
-        name=name,
-        about=about,
-        point=dict(zip(about["tune"], choice.point or (), strict=True)),
-        best=dict(zip(about["tune"], choice.best or (), strict=True)),
-        at_edge=choice.at_edge,
-        runs=final,
-        losses=losses,
-        n_stuck=sum(loss > limit for loss in losses.values()),
-        tokens_per_second=float(np.median(speeds)) if speeds else about.get("tokens_per_second", math.nan),
-    )
-
-
-def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[str], in_cell: bool) -> Claim:
+def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[str], kind: str) -> Claim:
     first, second = (record["variants"][name] for name in pair)
-    claim = Claim(CELL if in_cell else CLAIM, first["arm"], second["arm"], first["cell"])
+    claim = Claim(kind, first["arm"], second["arm"], first["cell"])
     if lost := [name for name in pair if name not in variants]:
         return dataclasses.replace(claim, missing=f"runs of {' and '.join(lost)} failed")
     if first["data"]["fingerprint"] != second["data"]["fingerprint"]:
@@ -269,9 +263,9 @@ def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
     return list(groups.values())
 
 
-def _mean(record: dict, group: Sequence[Claim]) -> Claim:
+def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     """Return the mean of a comparison over its cells."""
-    claim = Claim(CLAIM, group[0].variant, group[0].against, MEAN)
+    claim = Claim(kind, group[0].variant, group[0].against, MEAN)
     if lost := [c.cell for c in group if c.difference is None]:
         return dataclasses.replace(claim, missing=f"no result at {', '.join(lost)}")
     if len(group) < 2:
@@ -296,8 +290,7 @@ def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -
     """Add the compute multipliers to a comparison at several sizes, if there is a difference at each, on one text."""
     if any(c.difference is None for c in group):
         return list(group)
-    at = {(v.about["arm"], v.about["cell"]): v for v in variants.values()}
-    pairs = [(at[c.variant, c.cell], at[c.against, c.cell]) for c in group]
+    pairs = [tuple(variants[in_cell(arm, c.cell)] for arm in (c.variant, c.against)) for c in group]
     compute_S2 = np.array([[v.about["flops_per_token"] * v.about["tokens"] for v in pair] for pair in pairs], float)
     if len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1 or not compute_S2.all():
         return list(group)
@@ -334,8 +327,8 @@ def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str
         "failed": [f"{name} ({error})" for name, error in failed.items()],
         "diverged": [f"{v.name} ({v.n_diverged} of {len(v.losses)})" for v in variants.values() if v.n_diverged],
         "stuck": [f"{v.name} ({v.n_stuck} of {len(v.losses)})" for v in variants.values() if v.n_stuck],
-        "edge": [f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.at_edge)})"
-                 for v in variants.values() if v.at_edge],
+        "edge": [f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.choice.at_edge)})"
+                 for v in variants.values() if v.choice.at_edge],
         "tokens": [name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]],
         "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
         "identical": [" and ".join(group) for group in _identical(list(variants.values()))],

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+from lm.sweeps.declare import in_cell
 from lm.sweeps.statistics import Estimate
 from lm.sweeps.tuning import LEARNING_RATE
 
@@ -191,8 +192,9 @@ def tuning(a: Analysis) -> Figure:
 def _tuning_line(a: Analysis, v: Variant, key: str) -> dict:
     """Return by value of a key the mean validation loss of the tuning runs, infinite where one diverged."""
     found: dict = {}
+    best = dict(zip(v.about["tune"], v.choice.best or (), strict=True))
     for run in a.runs:
-        others = all(run.point[k] == x for k, x in v.best.items() if k != key)
+        others = all(run.point[k] == x for k, x in best.items() if k != key)
         if (run.phase, run.variant) == ("tuning", v.name) and others:
             found.setdefault(run.point[key], []).append(math.inf if run.val_loss is None else run.val_loss)
     return {x: float(np.mean(found[x])) for x in sorted(found, key=_order)}
@@ -282,7 +284,6 @@ def small_curves(a: Analysis) -> Figure:
 
 def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale: str, xlabel: str) -> Figure:
     """Draw line(variant, its baseline), a number of nats by x, in one panel per comparison with a color per cell."""
-    by_arm = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
     claims, cells, columns = a.of_kind(CLAIM), a.record["cells"], 3
     rows = -(-len(claims) // columns)
     figure = Figure(figsize=(WIDTH, 1.25 * rows + 0.2 * len(cells) + 0.3), layout="constrained")
@@ -294,7 +295,7 @@ def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale:
             panel.set_axis_off()
             continue
         for cell, color in zip(cells, COLORS, strict=False):
-            variant, against = (by_arm.get((arm, cell)) for arm in (claim.variant, claim.against))
+            variant, against = (a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against))
             if variant and against and (found := line(variant, against)):
                 panel.plot(
                     list(found), list(found.values()), "o-", color=color, markersize=2.5, linewidth=1, label=cell

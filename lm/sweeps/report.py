@@ -27,6 +27,7 @@ from lm.errors import UserError
 from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
@@ -162,12 +163,11 @@ def _significant(x: float) -> str:
 
 def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = ()) -> str:
     """Return the report as Markdown; drawn: the paths of its figures by name; findings: those of others."""
-    costs = {(v.about["arm"], v.about["cell"]): v for v in a.variants.values()}
 
     def both(claim: Claim, field: str) -> str:
         """Return a number of both variants of a claim, once if it is the same; of a mean, their ratio."""
         cells = a.record["cells"] if claim.cell == MEAN else [claim.cell]
-        pairs = [[costs.get((arm, cell)) for arm in (claim.variant, claim.against)] for cell in cells]
+        pairs = [[a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against)] for cell in cells]
         numbers = [[getattr(v, field, None) or v.about[field] for v in pair if v] for pair in pairs]
         if any(len(pair) < 2 for pair in numbers):
             return "–"
@@ -312,7 +312,7 @@ def claim_rows(a: Analysis) -> list[dict]:
 def variant_rows(a: Analysis) -> list[dict]:
     """Return the variants of report.json, with unrounded numbers."""
     fields = ("arm", "cell", "changes", "n_params", "flops_per_token", "tokens")
-    return [{"name": v.name, **{key: v.about[key] for key in fields}, "tuned": v.point, "at_edge": v.at_edge,
+    return [{"name": v.name, **{key: v.about[key] for key in fields}, "tuned": v.point, "at_edge": v.choice.at_edge,
              "test_losses": {str(seed): loss for seed, loss in v.losses.items()}, "bits_per_byte": v.bits_per_byte,
              "n_diverged": v.n_diverged, "n_stuck": v.n_stuck, "tokens_per_second": v.tokens_per_second}
             for v in a.variants.values()]  # fmt: skip
@@ -340,16 +340,17 @@ def to_report_json(a: Analysis) -> str:
 
 def write_report(a: Analysis, directory: Path) -> list[Path]:
     """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the paths."""
-    written = [directory / name for name in ("report.html", "report.md", "claims.csv", "runs.csv", "report.json")]
     drawn = figures(a)
     _write_figures(drawn, directory / "figures")
     paths = {name: f"figures/{name}.png" for name in drawn}
     text = to_markdown(a, paths)
     svgs = {paths[name]: to_bytes(figure, "svg") for name, figure in drawn.items()}
-    contents = (to_html(text, a.record["name"], svgs), text, to_csv(claim_rows(a)), runs_to_csv(a.runs))
-    for path, content in zip(written, (*contents, to_report_json(a)), strict=True):
-        write_text(path, content)
-    return written
+    contents = {"report.html": to_html(text, a.record["name"], svgs), "report.md": text,
+                "claims.csv": to_csv(claim_rows(a)), "runs.csv": runs_to_csv(a.runs),
+                "report.json": to_report_json(a)}  # fmt: skip
+    for name, content in contents.items():
+        write_text(directory / name, content)
+    return [directory / name for name in contents]
 
 
 def publish(a: Analysis, directory: Path) -> Path:

@@ -207,9 +207,9 @@ def _value(text: str) -> Any:
     return text or None
 
 
-def stuck_above(record: dict, variant: str, split: str) -> float:
-    """Return the loss on "validation" or "test" above which a run of the variant counts as stuck."""
-    return STUCK * record["variants"][variant]["data"]["unigram"][split]
+def stuck_above(about: dict, split: str) -> float:
+    """Return the loss on "validation" or "test" above which a run of a variant counts as stuck."""
+    return STUCK * about["data"]["unigram"][split]
 
 
 def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, Outcome]:
@@ -219,7 +219,7 @@ def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, 
     for run in runs:
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
-    limit, n = stuck_above(record, variant, "validation"), len(about["tuning_seeds"])
+    limit, n = stuck_above(about, "validation"), len(about["tuning_seeds"])
     return {point: outcome(tuple(found.values()), limit) for point, found in losses.items() if len(found) == n}
 
 
