@@ -133,7 +133,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     problems = [*_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep), *_wrong_budgets(sweep, budget_name)]
     variants, of_configs = _plan_variants(Path(path).stem, sweep, budget)
-    problems += [*of_configs, *_wrong_matches(variants), *_unequal_lists(sweep, budget, variants)]
+    problems += [*of_configs, *_wrong_matches(sweep, variants), *_unequal_lists(sweep, budget, variants)]
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
@@ -230,8 +230,6 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
     if sweep.placebo and not pairs:
         yield "placebo: it checks comparisons, and this sweep has none; remove it"
     where = [("baseline", sweep.baseline), *(("comparisons", name) for pair in sweep.comparisons for name in pair)]
-    for variant, changes in sweep.variants.items():
-        where += [(f"variant {variant!r}", v.of) for v in changes.values() if isinstance(v, Match) and v.of]
     for place, name in where:
         if name == PLACEBO:
             yield f"{place}: {PLACEBO!r} is always compared with the baseline; remove it"
@@ -278,13 +276,16 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
             yield f"{place}{key}: {short(found)} must be values in ascending order, at least one, without duplicates"
 
 
-def _wrong_matches(variants: dict[str, PlannedVariant]) -> Iterator[str]:
+def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterator[str]:
     """Yield the values that cannot be computed from another variant."""
+    names = [in_cell(arm, cell) for arm in sweep.variants for cell in sweep.cells]
     for name, planned in variants.items():
         for key, match in planned.matches.items():
             target = variants.get(match.of)
             if key != MATCHED_KEYS[match.what]:
                 yield f"variant {name!r}: {key}: {match}: only {MATCHED_KEYS[match.what]} can be matched this way"
+            elif match.of not in names:
+                yield f"variant {name!r}: there is no variant {match.of!r}" + close_match(match.of, names)
             elif target and key == "model.d_ff" and key in target.matches:
                 yield f"variant {name!r}: it is matched to a variant that is itself matched; match both to a third"
 
@@ -308,8 +309,6 @@ def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVari
 
 def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:
     for name, budget in sweep.budgets.items():
-        if name not in BUDGETS:
-            yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         for field, low in (("seeds", MIN_SEEDS if name == "full" else 2), ("tuning_seeds", 1)):
             if not low <= getattr(budget, field) <= MAX_SEEDS:
                 value = short(getattr(budget, field))

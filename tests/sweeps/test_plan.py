@@ -117,6 +117,7 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
     ({"values": None}, "values: None must be dict["),
     ({"values": {"model.d_ff": match_tokens(5)}}, "variant 'mlp': model.d_ff: 5 tokens per parameter: only train."),
+    ({"values": {"model.d_ff": match_params("mpl")}}, "variant 'mlp': there is no variant 'mpl'; did you mean mlp?"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "variant 'wild': it is matched to a variant that is itself"),
     ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
