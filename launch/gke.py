@@ -22,6 +22,7 @@ from lm.cost.devices import DEVICES, Device
 from lm.errors import UserError, with_exit_code
 from lm.files import read_bytes
 from lm.parallel.mesh import check_mesh
+from lm.parser import Parser
 
 TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
@@ -65,13 +66,8 @@ def n_devices(manifest: dict) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.gke",
-        description="Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("", "Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.", EXAMPLES)
+    parser.prog = "python -m launch.gke"
     parser.add_argument("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")
     parser.add_argument("--image", required=True, help="container image, built from launch/Dockerfile")
     parser.add_argument("--claim", required=True, help="PersistentVolumeClaim that all pods can write to")
@@ -237,11 +233,11 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
     device = TPUS[kind]
     if not is_slice(device, topology):
         slices = ", ".join(device.slices)
-        if device.gke.largest_slice:
-            slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.gke.largest_slice} chips"
+        if device.largest_slice:
+            slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.largest_slice} chips"
         raise UserError(f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}")
     labels = {
-        "cloud.google.com/gke-tpu-accelerator": device.gke.label,
+        "cloud.google.com/gke-tpu-accelerator": device.gke,
         "cloud.google.com/gke-tpu-topology": topology,
     }
     n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
@@ -261,7 +257,7 @@ def is_slice(device: Device, topology: str) -> bool:
         return False
     sides = [int(n) for n in topology.split("x")]
     cubes = sides == sorted(sides) and all(n % 4 == 0 for n in sides)
-    return cubes and 0 < math.prod(sides) <= device.gke.largest_slice
+    return cubes and 0 < math.prod(sides) <= device.largest_slice
 
 
 def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:
@@ -278,7 +274,7 @@ def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:
         "--coordinator_address", f"{name}-train-0-0.{name}:{PORT}",
         "--num_processes", str(n_pods), "--process_id", "$(JOB_COMPLETION_INDEX)",
     ]  # fmt: skip
-    labels = {"cloud.google.com/gke-accelerator": device.gke.label}
+    labels = {"cloud.google.com/gke-accelerator": device.gke}
     return n_pods, labels, {"nvidia.com/gpu": min(n_gpus, device.per_host)}, connect if n_pods > 1 else []
 
 

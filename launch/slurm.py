@@ -18,6 +18,7 @@ from pathlib import Path
 from launch.arguments import after_dashes, check_sweep, check_train, compile_step
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
+from lm.parser import Parser
 from lm.workdir.saved_run import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
@@ -121,13 +122,8 @@ def check_and_submit(args: argparse.Namespace) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m launch.slurm",
-        description="Submit a run or a sweep to SLURM.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser("", "Submit a run or a sweep to SLURM.", EXAMPLES)
+    parser.prog = "python -m launch.slurm"
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
     parser.add_argument(
         "--gpus-per-node", type=int, default=0, help="number of tasks per node; 0: one task, on the CPUs (default: 0)"
