@@ -42,12 +42,8 @@ DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; withou
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    return print_manifest(parse_arguments(argv))
-
-
-def print_manifest(args: argparse.Namespace) -> int:
     """Print the manifest, and return the exit code."""
+    args = parse_arguments(argv)
     manifest = jobset(args)
     if args.check:
         kind = (args.tpu or args.gpu).partition(":")[0]

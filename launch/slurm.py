@@ -89,12 +89,8 @@ exit $code
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    return check_and_submit(parse_arguments(argv))
-
-
-def check_and_submit(args: argparse.Namespace) -> int:
     """Check the arguments of the launcher and of the run, submit the job, and return the exit code."""
+    args = parse_arguments(argv)
     check_options(args)
     argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
