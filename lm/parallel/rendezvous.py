@@ -49,57 +49,49 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 def _collect(address: str, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
-    problem: UserError | None = None
-    connections: dict[int, socket.socket] = {}  # by process id
+    waiting: dict[int, socket.socket] = {}  # by process id; -1: the one whose arguments are wrong
+    answer = "0"
     with _listen(address) as server, contextlib.ExitStack() as opened:
-        while problem is None:
-            connections = {i: waiting for i, waiting in connections.items() if _is_open(waiting)}
-            if not (missing := sorted(set(range(1, n)) - connections.keys())):
-                break
-            if time.monotonic() > deadline:
-                ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
-                problem = TemporaryError(
-                    f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to process 0 within {timeout} s "
-                    "(--connect_timeout); see their output, and check that they can reach --coordinator_address"
-                )
-                break
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection = opened.enter_context(server.accept()[0])
-            except OSError:  # the time is over
-                continue
-            try:
-                connection.settimeout(REPLY_SECONDS)
-                i, count = map(int, connection.recv(MAX_LINE).split())
-            except (OSError, ValueError):  # another program
-                connection.close()
-                continue
-            if count != n:
-                problem = UserError(
-                    f"process {i} has --num_processes {count}, and process 0 has {n}; give all the same number"
-                )
-            elif i == 0 or (i in connections and _is_open(connections[i])):
-                problem = UserError(f"two processes have --process_id {i}; give each process its own")
-            connections[-1 if problem else i] = connection
-        answer = "0\n" if problem is None else f"{problem.code} {problem}\n"
-        for connection in connections.values():
-            with contextlib.suppress(OSError):
-                connection.sendall(answer.encode())
-    if problem is not None:
-        raise problem
+        try:
+            while missing := [i for i in range(1, n) if i not in waiting or not _is_open(waiting[i])]:
+                if time.monotonic() > deadline:
+                    ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+                    raise TemporaryError(
+                        f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to process 0 within "
+                        f"{timeout} s (--connect_timeout); see their output, and check that they can reach "
+                        "--coordinator_address"
+                    )
+                server.settimeout(max(0.01, deadline - time.monotonic()))
+                with contextlib.suppress(OSError, ValueError):  # the time is over, or this is another program
+                    connection = opened.enter_context(server.accept()[0])
+                    connection.settimeout(REPLY_SECONDS)
+                    i, count = map(int, connection.recv(MAX_LINE).split())
+                    repeated = i == 0 or (i in waiting and _is_open(waiting[i]))
+                    waiting[-1 if repeated or count != n else i] = connection
+                    if count != n:
+                        raise UserError(
+                            f"process {i} has --num_processes {count}, and process 0 has {n}; give all the same number"
+                        )
+                    if repeated:
+                        raise UserError(f"two processes have --process_id {i}; give each process its own")
+        except UserError as error:
+            answer = f"{error.code} {error}"
+            raise
+        finally:
+            for connection in waiting.values():
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"{answer}\n".encode())
 
 
 def _is_open(connection: socket.socket) -> bool:
     """Return whether the other side waits; a process that was restarted has closed its first connection."""
-    connection.setblocking(False)
+    connection.settimeout(None)  # with a time limit Python would wait for a byte
     try:
-        return connection.recv(1, socket.MSG_PEEK) != b""
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except OSError:
         return False
-    finally:
-        connection.settimeout(REPLY_SECONDS)
 
 
 def _listen(address: str) -> socket.socket:

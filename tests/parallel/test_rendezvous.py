@@ -1,5 +1,6 @@
 """The error in each process names the missing process or the wrong argument. Threads simulate processes."""
 
+import contextlib
 import socket
 import threading
 
@@ -28,6 +29,13 @@ def meet_all(*processes: tuple[int, int], address: str | None = None, timeout: f
     for thread in threads:
         thread.join(60)
     return problems
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to process 0 as soon as it listens."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(address.split(":"), 30)
 
 
 def test_processes_meet_in_any_order():
@@ -87,25 +95,12 @@ def test_a_port_in_use_is_named(monkeypatch):
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"1\n", b"one 2\n"])
 def test_connections_of_other_programs_are_ignored(sent):
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    disturbed = threading.Event()
-
-    def disturb():
-        while True:
-            try:
-                with socket.create_connection(address.split(":"), 30) as connection:
-                    connection.sendall(sent)
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(100):
-                        pass
-                return disturbed.set()
-            except ConnectionRefusedError:
-                continue
-
-    threading.Thread(target=disturb, daemon=True).start()
     first = threading.Thread(target=meet, args=(address, 2, 0, 30))
     first.start()
-    assert disturbed.wait(30)
-    meet(address, 2, 1, 30)
+    with connect(address) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        meet(address, 2, 1, 30)
     first.join(30)
     assert not first.is_alive()
 
@@ -115,13 +110,8 @@ def test_a_process_that_restarts_before_all_have_connected_can_connect_again():
     first = threading.Thread(target=meet, args=(address, 3, 0, 30))
     first.start()
     restarted = threading.Thread(target=meet, args=(address, 3, 1, 30))
-    while True:
-        try:
-            with socket.create_connection(address.split(":"), 30) as connection:
-                connection.sendall(b"1 3\n")
-                break
-        except ConnectionRefusedError:
-            continue
+    with connect(address) as connection:
+        connection.sendall(b"1 3\n")
     restarted.start()
     meet(address, 3, 2, 30)
     restarted.join(30)
