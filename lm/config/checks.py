@@ -1,31 +1,38 @@
 """Checks across keys: what is wrong with a config although each value is in range. Imports no jax and reads no data.
 
-Each check yields problems: the keys involved, and a message that says what is wrong, where, and what would be right.
-What depends on the text or on the devices is checked later, in lm/training/run.py and lm/parallel/mesh.py.
+Each check yields the keys involved, separated by spaces, and a text that says what is wrong and what would be right.
+The text is reported at the first key; if it starts with a space or a comma, after the value of that key. What depends
+on the data or on the devices is checked later, in lm/training/run.py and lm/parallel/mesh.py.
 """
 
 import dataclasses
 import importlib.util
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
-from lm.config.values import checked, close_match, divisors
+from lm.config.values import checked, close_match, divisors, show
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
-Problem = tuple[tuple[str, ...], str]  # the keys involved, the message
+Problem = tuple[str, str]
 
 
-def problems(config: Config) -> Iterator[Problem]:
-    """Yield every problem between the keys of a config whose single values are all in range."""
-    for check in CHECKS:
-        yield from check(config)
+def problems(config: Config, checks: tuple[Callable, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every problem between the keys of a config whose single values are all in range.
 
+    Args:
+        config: the config.
+        checks: those to make; by default all.
 
-def problem(keys: str, text: str) -> Problem:
-    """Return a problem of these keys (separated by spaces), reported at the first of them."""
-    names = tuple(keys.split())
-    return names, f"config.{names[0]}: {text}"
+    Yields:
+        The keys involved, and the message.
+    """
+    for check in checks or CHECKS:
+        for keys, text in check(config):
+            names = tuple(keys.split())
+            value = show(operator.attrgetter(names[0])(config)) if text[0] in " ," else ""
+            yield names, f"config.{names[0]}: {value}{text}"
 
 
 # ---- The model -------------------------------------------------------------------------------------------------
@@ -36,14 +43,14 @@ def heads(config: Config) -> Iterator[Problem]:
     n_kv_heads = m.n_kv_heads or m.n_heads
     if m.d_head is None and m.d_model % m.n_heads:
         near = min(divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
-        yield problem(
+        yield (
             "model.d_model model.n_heads model.d_head",
-            f"{m.d_model} is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
+            f" is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
         )
     if m.n_heads % n_kv_heads:
-        yield problem(
+        yield (
             "model.n_kv_heads model.n_heads",
-            f"{n_kv_heads} does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}",
+            f" does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}",
         )
 
 
@@ -52,46 +59,38 @@ def position_encoding(config: Config) -> Iterator[Problem]:
     d_head = m.d_head or m.d_model // m.n_heads
     heads_fit = m.d_head is not None or m.d_model % m.n_heads == 0
     if m.positions == "rope" and heads_fit and d_head % 2 and m.rope_width is None:
-        yield problem(
+        yield (
             "model.d_head model.d_model model.n_heads model.positions",
             f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}, or set rope_width",
         )
     if m.positions == "rope":
         yield from rope(m, d_head if heads_fit else None)
     if m.positions == "sinusoidal" and m.d_model % 2:
-        yield problem(
-            "model.d_model model.positions",
-            f"{m.d_model} is odd, but sinusoidal features come in pairs; use {m.d_model + 1}",
-        )
+        yield "model.d_model model.positions", f" is odd, but sinusoidal features come in pairs; use {m.d_model + 1}"
     if m.positions == "learned" and m.max_positions is not None and m.max_positions < seq_len:
-        yield problem(
-            "model.max_positions train.seq_len",
-            f"{m.max_positions} is less than train.seq_len = {seq_len}; use {seq_len}",
-        )
+        yield "model.max_positions train.seq_len", f" is less than train.seq_len = {seq_len}; use {seq_len}"
 
 
 def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
     if m.rope_width is not None and (m.rope_width % 2 or (d_head and m.rope_width > d_head)):
-        yield problem(
+        yield (
             "model.rope_width model.d_head model.d_model model.n_heads model.positions",
-            f"{m.rope_width} must be even and at most the width of a head" + (f", {d_head}" if d_head else ""),
+            " must be even and at most the width of a head" + (f", {d_head}" if d_head else ""),
         )
     if m.rope_scaling == "none" and m.rope_factor != 1:
-        yield problem(
+        yield (
             "model.rope_factor model.rope_scaling",
-            f"{m.rope_factor} has no effect with rope_scaling = none; use linear, llama3, yarn or dynamic",
+            " has no effect with rope_scaling = none; use linear, llama3, yarn or dynamic",
         )
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
-        yield problem(
+        yield (
             "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",
-            f"{m.rope_low_freq_factor} is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; "
-            "Llama 3.1 has 1 and 4",
+            f" is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; Llama 3.1 has 1 and 4",
         )
-
     if m.rope_scaling == "yarn" and (m.rope_beta_slow >= m.rope_beta_fast or m.rope_theta <= 1):
-        yield problem(
+        yield (
             "model.rope_beta_fast model.rope_beta_slow model.rope_theta model.rope_scaling",
-            f"{m.rope_beta_fast} must be more than rope_beta_slow = {m.rope_beta_slow}, and rope_theta = "
+            f" must be more than rope_beta_slow = {m.rope_beta_slow}, and rope_theta = "
             f"{m.rope_theta} more than 1; YaRN has 32 and 1",
         )
 
@@ -99,9 +98,9 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
 def qk_norm(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.qk_norm_over != "head" and not m.qk_norm:
-        yield problem(
+        yield (
             "model.qk_norm_over model.qk_norm",
-            f"{m.qk_norm_over} has no effect with qk_norm = false; use qk_norm = true, or qk_norm_over = head",
+            " has no effect with qk_norm = false; use qk_norm = true, or qk_norm_over = head",
         )
 
 
@@ -111,16 +110,14 @@ def layer_norm(config: Config) -> Iterator[Problem]:
         return
     running_mean, used = m.norm_algorithm == "running_mean", m.norm_placement != "none"
     if running_mean and m.norm_ddof:
-        yield problem(
+        yield (
             "model.norm_ddof model.norm model.norm_algorithm",
-            f"{m.norm_ddof}, but norm_algorithm = running_mean already divides by d_model - 1; use 0",
+            ", but norm_algorithm = running_mean already divides by d_model - 1; use 0",
         )
     if used and m.d_model <= m.norm_ddof:
-        yield problem(
-            "model.norm_ddof model.d_model", f"{m.norm_ddof} would divide by 0 at d_model = {m.d_model}; use 0"
-        )
+        yield "model.norm_ddof model.d_model", f" would divide by 0 at d_model = {m.d_model}; use 0"
     if used and running_mean and m.d_model == 1:
-        yield problem(
+        yield (
             "model.norm_algorithm model.norm model.norm_placement model.d_model",
             "running_mean divides by d_model - 1, which is 0; use two_pass",
         )
@@ -129,19 +126,19 @@ def layer_norm(config: Config) -> Iterator[Problem]:
 def attention(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.attention in ("xla", "cudnn") and m.attn_softcap is not None:
-        yield problem(
+        yield (
             "model.attention model.attn_softcap",
-            f"{m.attention} does not support attn_softcap = {m.attn_softcap}; use auto or einsum",
+            f" does not support attn_softcap = {m.attn_softcap}; use auto or einsum",
         )
     if m.attention == "cudnn" and m.compute_dtype != "bfloat16":
-        yield problem(
+        yield (
             "model.attention model.compute_dtype",
             f"cudnn needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto",
         )
     if m.attention in ("cudnn", "splash") and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
-        yield problem(
+        yield (
             "model.attention model.scan_layers model.window_pattern model.n_layers",
-            f"{m.attention} needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
+            f" needs one window for all scanned layers, but window_pattern is {m.window_pattern}; "
             "use auto, or scan_layers = false",
         )
 
@@ -149,22 +146,20 @@ def attention(config: Config) -> Iterator[Problem]:
 def depth(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.n_layers > MAX_UNROLLED and not (m.scan_layers or config.train.debug):
-        yield problem(
+        yield (
             "model.n_layers model.scan_layers train.debug",
-            f"{m.n_layers} layers, compiled one by one, would take minutes to days; use scan_layers = true",
+            " layers, compiled one by one, would take minutes to days; use scan_layers = true",
         )
 
 
 def head_and_width(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.tie_embeddings and m.head_bias:
-        yield problem(
-            "model.head_bias model.tie_embeddings", "true, but a tied head is the embedding table only; use false"
-        )
+        yield "model.head_bias model.tie_embeddings", "true, but a tied head is the embedding table only; use false"
     if m.parametrization == "mup" and m.attn_scale is not None:
-        yield problem(
+        yield (
             "model.attn_scale model.parametrization",
-            f"{m.attn_scale}, but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none",
+            ", but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none",
         )
 
 
@@ -185,42 +180,40 @@ def mixture(config: Config) -> Iterator[Problem]:
     if d.mixture is None:
         for name in ("mixture_stages", "max_epochs"):
             if getattr(d, name) is not None:
-                yield problem(f"data.{name} data.mixture", "has no effect without data.mixture; use none")
+                yield f"data.{name} data.mixture", "has no effect without data.mixture; use none"
         return
     names, n = [name for name, *_ in d.mixture], len(d.mixture)
     if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
-        yield problem("data.mixture", f"{names} must be different names of letters, digits and _ . -")
+        yield "data.mixture", f"{names} must be different names of letters, digits and _ . -"
     largest = max(max(weight for *_, weight in d.mixture), 1e-300)
     shares = [(max(weight, 0.0) / largest) ** (1 / d.mixture_temperature) for *_, weight in d.mixture]
     for (_, source, weight), share in zip(d.mixture, shares, strict=True):
         try:
             checked(source, str, schema()["data.source"][1])
         except ValueError as error:
-            yield problem("data.mixture", str(error))
+            yield "data.mixture", str(error)
         if weight <= 0 or share < 1e-6 * sum(shares):
-            yield problem(
+            yield (
                 "data.mixture data.mixture_temperature",
                 f"the weight {weight} of {source} must be above 0, and a millionth of all at least",
             )
     if d.order != "epochs":
-        yield problem(
-            "data.order data.mixture", f"{d.order}, but a mixture visits every window once per epoch; use epochs"
-        )
+        yield "data.order data.mixture", ", but a mixture visits every window once per epoch; use epochs"
     if d.packing != "none":
-        yield problem("data.packing data.mixture", f"{d.packing}, but weights are by token; use none")
+        yield "data.packing data.mixture", ", but weights are by token; use none"
     if d.max_epochs is not None and len(d.max_epochs) not in (1, n):
-        yield problem("data.max_epochs data.mixture", f"{d.max_epochs} must have one number, or {n} for the sources")
+        yield "data.max_epochs data.mixture", f" must have one number, or {n} for the sources"
     steps = [first for first, *_ in d.mixture_stages or ()]
     if steps != sorted({*steps}) or any(first < 1 or first % 1 for first in steps):
-        yield problem("data.mixture_stages", f"the first steps {steps} must be whole, above 0 and ascending")
+        yield "data.mixture_stages", f"the first steps {steps} must be whole, above 0 and ascending"
     for first, *weights in d.mixture_stages or ():
         if len(weights) != n or min(weights) < 0 or not sum(weights):
-            yield problem(
+            yield (
                 "data.mixture_stages data.mixture",
                 f"the stage from step {first:g} has the weights {weights}; use {n} of them, at least 0 and not all 0",
             )
     if joined := [name for name in config.eval.final_splits if "+" in name]:
-        yield problem(
+        yield (
             "eval.final_splits data.mixture",
             f"{joined[0]} joins splits, but a mixture keeps them apart; use {joined[0].replace('+', ',')}",
         )
@@ -231,25 +224,19 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     shards, named = has_shards(config), ", ".join(sources(config))
     kind, _, size = d.tokenizer.partition(":")
     if kind == "none" and not all(source.startswith("tokens:") for source in sources(config)):
-        yield problem(
-            "data.tokenizer data.source",
-            f"none, but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH",
-        )
+        yield "data.tokenizer data.source", f"none, but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH"
     if shards and kind not in ("none", "hf", "byte"):
-        yield problem(
+        yield (
             "data.tokenizer data.source",
-            f"{d.tokenizer} is learned from text, but {named} holds token ids; use none, byte or hf:PATH",
+            f" is learned from text, but {named} holds token ids; use none, byte or hf:PATH",
         )
     if d.special_tokens and kind not in ("bpe", "hf"):
-        yield problem(
+        yield (
             "data.special_tokens data.tokenizer",
             f"true, but the tokenizer {d.tokenizer} has no special tokens; use bpe:SIZE or hf:PATH",
         )
     if kind == "bpe" and int(size) < 257:
-        yield problem(
-            "data.tokenizer",
-            f"{d.tokenizer} is too small for 256 bytes and the end-of-text token; use bpe:257 or more",
-        )
+        yield "data.tokenizer", " is too small for 256 bytes and the end-of-text token; use bpe:257 or more"
 
 
 def splits(config: Config) -> Iterator[Problem]:
@@ -257,30 +244,25 @@ def splits(config: Config) -> Iterator[Problem]:
     if d.splits is None:
         return
     if len(d.splits) != 3 or abs(sum(d.splits) - 1) > 1e-6 or d.splits[0] == 0:
-        yield problem(
-            "data.splits",
-            f"{d.splits} must be three fractions (train, validation, test) that add up to 1, with train above 0",
-        )
+        yield "data.splits", " must be three fractions (train, validation, test) that add up to 1, with train above 0"
     if has_shards(config):
-        yield problem("data.splits data.source", "token shards name their splits in their file names; use none")
+        yield "data.splits data.source", "token shards name their splits in their file names; use none"
 
 
 def order_and_packing(config: Config) -> Iterator[Problem]:
     d = config.data
     packed = d.packing == "documents"
     if packed and has_shards(config):
-        yield problem(
+        yield (
             "data.packing data.source",
             "documents needs a source with documents, but token shards do not mark where a document ends; use none",
         )
     if packed and d.order == "crops":
-        yield problem(
-            "data.order data.packing", "crops cut across documents; use order = epochs with packing = documents"
-        )
+        yield "data.order data.packing", "crops cut across documents; use order = epochs with packing = documents"
     if packed and d.stride is not None:
-        yield problem("data.stride data.packing", f"{d.stride} has no effect with packing = documents; use none")
+        yield "data.stride data.packing", " has no effect with packing = documents; use none"
     if d.order == "crops" and d.stride is not None:
-        yield problem("data.stride data.order", f"{d.stride} has no effect with order = crops; use order = epochs")
+        yield "data.stride data.order", " has no effect with order = crops; use order = epochs"
 
 
 # ---- Training --------------------------------------------------------------------------------------------------
@@ -289,25 +271,17 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 def update_rule(config: Config) -> Iterator[Problem]:
     o, m = config.optimizer, config.model
     if o.name == "soap" and m.parametrization == "mup":
-        yield problem(
-            "optimizer.name model.parametrization", "muP defines no learning rates for soap; use adamw, muon or muonh"
-        )
+        yield "optimizer.name model.parametrization", "muP defines no learning rates for soap; use adamw, muon or muonh"
     if o.name != "schedule_free":
         return
     if o.schedule != "constant" and config.train.steps:
-        yield problem(
-            "optimizer.schedule optimizer.name",
-            f"{o.schedule}, but schedule_free averages instead of a decay; use constant",
-        )
+        yield "optimizer.schedule optimizer.name", ", but schedule_free averages instead of a decay; use constant"
     if config.train.ema is not None:
-        yield problem("train.ema optimizer.name", f"{config.train.ema}, but schedule_free is an average; use none")
+        yield "train.ema optimizer.name", ", but schedule_free is an average; use none"
     if o.b1 == 0:
-        yield problem("optimizer.b1 optimizer.name", "0.0, but schedule_free takes gradients near its average; use 0.9")
+        yield "optimizer.b1 optimizer.name", "0.0, but schedule_free takes gradients near its average; use 0.9"
     if m.param_dtype != "float32":
-        yield problem(
-            "model.param_dtype optimizer.name",
-            f"{m.param_dtype} is too coarse for the average of schedule_free; use float32",
-        )
+        yield "model.param_dtype optimizer.name", " is too coarse for the average of schedule_free; use float32"
 
 
 def schedule(config: Config) -> Iterator[Problem]:
@@ -316,71 +290,58 @@ def schedule(config: Config) -> Iterator[Problem]:
     if steps == 0:  # nothing is trained
         return
     if decay_steps > steps and o.schedule != "constant":
-        yield problem(
+        yield (
             "optimizer.decay_steps train.steps",
-            f"{decay_steps} is more than train.steps = {steps}, so the decay would not end; "
-            f"use at most {steps}, or train longer",
+            f" is more than train.steps = {steps}, so the decay would not end; use at most {steps}, or train longer",
         )
     if o.warmup_steps >= decay_steps:
-        yield problem(
+        yield (
             "optimizer.warmup_steps optimizer.decay_steps train.steps",
-            f"{o.warmup_steps} is not less than the schedule of {decay_steps} steps; use less than {decay_steps}",
+            f" is not less than the schedule of {decay_steps} steps; use less than {decay_steps}",
         )
 
 
 def debugging(config: Config) -> Iterator[Problem]:
     t = config.train
     if t.profile is not None and (len(t.profile) != 2 or not t.profile[0] <= t.profile[1] <= t.steps):
-        yield problem(
-            "train.profile train.steps",
-            f"{t.profile} must be (first, last) with first <= last <= train.steps = {t.steps}",
-        )
+        yield "train.profile train.steps", f" must be (first, last) with first <= last <= train.steps = {t.steps}"
     if t.debug and (t.steps_per_dispatch or 1) > 1:
-        yield problem(
-            "train.steps_per_dispatch train.debug",
-            f"{t.steps_per_dispatch}, but train.debug runs one step at a time; use 1",
-        )
+        yield "train.steps_per_dispatch train.debug", ", but train.debug runs one step at a time; use 1"
     if t.debug and config.model.scan_layers:
-        yield problem(
-            "train.debug model.scan_layers",
-            "true runs one layer at a time; use model.scan_layers = false with it",
-        )
+        yield "train.debug model.scan_layers", "true runs one layer at a time; use model.scan_layers = false with it"
 
 
 def mesh(config: Config) -> Iterator[Problem]:
     sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
     for axis, size in sizes.items():
         if size == 0:
-            yield problem(f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all remaining devices")
+            yield f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all remaining devices"
     if len(rest := [axis for axis, size in sizes.items() if size == -1]) > 1:
-        keys = tuple(f"mesh.{axis}" for axis in rest)
-        yield keys, f"config.mesh: {' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
+        keys = " ".join(["mesh", *(f"mesh.{axis}" for axis in rest)])
+        yield keys, f"{' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
 
 
 def ideas(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.residual_multiplier != 1 and m.norm_placement in ("sandwich", "output"):
-        yield problem(
+        yield (
             "model.residual_multiplier model.norm_placement",
-            f"{m.residual_multiplier} has no effect before the norms of {m.norm_placement}; use 1, or pre",
+            f" has no effect before the norms of {m.norm_placement}; use 1, or pre",
         )
     if m.residual != "sum" and m.norm_placement == "post":
-        yield problem(
+        yield (
             "model.norm_placement model.residual",
             f"post normalizes the plain sum, which residual = {m.residual} replaces; use pre",
         )
     for name in ("residual_scalars", "conv_stream"):
         if m.residual == "hyper_connections" and getattr(m, name):
-            yield problem(
+            yield (
                 f"model.{name} model.residual",
                 "it changes the one stream of residual = sum, which hyper_connections replaces; use one of both",
             )
     whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
-        yield problem(
-            f"mesh.sequence model.{whole[0]}",
-            f"{config.mesh.sequence}, but model.{whole[0]} needs whole sequences on a device; use 1",
-        )
+        yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"
 
 
 # ---- Input and output ------------------------------------------------------------------------------------------
@@ -388,22 +349,20 @@ def ideas(config: Config) -> Iterator[Problem]:
 
 def final_evaluation(config: Config) -> Iterator[Problem]:
     if config.eval.patience and not config.eval.every:
-        yield problem(
-            "eval.patience eval.every", f"{config.eval.patience} counts evaluations during training; set eval.every"
-        )
+        yield "eval.patience eval.every", " counts evaluations during training; set eval.every"
     for name in config.eval.final_splits:
         if unknown := [part for part in name.split("+") if part not in SPLITS]:
             hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b joins two"
-            yield problem("eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}")
+            yield "eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}"
     if config.eval.probes and config.train.seq_len < 3:
-        yield problem("eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes")
+        yield "eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes"
     if bool(config.eval.harness_every) != bool(config.eval.harness_tasks):
-        yield problem(
+        yield (
             "eval.harness_every eval.harness_tasks",
             "the steps between scores and the tasks belong together; set both, such as harness_tasks=hellaswag",
         )
     if config.eval.sample_tokens and not config.eval.sample_prompt:
-        yield problem(
+        yield (
             "eval.sample_prompt eval.sample_tokens",
             "empty, but a sample continues at least one token; give a prompt, or use sample_tokens = 0",
         )
@@ -412,16 +371,14 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
 def compiler_options(config: Config) -> Iterator[Problem]:
     for option in config.train.compiler_options or ():
         if not all(option.partition("=")):
-            yield problem("train.compiler_options", f"{option[:80]!r} is not NAME=VALUE, such as xla_dump_to=DIR")
+            yield "train.compiler_options", f"{option[:80]!r} is not NAME=VALUE, such as xla_dump_to=DIR"
 
 
 def packages(config: Config) -> Iterator[Problem]:
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
-        yield problem(
-            "log.wandb", "true, but the package wandb is not installed; pip install -e '.[wandb]', or use false"
-        )
+        yield "log.wandb", "true, but the package wandb is not installed; pip install -e '.[wandb]', or use false"
     if config.eval.harness_every and config.eval.harness_tasks and importlib.util.find_spec("lm_eval") is None:
-        yield problem("eval.harness_every", "the package lm-eval is not installed; pip install -e '.[eval]', or use 0")
+        yield "eval.harness_every", "the package lm-eval is not installed; pip install -e '.[eval]', or use 0"
 
 
 CHECKS = (

@@ -123,7 +123,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
-        found = [*checks.heads(config), *checks.position_encoding(config)]
+        found = checks.problems(config, (checks.heads, checks.position_encoding))
         problems += [text.removeprefix("config.model.") for _, text in found]
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))

@@ -121,7 +121,7 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
     for option in ("xla_enable_async_all_reduce=true", "xla_enable_async_all_gather=false", "xla_dump_to=here"):
         assert f"\n  {option}" in text
     assert compiler_options("gpu", None) == {}
-    (((key,), message),) = checks.compiler_options(Config(train=TrainConfig(compiler_options=("xla_a", "b=c"))))
+    ((key, message),) = checks.compiler_options(Config(train=TrainConfig(compiler_options=("xla_a", "b=c"))))
     assert key == "train.compiler_options"
     assert "'xla_a' is not NAME=VALUE" in message
 
