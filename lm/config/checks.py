@@ -119,7 +119,7 @@ def layer_norm(config: Config) -> Iterator[Problem]:
     if used and running_mean and m.d_model == 1:
         yield (
             "model.norm_algorithm model.norm model.norm_placement model.d_model",
-            "running_mean divides by d_model - 1, which is 0; use two_pass",
+            " divides by d_model - 1, which is 0; use two_pass",
         )
 
 
@@ -131,10 +131,7 @@ def attention(config: Config) -> Iterator[Problem]:
             f" does not support attn_softcap = {m.attn_softcap}; use auto or einsum",
         )
     if m.attention == "cudnn" and m.compute_dtype != "bfloat16":
-        yield (
-            "model.attention model.compute_dtype",
-            f"cudnn needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto",
-        )
+        yield "model.attention model.compute_dtype", f" needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto"
     if m.attention in ("cudnn", "splash") and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
         yield (
             "model.attention model.scan_layers model.window_pattern model.n_layers",
@@ -155,7 +152,7 @@ def depth(config: Config) -> Iterator[Problem]:
 def head_and_width(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.tie_embeddings and m.head_bias:
-        yield "model.head_bias model.tie_embeddings", "true, but a tied head is the embedding table only; use false"
+        yield "model.head_bias model.tie_embeddings", ", but a tied head is the embedding table only; use false"
     if m.parametrization == "mup" and m.attn_scale is not None:
         yield (
             "model.attn_scale model.parametrization",
@@ -224,7 +221,7 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     shards, named = has_shards(config), ", ".join(sources(config))
     kind, _, size = d.tokenizer.partition(":")
     if kind == "none" and not all(source.startswith("tokens:") for source in sources(config)):
-        yield "data.tokenizer data.source", f"none, but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH"
+        yield "data.tokenizer data.source", f", but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH"
     if shards and kind not in ("none", "hf", "byte"):
         yield (
             "data.tokenizer data.source",
@@ -233,7 +230,7 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     if d.special_tokens and kind not in ("bpe", "hf"):
         yield (
             "data.special_tokens data.tokenizer",
-            f"true, but the tokenizer {d.tokenizer} has no special tokens; use bpe:SIZE or hf:PATH",
+            f", but the tokenizer {d.tokenizer} has no special tokens; use bpe:SIZE or hf:PATH",
         )
     if kind == "bpe" and int(size) < 257:
         yield "data.tokenizer", " is too small for 256 bytes and the end-of-text token; use bpe:257 or more"
@@ -255,10 +252,10 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
     if packed and has_shards(config):
         yield (
             "data.packing data.source",
-            "documents needs a source with documents, but token shards do not mark where a document ends; use none",
+            " needs a source with documents, but token shards do not mark where a document ends; use none",
         )
     if packed and d.order == "crops":
-        yield "data.order data.packing", "crops cut across documents; use order = epochs with packing = documents"
+        yield "data.order data.packing", " cut across documents; use order = epochs with packing = documents"
     if packed and d.stride is not None:
         yield "data.stride data.packing", " has no effect with packing = documents; use none"
     if d.order == "crops" and d.stride is not None:
@@ -279,7 +276,7 @@ def update_rule(config: Config) -> Iterator[Problem]:
     if config.train.ema is not None:
         yield "train.ema optimizer.name", ", but schedule_free is an average; use none"
     if o.b1 == 0:
-        yield "optimizer.b1 optimizer.name", "0.0, but schedule_free takes gradients near its average; use 0.9"
+        yield "optimizer.b1 optimizer.name", ", but schedule_free takes gradients near its average; use 0.9"
     if m.param_dtype != "float32":
         yield "model.param_dtype optimizer.name", " is too coarse for the average of schedule_free; use float32"
 
@@ -308,14 +305,14 @@ def debugging(config: Config) -> Iterator[Problem]:
     if t.debug and (t.steps_per_dispatch or 1) > 1:
         yield "train.steps_per_dispatch train.debug", ", but train.debug runs one step at a time; use 1"
     if t.debug and config.model.scan_layers:
-        yield "train.debug model.scan_layers", "true runs one layer at a time; use model.scan_layers = false with it"
+        yield "train.debug model.scan_layers", " runs one layer at a time; use model.scan_layers = false with it"
 
 
 def mesh(config: Config) -> Iterator[Problem]:
     sizes = {axis: getattr(config.mesh, axis) for axis in MESH_AXES}
     for axis, size in sizes.items():
         if size == 0:
-            yield f"mesh.{axis}", "0 is not a number of devices; use 1, or -1 for all remaining devices"
+            yield f"mesh.{axis}", " is not a number of devices; use 1, or -1 for all remaining devices"
     if len(rest := [axis for axis, size in sizes.items() if size == -1]) > 1:
         keys = " ".join(["mesh", *(f"mesh.{axis}" for axis in rest)])
         yield keys, f"{' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
@@ -331,7 +328,7 @@ def ideas(config: Config) -> Iterator[Problem]:
     if m.residual != "sum" and m.norm_placement == "post":
         yield (
             "model.norm_placement model.residual",
-            f"post normalizes the plain sum, which residual = {m.residual} replaces; use pre",
+            f" normalizes the plain sum, which residual = {m.residual} replaces; use pre",
         )
     for name in ("residual_scalars", "conv_stream"):
         if m.residual == "hyper_connections" and getattr(m, name):
@@ -376,7 +373,7 @@ def compiler_options(config: Config) -> Iterator[Problem]:
 
 def packages(config: Config) -> Iterator[Problem]:
     if config.log.wandb and importlib.util.find_spec("wandb") is None:
-        yield "log.wandb", "true, but the package wandb is not installed; pip install -e '.[wandb]', or use false"
+        yield "log.wandb", ", but the package wandb is not installed; pip install -e '.[wandb]', or use false"
     if config.eval.harness_every and config.eval.harness_tasks and importlib.util.find_spec("lm_eval") is None:
         yield "eval.harness_every", "the package lm-eval is not installed; pip install -e '.[eval]', or use 0"
 
