@@ -74,28 +74,17 @@ def require_platform(platform: str | None) -> None:
 
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
+    found, reason = "no device", "JAX_PLATFORMS names another one first, or one that does not exist"
     try:
         found = jax.default_backend()
         if platform in (None, found):
             return
-        reason = _why_missing(platform)
+        jax.devices("cuda" if platform == "gpu" else platform)  # raises an error with the reason; for "gpu" it has none
     except (RuntimeError, AssertionError) as error:  # AssertionError: JAX_PLATFORMS=cuda without a GPU
-        found, reason = "no device", str(error) or "JAX_PLATFORMS names one that does not exist"
+        reason = str(error) or reason
     setting = os.environ.get("JAX_PLATFORMS")
     raise UserError(
         f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
         f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: {' '.join(reason.split())[:500].rstrip('.')}; "
         f"{ADVICE.get(platform or '', 'correct or unset JAX_PLATFORMS')}"
     )
-
-
-def _why_missing(platform: str) -> str:
-    """Return JAX's reason for not finding a platform. For GPUs only the error for "cuda" has it."""
-    import jax
-
-    try:
-        jax.devices("cuda" if platform == "gpu" else platform)
-    except RuntimeError as error:
-        if "failed to initialize" in str(error):
-            return str(error)
-    return "no such device was found, or its plugin is not installed"
