@@ -191,7 +191,7 @@ def _read_scaling(found: Fields, scalings: dict) -> Fields:
     return {"rope_scaling": kind} | {ours: found[theirs] for ours, theirs in names.items() if theirs in found}
 
 
-def _rotating_layers(fields: Fields) -> list[int]:
+def rotating_layers(fields: Fields) -> list[int]:
     """Return 1 for each layer of SmolLM3 with RoPE, and 0 for the others."""
     n, interval = fields["num_hidden_layers"], fields.get("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers")
@@ -203,7 +203,7 @@ def _rotating_layers(fields: Fields) -> list[int]:
 
 ROTATING_LAYERS = Conversion(
     ("rope_pattern",),
-    lambda fields: {"rope_pattern": shortest_pattern(_rotating_layers(fields))},
+    lambda fields: {"rope_pattern": shortest_pattern(rotating_layers(fields))},
     lambda c: {"no_rope_layers": over_layers(c.rope_pattern, c)},
 )
 
@@ -214,12 +214,13 @@ DEFAULT_WINDOW = 4096  # where config.json of most families has no sliding_windo
 
 
 def windows(
-    default_sliding: Callable[[Fields, int], bool], switch: bool = False, default: int | None = DEFAULT_WINDOW
+    slides: Callable[[Fields, int], bool] | None = None, *, switch: bool = False, default: int | None = DEFAULT_WINDOW
 ) -> Conversion:
-    """Return the conversion of families that name the kind of attention of each layer in `layer_types`.
+    """Return the conversion of the windows of layers.
 
     Args:
-        default_sliding: (fields, layer) -> whether a layer has a window, for a config.json without layer_types.
+        slides: (fields, layer) -> whether a layer has a window, for a config.json without `layer_types`, which names
+            the kind of attention of each layer; None: the family has no such field, and its layers are alike.
         switch: whether `use_sliding_window` switches all windows on.
         default: the window in a config.json without `sliding_window`.
     """
@@ -230,9 +231,11 @@ def windows(
             return {"window_pattern": (0,)}
         if not isinstance(size, int):
             raise ValueError(f"sliding_window is {str(size)[:80]}; expected an integer")
+        if slides is None:
+            return {"window_pattern": (size,)}
         kinds = fields.get("layer_types")
         if kinds is None:
-            return {"window_pattern": shortest_pattern([size * default_sliding(fields, i) for i in range(n)])}
+            return {"window_pattern": shortest_pattern([size * slides(fields, i) for i in range(n)])}
         if len(kinds) != n or set(kinds) - {"sliding_attention", "full_attention"}:
             raise ValueError(
                 f"layer_types must have one of sliding_attention and full_attention for each of {n} layers"
@@ -240,40 +243,21 @@ def windows(
         return {"window_pattern": shortest_pattern([size * (kind == "sliding_attention") for kind in kinds])}
 
     def write(c):
-        sizes, size = layer_windows(c), _one_window(c)
-        kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
-        if switch:
-            switches = {"use_sliding_window": size is not None, "max_window_layers": c.n_layers}
-            return {"sliding_window": size, "layer_types": kinds} | switches
-        return {"sliding_window": size or DEFAULT_WINDOW, "layer_types": kinds}  # transformers needs an integer
-
-    return Conversion(("window_pattern",), read, write)
-
-
-def _one_window(c: ResolvedModel) -> int | None:
-    sizes = sorted(set(layer_windows(c)) - {0})
-    if len(sizes) > 1:
-        raise ValueError(f"config.model.window_pattern: windows of several sizes ({', '.join(map(str, sizes))})")
-    return sizes[0] if sizes else None
-
-
-def one_window(default: int | None, switch: bool = False) -> Conversion:
-    """Return the conversion of families with the same window in all layers.
-
-    Args:
-        default: the window in a config.json without the field.
-        switch: as for `windows`.
-    """
-
-    def read(fields):
-        on = not switch or fields.get("use_sliding_window")
-        return {"window_pattern": ((on and fields.get("sliding_window", default)) or 0,)}
-
-    def write(c):
-        if len(set(layer_windows(c))) > 1:
+        sizes = layer_windows(c)
+        if slides is None and len(set(sizes)) > 1:
             raise ValueError("config.model.window_pattern: not the same window in all layers")
-        size = _one_window(c)
-        return {"sliding_window": size} | ({"use_sliding_window": size is not None} if switch else {})
+        if len(found := sorted(set(sizes) - {0})) > 1:
+            raise ValueError(f"config.model.window_pattern: windows of several sizes ({', '.join(map(str, found))})")
+        fields = {"sliding_window": found[0] if found else None}
+        if slides:
+            fields["layer_types"] = ["sliding_attention" if size else "full_attention" for size in sizes]
+        if switch:
+            fields["use_sliding_window"] = bool(found)
+        if slides and switch:
+            fields["max_window_layers"] = c.n_layers
+        if slides and not switch:
+            fields["sliding_window"] = fields["sliding_window"] or DEFAULT_WINDOW  # transformers needs an integer
+        return fields
 
     return Conversion(("window_pattern",), read, write)
 
@@ -291,13 +275,6 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
     """
     lengths = range(1, len(sizes) + 1)
     return tuple(next(sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))))
-
-
-ALTERNATING_LAYERS_SLIDE = windows(lambda fields, layer: layer % 2 == 0)
-LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
-LAYERS_WITHOUT_ROPE_SLIDE = windows(lambda fields, layer: not _rotating_layers(fields)[layer], True, default=None)
-SIXTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % fields.get("sliding_window_pattern", 6) != 0)
-FOURTH_LAYERS_DO_NOT_SLIDE = windows(lambda fields, layer: (layer + 1) % 4 != 0)
 
 
 # ---- Scales ------------------------------------------------------------------------------------------------------

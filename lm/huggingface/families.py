@@ -9,22 +9,17 @@ from typing import Any, NamedTuple
 from lm.config import ModelConfig
 from lm.huggingface.conversions import (
     ACTIVATIONS,
-    ALTERNATING_LAYERS_SLIDE,
     ATTENTION_MULTIPLIER,
-    DEFAULT_WINDOW,
     DENSE_LAYERS,
     EMBEDDING_SCALE,
-    FOURTH_LAYERS_DO_NOT_SLIDE,
-    LAST_LAYERS_SLIDE,
-    LAYERS_WITHOUT_ROPE_SLIDE,
     PARALLEL_BRANCHES,
     QUERY_SCALE,
     ROTATING_LAYERS,
-    SIXTH_LAYERS_DO_NOT_SLIDE,
     Conversion,
     activation,
-    one_window,
     rope,
+    rotating_layers,
+    windows,
 )
 from lm.huggingface.tensor_names import (
     ATTENTION,
@@ -59,12 +54,12 @@ class Field(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One family of models.
+    """One family of models. What it does not say is as in Llama.
 
     Attributes:
         model_type, architecture: its names in config.json.
-        fixed: our keys that have the same value in all models of the family.
         fields: our keys and the fields with their values.
+        fixed: our keys that have the same value in all models of the family.
         conversions: keys and fields that correspond in another way.
         context: the field with the largest number of positions.
         requires: fields that change what is computed, and the values that lm supports. Others are refused.
@@ -72,7 +67,6 @@ class Family:
         tensors: the names of the tensors of its checkpoints, with {} for the numbers of layer and expert, and our
             parameters in each, which are joined along their output features.
         prefix: start of the names of tensors that some checkpoints leave out.
-        ignored: ends of the names of tensors that are not parameters.
         gain_offset: what is added to the gains of norms: 1 where they are stored as gain - 1.
         zero_biases: whether our models without biases are exported with biases of zero.
         divisible: whether transformers requires that n_heads divides d_model.
@@ -83,15 +77,14 @@ class Family:
 
     model_type: str
     architecture: str
-    fixed: dict[str, Any]
     fields: dict[str, Field]
-    conversions: tuple[Conversion, ...]
-    tensors: dict[str, tuple[str, ...]]
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    conversions: tuple[Conversion, ...] = (rope(), activation("hidden_act"))
+    tensors: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: tensors(PRE_NORMS, ATTENTION, GLU))
     context: str = "max_position_embeddings"
     requires: dict[str, tuple] = dataclasses.field(default_factory=dict)
     writes: dict[str, Any] = dataclasses.field(default_factory=dict)
     prefix: str = "model."
-    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     gain_offset: float = 0.0
     zero_biases: bool = False
     divisible: bool = False
@@ -133,6 +126,7 @@ SIZES = {
 }
 WITHOUT_D_HEAD = {key: field for key, field in SIZES.items() if key != "d_head"}  # n_heads divides d_model
 TIED, NOT_TIED = ({"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False))
+LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
 ATTENTION_BIAS = {"attn_bias": Field("attention_bias", False), "attn_out_bias": Field("attention_bias", False)}
 
 
@@ -171,7 +165,6 @@ GPT2 = Family(
     )
     | {"transformer.wpe.weight": ("positions",)},
     prefix="transformer.",
-    ignored=("attn.bias", "attn.masked_bias"),
     zero_biases=True,
     in_out=True,
 )  # fmt: skip
@@ -179,21 +172,16 @@ GPT2 = Family(
 LLAMA = Family(
     "llama",
     "LlamaForCausalLM",
-    fixed={},
     fields=SIZES | ATTENTION_BIAS | {"ffn_bias": Field("mlp_bias", False)} | NOT_TIED,
-    conversions=(rope(), activation("hidden_act")),
-    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
     divisible=True,
 )
 
 MISTRAL = Family(
     "mistral",
     "MistralForCausalLM",
-    fixed={},
     fields=SIZES | {"n_kv_heads": kv_heads(8)} | NOT_TIED,
-    conversions=(rope(), one_window(DEFAULT_WINDOW), activation("hidden_act")),
+    conversions=(rope(), windows(), activation("hidden_act")),
     requires={"layer_types": (None,)},
-    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
 )
 
 QWEN2 = Family(
@@ -202,7 +190,6 @@ QWEN2 = Family(
     fixed={"attn_bias": True},
     fields=SIZES | {"n_kv_heads": kv_heads(32)} | NOT_TIED,
     conversions=(rope(), LAST_LAYERS_SLIDE, activation("hidden_act")),
-    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
 )
 
 QWEN3 = Family(
@@ -228,7 +215,7 @@ QWEN3_MOE = Family(
         "normalize_experts": Field("norm_topk_prob", False),
     }
     | NOT_TIED,
-    conversions=(rope(), one_window(DEFAULT_WINDOW, switch=True), DENSE_LAYERS, activation("hidden_act")),
+    conversions=(rope(), windows(switch=True), DENSE_LAYERS, activation("hidden_act")),
     requires={"decoder_sparse_step": (None, 1)},
     tensors=tensors(PRE_NORMS, ATTENTION, HEAD_NORMS, EXPERTS),
 )
@@ -246,7 +233,6 @@ OLMOE = Family(
         "normalize_experts": Field("norm_topk_prob", False),
     }
     | NOT_TIED,
-    conversions=(rope(), activation("hidden_act")),
     requires={"clip_qkv": (None,)},
     tensors=tensors(PRE_NORMS, ATTENTION, WIDE_NORMS, EXPERTS),
 )
@@ -254,7 +240,6 @@ OLMOE = Family(
 GEMMA = Family(
     "gemma",
     "GemmaForCausalLM",
-    fixed={},
     fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(16), "d_head": Field("head_dim", 256)} | TIED,
     conversions=(
         # The first checkpoints say "gelu" and mean the other form.
@@ -262,7 +247,6 @@ GEMMA = Family(
         activation("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": "gelu_tanh"}),
     ),
     requires={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
-    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
     gain_offset=1.0,
 )  # fmt: skip
 
@@ -281,8 +265,8 @@ GEMMA2 = Family(
     }
     | TIED,
     conversions=(
-        rope(), ALTERNATING_LAYERS_SLIDE, activation("hidden_activation", "gelu_pytorch_tanh"),
-        QUERY_SCALE, EMBEDDING_SCALE,
+        rope(), windows(lambda fields, layer: layer % 2 == 0),
+        activation("hidden_activation", "gelu_pytorch_tanh"), QUERY_SCALE, EMBEDDING_SCALE,
     ),
     requires={"use_bidirectional_attention": (None, False)},
     tensors=tensors(SANDWICH_NORMS, ATTENTION, GLU),
@@ -297,7 +281,9 @@ GEMMA3 = Family(
     fields={key: field for key, field in GEMMA2.fields.items() if key != "attn_softcap"}
     | {"logit_softcap": Field("final_logit_softcapping", None)},
     conversions=(
-        rope(1e6, window_theta=1e4), SIXTH_LAYERS_DO_NOT_SLIDE, *GEMMA2.conversions[2:],
+        rope(1e6, window_theta=1e4),
+        windows(lambda fields, layer: (layer + 1) % fields.get("sliding_window_pattern", 6) != 0),
+        *GEMMA2.conversions[2:],
     ),
     requires=GEMMA2.requires | {"attn_logit_softcapping": (None,)},
     tensors=tensors(SANDWICH_NORMS, ATTENTION, HEAD_NORMS, GLU),
@@ -310,7 +296,6 @@ OLMO2 = Family(
     "Olmo2ForCausalLM",
     fixed={"norm_placement": "output", "qk_norm": True, "qk_norm_over": "all_heads"},
     fields=SIZES | ATTENTION_BIAS | {"norm_eps": Field("rms_norm_eps", 1e-5)} | NOT_TIED,
-    conversions=(rope(), activation("hidden_act")),
     requires={"clip_qkv": (None,)},
     tensors=tensors(OUTPUT_NORMS, ATTENTION, WIDE_NORMS, GLU),
 )
@@ -319,24 +304,30 @@ OLMO3 = dataclasses.replace(
     OLMO2,
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
-    conversions=(rope(5e5, window_theta=0), FOURTH_LAYERS_DO_NOT_SLIDE, activation("hidden_act")),
+    conversions=(
+        rope(5e5, window_theta=0),
+        windows(lambda fields, layer: (layer + 1) % 4 != 0),
+        activation("hidden_act"),
+    ),
 )
 
 SMOLLM3 = Family(
     "smollm3",
     "SmolLM3ForCausalLM",
-    fixed={},
     fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(4), "ffn_bias": Field("mlp_bias", False)} | TIED,
-    conversions=(rope(2e6), ROTATING_LAYERS, LAYERS_WITHOUT_ROPE_SLIDE, activation("hidden_act")),
-    tensors=tensors(PRE_NORMS, ATTENTION, GLU),
+    conversions=(
+        rope(2e6),
+        ROTATING_LAYERS,
+        activation("hidden_act"),
+        windows(lambda fields, layer: not rotating_layers(fields)[layer], switch=True, default=None),
+    ),
 )
 
 PHI3 = Family(
     "phi3",
     "Phi3ForCausalLM",
-    fixed={},
     fields=SIZES | {"norm_eps": Field("rms_norm_eps", 1e-5)} | NOT_TIED,
-    conversions=(rope(scalings={}, partial=1.0), one_window(None), activation("hidden_act")),
+    conversions=(rope(scalings={}, partial=1.0), windows(default=None), activation("hidden_act")),
     tensors=tensors(
         PRE_NORMS,
         {"self_attn.qkv_proj.weight": QKV_WEIGHTS, "self_attn.o_proj.weight": "attention/w_o_HKD"},
@@ -352,7 +343,7 @@ STARCODER2 = Family(
     | {key: Field("use_bias", True) for key in ("attn_bias", "attn_out_bias", "ffn_bias")}
     | {"n_kv_heads": kv_heads(2), "norm_eps": Field("norm_epsilon", 1e-5)}
     | TIED,
-    conversions=(rope(), one_window(None), activation("hidden_act", "gelu_pytorch_tanh")),
+    conversions=(rope(), windows(default=None), activation("hidden_act", "gelu_pytorch_tanh")),
     tensors=tensors(PRE_NORMS, ATTENTION, mlp("mlp.c_fc", "mlp.c_proj")),
 )
 
@@ -377,14 +368,12 @@ GPT_NEOX = Family(
         head="embed_out",
     ),
     prefix="gpt_neox.",
-    ignored=("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias"),
     by_head=True,
 )  # fmt: skip
 
 GRANITE = Family(
     "granite",
     "GraniteForCausalLM",
-    fixed={},
     fields=LLAMA.fields
     | {
         "embed_scale": Field("embedding_multiplier", 1.0),
@@ -392,7 +381,6 @@ GRANITE = Family(
         "logit_divisor": Field("logits_scaling", 1.0),
     },
     conversions=(rope(), ATTENTION_MULTIPLIER, activation("hidden_act")),
-    tensors=LLAMA.tensors,
 )
 
 # In this order an exported model looks for its family.

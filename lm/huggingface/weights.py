@@ -19,6 +19,8 @@ from lm.parameters import Parameter
 from lm.text_tables import some
 
 MAX_SHOWN = 5  # problems in an error message
+# Ends of the names of buffers in old checkpoints, which are not parameters.
+BUFFERS = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _match(directory: str | Path, family: Family, c: ResolvedModel, files: Tenso
     if missing := [name for name, found in names.items() if found is None]:
         problems.append(f"tensors are missing: {some(missing)}")
     known = {*names.values(), *([] if not c.tie_embeddings else _tied_copies(directory, family, files))}
-    if unexpected := [name for name in files.shapes if name not in known and not name.endswith(family.ignored)]:
+    if unexpected := [name for name in files.shapes if name not in known and not name.endswith(BUFFERS)]:
         problems.append(f"tensors that no part of the model uses: {some(unexpected)}")
     for name, found in names.items():
         if found is not None and files.shapes[found] != wanted[name]:
