@@ -4,11 +4,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import lm
-from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
+from lm.command_line.checkpoint import add_checkpoint
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import make_folder, to_json, write_text
@@ -67,29 +66,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def find_problems(a: argparse.Namespace) -> Iterator[str]:
-    """Yield a line for each invalid argument."""
-    yield from step_problems(a.step)
-    for name in ("seq_len", "stride", "batch_size"):
-        if (value := getattr(a, name)) is not None and not 1 <= value < 2**31:
-            yield f"--{name.replace('_', '-')}: {short(value)} must be at least 1 and less than 2**31"
-    if "" in (a.data or []):
-        yield "--data is empty; give a source such as text:novel.txt"
-    if repeated := {source for source in a.data or [] if a.data.count(source) > 1}:
-        yield f"--data: {min(repeated)} is given twice"
-
-
 def evaluate(a: argparse.Namespace) -> int:
     """Print and write the evaluation, and return the exit code."""
-    if problems := list(find_problems(a)):
-        raise UserError(*problems)
-    run = lm.load(a.workdir, parse_step(a.step))
+    if a.batch_size is not None and not 1 <= a.batch_size < 2**31:
+        raise UserError(f"--batch-size: {short(a.batch_size)} must be at least 1 and less than 2**31")
+    if "" in (sources := a.data or []):
+        raise UserError("--data is empty; give a source such as text:novel.txt")
+    if repeated := {source for source in sources if sources.count(source) > 1}:
+        raise UserError(f"--data: {min(repeated)} is given twice")
+    run = lm.load(a.workdir, a.step)
     from lm.scoring import texts  # imports jax
     from lm.training.memory import report_out_of_memory
 
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
-    opened = [texts.open_text(run, a.split, source, print_line) for source in a.data or texts.own_texts(run)]
+    opened = [texts.open_text(run, a.split, source, print_line) for source in sources or texts.own_texts(run)]
     output = Path(a.output).expanduser() if a.output else run.path / "evaluation"
     make_directory(output, linked=bool(a.output))
     options = {"stride": a.stride, "batch_size": a.batch_size, "progress": True}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lm
-from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
+from lm.command_line.checkpoint import add_checkpoint
 from lm.errors import UserError, with_exit_code
 from lm.files import to_json
 from lm.generation import options
@@ -50,23 +50,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def find_problems(a: argparse.Namespace) -> Iterator[str]:
-    """Yield a line for each invalid argument."""
-    yield from step_problems(a.step)
-    if a.prompt and a.prompt_file:
-        yield "--prompt and --prompt-file: give one of them"
-    if "" in (a.prompt or []):
-        yield "--prompt is empty; the model needs at least one token to continue"
-    yield from options.find_problems(generation_options(a), options.flag)
-
-
-def generation_options(a: argparse.Namespace) -> dict:
-    """Return the keyword arguments of TrainedModel.stream."""
-    return {name: getattr(a, name) for name in (*options.Options.__dataclass_fields__, "stop")}
-
-
 def read_prompts(a: argparse.Namespace) -> list[str]:
     """Return the prompts of the arguments, a file or standard input; none: the default one."""
+    if a.prompt and a.prompt_file:
+        raise UserError("--prompt and --prompt-file: give one of them")
+    if "" in (a.prompt or []):
+        raise UserError("--prompt is empty; the model needs at least one token to continue")
     if not a.prompt_file:
         return a.prompt or []
     try:
@@ -87,10 +76,10 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
 
 def generate(a: argparse.Namespace) -> int:
     """Print the texts, and return the exit code."""
-    if problems := list(find_problems(a)):
-        raise UserError(*problems)
+    arguments = {name: getattr(a, name) for name in (*options.Options.__dataclass_fields__, "stop")}
+    options.check_options(arguments, options.flag)
     prompts = read_prompts(a)
-    run = lm.load(a.workdir, parse_step(a.step))
+    run = lm.load(a.workdir, a.step)
     if a.special_tokens is not None:
         run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
@@ -99,7 +88,7 @@ def generate(a: argparse.Namespace) -> int:
 
     prompts = prompts or [known_prompt("\n", run.tokenizer) if run.tokenizer else "\n"]
     with report_out_of_memory("use a smaller --batch-size or --tokens"):
-        show(a, prompts, run.stream(prompts, **generation_options(a)))
+        show(a, prompts, run.stream(prompts, **arguments))
     return 0
 
 

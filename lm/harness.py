@@ -5,7 +5,7 @@ import importlib.util
 import json
 import sys
 
-from lm.command_line.checkpoint import add_checkpoint, parse_step
+from lm.command_line.checkpoint import add_checkpoint
 from lm.errors import UserError, first_line, with_exit_code
 from lm.parser import Parser
 
@@ -44,14 +44,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def evaluate(a: argparse.Namespace, others: list[str]) -> int:
     """Run the harness with the model and the other options."""
-    step = parse_step(a.step)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate
 
     import lm.evaluation_harness  # noqa: F401 - registers the model
 
-    model_args = json.dumps({"workdir": a.workdir, "step": step, "windows": a.windows})
+    model_args = json.dumps({"workdir": a.workdir, "step": a.step, "windows": a.windows})
     sys.argv = ["lm_eval", "run", "--model", "lm", "--model_args", model_args, "--batch_size", "auto", *others]
     try:
         cli_evaluate()

@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 
-from lm.command_line.checkpoint import STEP, parse_step
+from lm.command_line.checkpoint import STEP
 from lm.config.values import MAX_INT, path_argument, short
 from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
@@ -91,19 +91,17 @@ def import_(a: argparse.Namespace) -> int:
 
 def export(a: argparse.Namespace) -> int:
     """Export a run, and return the exit code."""
-    step = parse_step(a.step)
     if not 0 < a.shard_gb < 1e6:
         raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0 and less than 1000000")
     start_jax()
     from lm.exchange import export_run
 
-    export_run(a.workdir, a.output, step=step, shard_bytes=int(a.shard_gb * 1e9))
+    export_run(a.workdir, a.output, step=a.step, shard_bytes=int(a.shard_gb * 1e9))
     return 0
 
 
 def check(a: argparse.Namespace) -> int:
     """Compare with transformers, and return the exit code."""
-    step = parse_step(a.step)
     if a.prompt is not None and a.ids is not None:
         raise UserError("--prompt and --ids: give one of them")
     if a.prompt == "":
@@ -116,7 +114,7 @@ def check(a: argparse.Namespace) -> int:
     start_jax()
     from lm.exchange import compare
 
-    return 0 if compare(a.directory, a.workdir, step, text=text, tolerance=a.tolerance) else 3
+    return 0 if compare(a.directory, a.workdir, a.step, text=text, tolerance=a.tolerance) else 3
 
 
 def start_jax() -> None:

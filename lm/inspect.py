@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import lm
-from lm.command_line.checkpoint import add_checkpoint, parse_step, step_problems
+from lm.command_line.checkpoint import add_checkpoint
 from lm.config.values import short
 from lm.errors import UserError, with_exit_code
 from lm.files import write_text
@@ -47,16 +47,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def inspect(a: argparse.Namespace) -> int:
     """Write the page and return the exit code."""
-    problems = step_problems(a.step)
     if not a.prompt:
-        problems.append("--prompt is empty; the model needs at least one token")
+        raise UserError("--prompt is empty; the model needs at least one token")
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
-        problems.append(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
+        raise UserError(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
     if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):
-        problems.append(f"--output: {a.output} is not a file in an existing directory")
-    if problems:
-        raise UserError(*problems)
-    run = lm.load(a.workdir, parse_step(a.step))
+        raise UserError(f"--output: {a.output} is not a file in an existing directory")
+    run = lm.load(a.workdir, a.step)
     from lm.interpret.measure import measure  # these import jax
     from lm.interpret.page import to_html
     from lm.training.memory import report_out_of_memory

@@ -148,7 +148,8 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
     for arguments, message in (
         (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
-        (["--workdir=absent", "--step=x", "--stride=0", "--batch-size=-1"], "--stride: 0 must be at least 1"),
+        (["--workdir=absent", "--batch-size=-1"], "--batch-size: -1 must be at least 1"),
+        (["--stride=0"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
         (["--workdir=absent", "--data="], "--data is empty"),
         (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),

@@ -7,7 +7,20 @@ from typing import Any
 from lm.config.values import path_argument, short
 from lm.errors import UserError
 
+
+def parse_step(text: str) -> int | str:
+    """Return the value of --step: a number, or the text as it is.
+
+    Raises:
+        UserError: the text is something else.
+    """
+    if not re.fullmatch("best|latest|ema|(mean:)?[0-9]{1,18}", text):
+        raise UserError(f"--step: {short(text)} is not best, latest, ema, mean:N, or the number of a step")
+    return int(text) if text.isdigit() else text
+
+
 STEP: dict[str, Any] = {
+    "type": parse_step,
     "default": "best",
     "metavar": "N|best|latest|ema|mean:N",
     "help": "checkpoint (default: best, by validation loss); ema: the average of config.train.ema at the latest step; "
@@ -21,24 +34,3 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     what = "the directory of the run, or of a Hugging Face checkpoint"
     add("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
     add("--step", **STEP)
-
-
-def step_problems(text: str) -> list[str]:
-    """Return what is wrong with the value of --step.
-
-    >>> step_problems("last")
-    ["--step: 'last' is not best, latest, ema, mean:N, or the number of a step"]
-    """
-    valid = re.fullmatch("best|latest|ema|(mean:)?[0-9]{1,18}", text)
-    return [] if valid else [f"--step: {short(text)} is not best, latest, ema, mean:N, or the number of a step"]
-
-
-def parse_step(text: str) -> int | str:
-    """Return the value of --step: a number, or the text as it is.
-
-    Raises:
-        UserError: the text is something else.
-    """
-    if problems := step_problems(text):
-        raise UserError(*problems)
-    return int(text) if text.isdigit() else text

@@ -49,15 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def find_problems(values: dict[str, Any], label: Callable[[str], str] = str) -> list[str]:
-    """Return a line for each value that is of another type or out of range.
+def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> None:
+    """Raise UserError with every problem of options: values of another type or out of range.
 
     Args:
         values: options by name; `prompts` and `stop` are sequences of texts.
         label: returns what an option is called in a message.
 
-    >>> find_problems({"top_p": 1.5, "seed": 3})
-    ['top_p: 1.5 is out of range; it must be <= 1.0']
+    >>> check_options({"top_p": 1.5, "seed": 3})
+    Traceback (most recent call last):
+    lm.errors.UserError: top_p: 1.5 is out of range; it must be <= 1.0
     """
     problems = []
     for name, value in values.items():
@@ -65,12 +66,7 @@ def find_problems(values: dict[str, Any], label: Callable[[str], str] = str) -> 
             _check(name, value)
         except ValueError as error:
             problems.append(f"{label(name)}: {error}")
-    return problems
-
-
-def check_options(values: dict[str, Any]) -> None:
-    """Raise UserError with every problem of these values."""
-    if problems := find_problems(values):
+    if problems:
         raise UserError(*problems)
 
 
