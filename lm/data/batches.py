@@ -133,25 +133,28 @@ def _windows(array, starts, seq_len: int):
     return array[index.clip(max=len(array) - 1)]
 
 
-def n_eval_windows(split: Split, config: Config, max_batches: int = 0) -> int:
+def n_eval_windows(split: Split, config: Config, max_batches: int = 0, stride: int | None = None) -> int:
     """Return how many windows an evaluation reads; of each source, those of the first max_batches batches if not 0."""
     most = max_batches * _eval_batch_size(config)
-    return sum(min(n, most or n) for n in (_windows_of(split, part, config) for part in split.all_parts))
+    return sum(min(n, most or n) for n in (_windows_of(split, part, config, stride) for part in split.all_parts))
 
 
-def _windows_of(split: Split, part: Part, config: Config) -> int:
-    return part.n_tokens if split.packed else max(0, -(-(part.n_tokens - 1) // config.train.seq_len))
+def _windows_of(split: Split, part: Part, config: Config, stride: int | None) -> int:
+    T = config.train.seq_len
+    return part.n_tokens if split.packed else max(0, 1 - (T - part.n_tokens + 1) // (stride or T))
 
 
 def _eval_batch_size(config: Config) -> int:
     return config.eval.batch_size or config.train.batch_size
 
 
-def eval_batches(split: Split, config: Config, max_batches: int = 0) -> list[tuple[Part, range]]:
+def eval_batches(
+    split: Split, config: Config, max_batches: int = 0, stride: int | None = None
+) -> list[tuple[Part, range]]:
     """Return the numbers of the batches of each source in an evaluation: all, or the first max_batches of a source."""
     found, first = [], 0
     for part in split.all_parts:
-        n = -(-_windows_of(split, part, config) // _eval_batch_size(config))
+        n = -(-_windows_of(split, part, config, stride) // _eval_batch_size(config))
         found.append((part, range(first, first + min(n, max_batches or n))))
         first += n
     return found
@@ -162,31 +165,38 @@ def n_eval_batches(split: Split, config: Config) -> int:
     return sum(len(numbers) for _, numbers in eval_batches(split, config))
 
 
-def eval_windows(split: Split, config: Config, batch: int) -> tuple[np.ndarray, np.ndarray]:
+def eval_windows(split: Split, config: Config, batch: int, stride: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows of one evaluation batch.
 
     Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every token but the first
     exactly once, at the context length of training. Targets beyond the last token have weight 0, and so have the
     windows beyond the last one, which fill up the last batch. A batch has windows of one source only.
 
+    With a stride S < T, window k begins at kS, and only its last S targets count, except in the first window. So every
+    token is still predicted once, with at least T - S + 1 tokens of context wherever the text has that many.
+
     Args:
         split: the split's tokens.
         config: reads train.seq_len and eval.batch_size (none: train.batch_size).
         batch: number of the batch, from 0.
+        stride: S; None: T. Packed rows are windows of their own.
 
     Returns:
         Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a packed split the
         weights only mark the rows that exist; the segments mark padding and borders between documents.
     """
     seq_len, batch_size = config.train.seq_len, _eval_batch_size(config)
-    part, numbers = next(found for found in eval_batches(split, config) if batch in found[1])
+    stride = stride or seq_len
+    part, numbers = next(found for found in eval_batches(split, config, stride=stride) if batch in found[1])
     k = (batch - numbers.start) * batch_size + np.arange(batch_size, dtype=np.int64)
     n = part.n_tokens
     if split.packed:
         exists_BT = np.repeat((k < n)[:, None], seq_len, 1)
         return np.minimum(k, n - 1), exists_BT.astype(np.float32)
-    targets_BT = k[:, None] * seq_len + 1 + np.arange(seq_len, dtype=np.int64)
-    return part.start + np.minimum(k * seq_len, max(0, n - 1)), (targets_BT < n).astype(np.float32)
+    position_T = np.arange(seq_len, dtype=np.int64)
+    is_text_BT = k[:, None] * stride + 1 + position_T < n
+    is_new_BT = (k[:, None] == 0) | (position_T >= seq_len - stride)
+    return part.start + np.minimum(k * stride, max(0, n - 1)), (is_text_BT & is_new_BT).astype(np.float32)
 
 
 def prefetch(

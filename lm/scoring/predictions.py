@@ -1,13 +1,15 @@
 """Predict every token of a split, batch by batch, and sum up losses and hits."""
 
+import dataclasses
+
 import numpy as np
 from tqdm import tqdm
 
 from lm.config import Resolved
 from lm.data import Split
+from lm.data.batches import eval_windows, gather, n_eval_windows
 from lm.log_probabilities import score_batch
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
-from lm.scoring.windows import Windows
 
 TOKENS = 2**13  # in a batch, unless its size is given
 
@@ -29,23 +31,33 @@ def score_split(
         params: parameters of the model.
         config: a resolved config.
         split: the tokens, at least seq_len + 1 of them, or packed rows.
-        stride: distance between two windows; None: seq_len.
+        stride: distance between two windows, see `eval_windows`; None: seq_len.
         batch_size: windows per batch; None: as many as have TOKENS tokens.
         title: of the progress bar in a terminal; None: no bar.
     """
     T = config.train.seq_len
-    windows = Windows(split, T, stride or T)
-    n = len(windows)
+    n = n_eval_windows(split, config, stride=stride)
     # At most the next power of two: few sizes, hence few compiled programs.
     B = min(batch_size or max(1, TOKENS // T), 1 << (n - 1).bit_length())
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=B))
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in tqdm(range(0, n, B), title, leave=False, disable=None if title else True):
-        batch, contexts_BT = windows.batch(first, B)
-        weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
+        starts_B, weights_BT = eval_windows(split, config, first // B, stride)
+        batch = gather(split.arrays, starts_B, T)
+        contexts_BT = context_lengths(batch)
+        weights_BT, losses_BT, hits_BT = score_batch(params, batch | {"weights": weights_BT}, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((np.ones_like(losses_BT), losses_BT, hits_BT)):
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
-    return Scores(sums, T, windows.stride, split.bytes_per_token)
+    return Scores(sums, T, stride or T, split.bytes_per_token)
+
+
+def context_lengths(batch: dict) -> np.ndarray:
+    """Return the number of tokens of the same document that the model sees for each target of a batch, int (B, T)."""
+    segments_BT = batch.get("segments", np.ones_like(batch["tokens"]))[:, :-1]
+    index_T = np.arange(segments_BT.shape[1])
+    starts_BT = np.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))
+    return index_T - np.maximum.accumulate(np.where(starts_BT, index_T, 0), axis=1) + 1

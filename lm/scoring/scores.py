@@ -145,32 +145,20 @@ def bin_edges(seq_len: int) -> list[int]:
     return [2**i for i in range((seq_len - 1).bit_length())] + [seq_len]
 
 
-def sampling_error(sums_B, counts_B) -> float:
-    """Return the standard error of r = sum(sums) / sum(counts) over n blocks of text, taken as independent.
-
-    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4): for blocks i of
-    count c_i and sum s_i, error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2.
-
-    >>> round(sampling_error([205, 192, 103], [100, 100, 50]), 4)
-    0.0485
-    """
-    s, c = np.asarray(sums_B, float), np.asarray(counts_B, float)
-    residuals, n = s - s.sum() / c.sum() * c, len(s)
-    return math.inf if n < 2 else float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum())
-
-
 def ratio(sums_B, counts_B) -> Estimate:
     """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
 
-    The blocks may differ in their counts, so this is the linearized error of a ratio, see `sampling_error`. For equal
-    counts its square is the sample variance of the means of the n blocks, divided by n.
+    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4): for n blocks of
+    counts c_i and sums s_i, taken as independent, error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2. For equal
+    counts its square is the sample variance of the means of the blocks, divided by n.
 
     >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
     Estimate(value=2.5, error=0.4225771273642583)
     """
-    sums_B, counts_B = (np.asarray(a, float)[np.asarray(counts_B) > 0] for a in (sums_B, counts_B))
-    value = float(sums_B.sum()) / float(counts_B.sum())
-    if len(counts_B) < MIN_BLOCKS:
+    s, c = (np.asarray(a, float)[np.asarray(counts_B) > 0] for a in (sums_B, counts_B))
+    value, n = float(s.sum()) / float(c.sum()), len(c)
+    if n < MIN_BLOCKS:
         return Estimate(value, None)
     with np.errstate(invalid="ignore"):  # infinite losses of a diverged model
-        return Estimate(value, sampling_error(sums_B, counts_B))
+        residuals = s - s.sum() / c.sum() * c
+        return Estimate(value, float(math.sqrt(n / (n - 1) * np.sum(residuals**2)) / c.sum()))
