@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import lm.model
 from lm import parameters
 from lm.config import saved_config, to_dict
 from lm.data import tokenizers
@@ -26,8 +25,9 @@ from lm.huggingface.safetensors_files import SHARD_BYTES
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params, planned_tensors, to_device
 from lm.huggingface.writing import write_checkpoint
+from lm.interpret import capture
 from lm.text_tables import table
-from lm.trained_model import load
+from lm.trained_model import TrainedModel, load
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
 from lm.workdir.saved_run import WEIGHTS_OF, check_meta
@@ -179,29 +179,19 @@ def compare(
     if text is None:
         n = min(N_RANDOM, run.seq_len)
         text = np.random.default_rng(0).integers(0, run.config.model.vocab_size, n).tolist()
-    ids = run.encode(text)
-    if not 0 < len(ids) <= run.seq_len:
-        raise UserError(f"{len(ids)} tokens to compare on; this model accepts 1 to {run.seq_len}")
-    params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
-    tokens_BT = np.array([ids], np.int32)
-    ours = our_activations(params, run.config.model, tokens_BT)
-    return report(ours, their_activations(directory, tokens_BT), tolerance, say)
+    tokens_BT = np.array([run.encode(text)], np.int64)
+    return report(our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance, say)
 
 
-def our_activations(params: dict, c, tokens_BT) -> dict[str, np.ndarray]:
+def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
     """Return the input of the first layer, the output of each layer, and the logits in float32, by name."""
-    found: dict[str, np.ndarray] = {}
-    float32 = {"param_dtype": "float32", "compute_dtype": "float32", "attention": "auto"}
-    c = dataclasses.replace(c, **float32, scan_layers=False, remat="none")
-
-    def tap(module, name, x_BTD):
-        if name in ("embedding", "residual"):
-            found["embeddings" if name == "embedding" else f"layer {len(found) - 1}"] = np.asarray(x_BTD)
-        return x_BTD
-
+    c = dataclasses.replace(run.config.model, param_dtype="float32", compute_dtype="float32")
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
+    run = dataclasses.replace(run, params=params, config=dataclasses.replace(run.config, model=c))
+    titles = {"embedding": "embeddings"} | {f"layers/{i}/residual": f"layer {i}" for i in range(c.n_layers)}
     with jax.default_matmul_precision("highest"):
-        found["logits"] = np.asarray(lm.model.logits(params, c, tokens_BT, tap=tap))
-    return found
+        logits_BTV, found = capture(run, tokens_BT, titles)
+    return {titles[name]: np.asarray(x) for name, x in found.items()} | {"logits": np.asarray(logits_BTV)}
 
 
 def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]:
@@ -228,7 +218,7 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     for i, layer in enumerate(base.h if hasattr(base, "h") else base.layers):
         layer.register_forward_hook(lambda _, *call, name=f"layer {i}": record(name, *call), with_kwargs=True)
     with torch.no_grad():
-        found["logits"] = model(torch.tensor(np.asarray(tokens_BT, np.int64)), use_cache=False).logits.numpy()
+        found["logits"] = model(torch.tensor(tokens_BT), use_cache=False).logits.numpy()
     return found
 
 

@@ -197,11 +197,7 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
         error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
         raise
-    trained_on = _trained_on(run)
-    if run.config.data.mixture:
-        fingerprints = {made["fingerprint"] for made in _data_record(run).get("record", {}).values()}
-        trained_on = corpus.fingerprint if corpus.fingerprint in fingerprints else "changed"
-    if is_own and corpus.fingerprint != (trained_on or corpus.fingerprint):
+    if is_own and corpus.fingerprint not in (_trained_on(run) or {corpus.fingerprint}):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
 
@@ -239,16 +235,16 @@ def _data_record(run: TrainedModel) -> dict[str, Any]:
         return {}
 
 
-def _trained_on(run: TrainedModel) -> str | None:
-    """Return the fingerprint of the tokens that a run trained on; None if unknown, or of rows of another length."""
-    fingerprint = _data_record(run).get("fingerprint")
-    if run.config.data.packing == "none" or fingerprint is None:
-        return fingerprint
-    try:
-        seq_len = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
-        return fingerprint if seq_len == run.seq_len else None
-    except FileNotFoundError:
-        return None
+def _trained_on(run: TrainedModel) -> set[str]:
+    """Return the fingerprints of the texts that a run trained on; empty if unknown, or of rows of another length."""
+    record, data = _data_record(run), run.config.data
+    if data.mixture:
+        return {made["fingerprint"] for made in record.get("record", {}).values()}
+    if not record:
+        return set()
+    if data.packing != "none" and read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len:
+        return set()
+    return {record["fingerprint"]}
 
 
 def _check_tokens(config: Resolved, text: Text) -> None:

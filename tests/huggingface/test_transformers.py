@@ -8,6 +8,7 @@ import pytest
 from huggingface_checkpoints import EXPECTED, RANDOM, checkpoint, drawn
 from tiny import redrawn, tiny
 
+import lm
 from lm import exchange, model
 from lm.data import tokenizers
 from lm.errors import UserError
@@ -95,11 +96,9 @@ def test_check_finds_no_difference_and_names_the_layer_of_one(tmp_path, capsys):
     checkpoint(tmp_path)
     assert exchange.compare(str(tmp_path), text=[1, 2, 3])
     assert "at all positions" in capsys.readouterr().out
-    config = read_config(tmp_path)
-    tokens = np.array([[1, 2, 3]])
-    params = load_params(tmp_path, config)
-    params["layers"]["ffn"]["w_up_DF"][0] *= 1.1
-    ours = exchange.our_activations(params, config.model, tokens)
+    run, tokens = lm.load(tmp_path), np.array([[1, 2, 3]])
+    run.params["layers"]["ffn"]["w_up_DF"] *= np.array([1.1, 1.0]).reshape(2, 1, 1)
+    ours = exchange.our_activations(run, tokens)
     theirs = exchange.their_activations(tmp_path, tokens)
     assert list(ours) == list(theirs) == ["embeddings", "layer 0", "layer 1", "logits"]
     lines = []
