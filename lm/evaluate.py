@@ -83,7 +83,7 @@ def evaluate(a: argparse.Namespace) -> int:
     opened = [texts.open_text(run, a.split, source, print_line) for source in sources or texts.own_texts(run)]
     output = Path(a.output).expanduser() if a.output else run.path / "evaluation"
     make_directory(output, linked=bool(a.output))
-    options = {"stride": a.stride, "batch_size": a.batch_size, "progress": True}
+    options = {"stride": a.stride, "batch_size": a.batch_size}
     with report_out_of_memory("use --no-baselines"):
         baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
     with report_out_of_memory("use a smaller --batch-size"):

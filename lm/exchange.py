@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from lm.workdir.saved_run import WEIGHTS_OF, check_meta
 
 SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
 N_RANDOM = 32  # ids to compare on, if none are given
-Say = Callable[[str], None]  # called with each line for the user
 
 
 @contextlib.contextmanager
@@ -71,16 +70,13 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
         raise
 
 
-def import_checkpoint(
-    directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None, say: Say = print
-) -> None:
+def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None) -> None:
     """Write a run with the weights and the tokenizer of a checkpoint, as its step 0.
 
     Args:
         directory: the checkpoint's directory.
         workdir: the directory to write, which must be new or empty.
         seq_len, dtype: see `read_config`.
-        say: called with each line for the user.
 
     Raises:
         UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
@@ -97,22 +93,20 @@ def import_checkpoint(
         meta["tokenizer"] = tokenizer and tokenizer.to_json()
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
-                say(line)
+                print(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
             copy_settings(Path(directory), partial / SETTINGS, ("config.json", *tokenizer_files.SETTINGS))
-            with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
+            with closing(Checkpoints(run.path, say=print, in_flight=bytes_in_flight(params))) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
     if tokenizer is None:
-        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
+        print(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
-    say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+    print(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
 
 
-def export_run(
-    workdir: str, output: str, *, step: int | str = "best", shard_bytes: int = SHARD_BYTES, say: Say = print
-) -> None:
+def export_run(workdir: str, output: str, *, step: int | str = "best", shard_bytes: int = SHARD_BYTES) -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
 
     Args:
@@ -120,7 +114,6 @@ def export_run(
         output: the directory to write, which must be new or empty.
         step: a step, "latest", or "best" by validation loss.
         shard_bytes: see `write_tensors`.
-        say: called with each line for the user.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
@@ -139,10 +132,10 @@ def export_run(
         step, params, meta = restore_params(workdir, step, choose=choose)
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if tokenizer is None:
-            say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
+            print(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
         config = saved_config(meta["config"])
         files = write_checkpoint(partial, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
-    say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
+    print(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
 # ---- Comparison --------------------------------------------------------------------------------------------------
@@ -155,7 +148,6 @@ def compare(
     *,
     text: str | list[int] | None = None,
     tolerance: float = 1e-3,
-    say: Say = print,
 ) -> bool:
     """Print the differences between our activations and those of transformers, both in float32.
 
@@ -164,7 +156,6 @@ def compare(
         workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
         text: the text or the token ids to compare on; None: random ids.
         tolerance: the largest accepted difference of logits.
-        say: called with each line for the user.
 
     Returns:
         Whether all logits are within the tolerance.
@@ -180,7 +171,7 @@ def compare(
         n = min(N_RANDOM, run.seq_len)
         text = np.random.default_rng(0).integers(0, run.config.model.vocab_size, n).tolist()
     tokens_BT = np.array([run.encode(text)], np.int64)
-    return report(our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance, say)
+    return report(our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance)
 
 
 def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
@@ -222,7 +213,7 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     return found
 
 
-def report(ours: dict, theirs: dict, tolerance: float, say: Say = print) -> bool:
+def report(ours: dict, theirs: dict, tolerance: float) -> bool:
     """Print a table of differences, the largest one of the logits and where it arises.
 
     A difference arises where it first exceeds the tolerance, relative to the largest activation (if that is above 1).
@@ -230,7 +221,6 @@ def report(ours: dict, theirs: dict, tolerance: float, say: Say = print) -> bool
     Args:
         ours, theirs: arrays by name, in the order of the computation, as from `our_activations`.
         tolerance: the largest accepted difference of logits.
-        say: called with each line for the user.
 
     Returns:
         Whether all logits are within the tolerance.
@@ -247,16 +237,16 @@ def report(ours: dict, theirs: dict, tolerance: float, say: Say = print) -> bool
         rows.append((name, f"{difference:.2e}", f"{value:.3g}"))
         if arises is None and not difference <= tolerance * max(1.0, value):
             arises = name
-    say(table(rows, right=[1, 2]))
+    print(table(rows, right=[1, 2]))
     differences_BTV = np.abs(ours["logits"] - theirs["logits"])
     _, t, v = np.unravel_index(np.argmax(differences_BTV), differences_BTV.shape)
     largest = differences_BTV.max()
     same = "the same" if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all() else "not the same"
-    say(
+    print(
         f"largest difference of logits: {largest:.2e}, at position {t} for token {v}; "
         f"the likeliest tokens are {same} at all positions"
     )
     equal = bool(largest <= tolerance)
     if not equal:
-        say(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
+        print(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
     return equal

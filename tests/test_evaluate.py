@@ -224,7 +224,7 @@ def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
 
 def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
     """Its config has the default source, on which it was not trained."""
-    import_checkpoint(checkpoint(tmp_path / "model"), tmp_path / "run", seq_len=None, dtype=None, say=print)
+    import_checkpoint(checkpoint(tmp_path / "model"), tmp_path / "run")
     imported = lm.load(tmp_path / "run")
     with pytest.raises(UserError, match=r"--data: .* has no text of its own"):
         evaluate(imported)

@@ -81,15 +81,11 @@ def find_tokenizer(directory: str | Path) -> Path | None:
 
 def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     """Return the family of a config.json; raises UserError if it is not supported."""
-    name = fields.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        if isinstance(name, str):
-            found = f"model_type is {name[:80]!r}"
-        elif "model" in fields and "train" in fields:
-            raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
-        else:
-            found = "there is no model_type"
-        raise UserError(f"{directory}/config.json: {found}; supported are {', '.join(FAMILIES)}")
+    name = str(fields.get("model_type"))
+    if "model_type" not in fields and "train" in fields:
+        raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
+    if name not in FAMILIES:
+        raise UserError(f"{directory}/config.json: model_type is {name[:80]!r}; supported are {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 

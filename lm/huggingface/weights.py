@@ -73,29 +73,21 @@ class Place:
         return joined.reshape(self.shape[::-1]).T if self.transposed else joined.reshape(self.shape)
 
 
-def places(family: Family, c: ResolvedModel) -> list[Place]:
-    """Return the tensors that a checkpoint of this model has, in the order of the family's declaration."""
+def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
+    """Yield the tensors that a checkpoint of this model has, in the order of the family's declaration."""
     table = parameters.parameter_table(c)
-    return [
-        place
-        for name, paths in family.tensors.items()
-        if paths[0] in table
-        for place in _places(family, name, paths, table)
-    ]
-
-
-def _places(family: Family, name: str, paths: tuple[str, ...], table: parameters.Table) -> Iterator[Place]:
-    """Yield one tensor for each layer and expert that has it."""
-    first = table[paths[0]]
-    n, in_out = len(first.batch), family.in_out and first.layers is not None
-    declared = tuple(
-        dataclasses.replace(table[path], shape=table[path].shape[n:], axes=table[path].axes[n:], batch="", layers=None)
-        for path in paths
-    )
-    for index in np.ndindex(first.shape[:n]):
-        numbers = (first.layers[index[0]], *index[1:]) if first.layers is not None else ()
-        transposed = first.kind == "weight" and not in_out
-        yield Place(name.format(*numbers), paths, index, declared, transposed, family.by_head and len(paths) > 1)
+    for name, paths in family.tensors.items():
+        if (first := table.get(paths[0])) is None:
+            continue
+        stacked = len(first.batch)
+        declared = tuple(
+            dataclasses.replace(p, shape=p.shape[stacked:], axes=p.axes[stacked:], batch="", layers=None)
+            for p in (table[path] for path in paths)
+        )
+        transposed = first.kind == "weight" and not (family.in_out and first.layers is not None)
+        for index in np.ndindex(first.shape[:stacked]):
+            numbers = (first.layers[index[0]], *index[1:]) if first.layers is not None else ()
+            yield Place(name.format(*numbers), paths, index, declared, transposed, family.by_head)
 
 
 # ---- Import ------------------------------------------------------------------------------------------------------

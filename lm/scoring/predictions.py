@@ -21,7 +21,7 @@ def score_split(
     *,
     stride: int | None = None,
     batch_size: int | None = None,
-    title: str | None = None,
+    title: str = "",
 ) -> Scores:
     """Predict every token of a split once, and sum up losses and hits by block and by length of the context.
 
@@ -33,7 +33,7 @@ def score_split(
         split: the tokens, at least seq_len + 1 of them, or packed rows.
         stride: distance between two windows, see `eval_windows`; None: seq_len.
         batch_size: windows per batch; None: as many as have TOKENS tokens.
-        title: of the progress bar in a terminal; None: no bar.
+        title: of the progress bar in a terminal.
     """
     T = config.train.seq_len
     n = n_eval_windows(split, config, stride=stride)
@@ -42,7 +42,7 @@ def score_split(
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=B))
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
-    for first in tqdm(range(0, n, B), title, leave=False, disable=None if title else True):
+    for first in tqdm(range(0, n, B), title, leave=False, disable=None):
         starts_B, weights_BT = eval_windows(split, config, first // B, stride)
         batch = gather(split.arrays, starts_B, T)
         contexts_BT = context_lengths(batch)

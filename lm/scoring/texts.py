@@ -99,7 +99,6 @@ def score_text(
     *,
     stride: int | None = None,
     batch_size: int | None = None,
-    progress: bool = False,
 ) -> TextResult:
     """Evaluate a model on an open text.
 
@@ -107,15 +106,14 @@ def score_text(
         run, stride, batch_size: see `evaluate`.
         text: what `open_text` returned.
         baselines: the losses of other models on this text, in nats per token.
-        progress: whether to show a bar in a terminal.
 
     Raises:
         BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
     """
 
     def score(stride: int | None, windows: str) -> Scores:
-        title = f"{text}, {windows}" if progress else None
-        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title)
+        options = {"stride": stride, "batch_size": batch_size, "title": f"{text}, {windows}"}
+        scores = score_split(run.params, run.config, text.split, **options)
         check_loss(text.split, scores.loss.value, scores.tokens)
         return scores
 

@@ -160,7 +160,7 @@ def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
 
 REFUSED = {
     "model_type is 'mamba'; supported are llama": {"model_type": "mamba"},
-    "there is no model_type": {"model_type": ["llama"]},
+    "model_type is \"['llama']\"; supported": {"model_type": ["llama"]},
     "hidden_size is None; expected a positive integer": {"hidden_size": None},
     "num_attention_heads is 2; expected a positive integer": {"num_attention_heads": "2"},
     "num_attention_heads is 0": {"num_attention_heads": 0},

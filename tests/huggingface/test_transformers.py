@@ -101,9 +101,8 @@ def test_check_finds_no_difference_and_names_the_layer_of_one(tmp_path, capsys):
     ours = exchange.our_activations(run, tokens)
     theirs = exchange.their_activations(tmp_path, tokens)
     assert list(ours) == list(theirs) == ["embeddings", "layer 0", "layer 1", "logits"]
-    lines = []
-    assert not exchange.report(ours, theirs, 1e-3, lines.append)
-    assert lines[-1].endswith("it arises in: layer 0")
+    assert not exchange.report(ours, theirs, 1e-3)
+    assert capsys.readouterr().out.endswith("it arises in: layer 0\n")
 
 
 def test_check_refuses_what_transformers_cannot_load(tmp_path):
