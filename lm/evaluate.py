@@ -70,8 +70,7 @@ def evaluate(a: argparse.Namespace) -> int:
     """Print and write the evaluation, and return the exit code."""
     if a.batch_size is not None and not 1 <= a.batch_size < 2**31:
         raise UserError(f"--batch-size: {short(a.batch_size)} must be at least 1 and less than 2**31")
-    if "" in (sources := a.data or []):
-        raise UserError("--data is empty; give a source such as text:novel.txt")
+    sources = a.data or []
     if repeated := {source for source in sources if sources.count(source) > 1}:
         raise UserError(f"--data: {min(repeated)} is given twice")
     run = lm.load(a.workdir, a.step)

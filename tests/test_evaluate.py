@@ -151,7 +151,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
         (["--workdir=absent", "--batch-size=-1"], "--batch-size: -1 must be at least 1"),
         (["--stride=0"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
-        (["--workdir=absent", "--data="], "--data is empty"),
+        (["--data="], '--data: "" is not one of tfds:NAME, text:PATH'),
         (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),
         (["--seq-len=8", "--stride=9"], "--stride: 9 must be at least 1 and at most 8, the length of a window"),
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),

@@ -11,7 +11,7 @@ from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import read_json
-from lm.huggingface.conversions import over_layers, shortest_pattern
+from lm.huggingface.conversions import ROPE_KEYS, ROPE_SCALINGS, over_layers, shortest_pattern
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
 from lm.huggingface.folding import fold
 
@@ -224,13 +224,11 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
     ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
     if c.rope_width == c.d_head:
         ours["rope_width"] = None
+    scaling = ROPE_SCALINGS.get(c.rope_scaling, {}) if c.positions == "rope" else {}
     unused = {
         "norm_bias norm_algorithm norm_ddof": c.norm != "layer" or c.norm_placement == "none",
         "rope_theta rope_window_theta rope_width rope_scaling rope_pattern": c.positions != "rope",
-        "rope_factor": c.rope_scaling == "none" or c.positions != "rope",
-        "rope_low_freq_factor rope_high_freq_factor": c.rope_scaling != "llama3" or c.positions != "rope",
-        "rope_beta_fast rope_beta_slow rope_amplitude": c.rope_scaling != "yarn" or c.positions != "rope",
-        "rope_original_max_positions": c.rope_scaling not in ("llama3", "yarn", "dynamic") or c.positions != "rope",
+        " ".join(set(ROPE_KEYS) - {"rope_scaling", *scaling}): True,
         "sinusoidal_order": c.positions != "sinusoidal",
         "max_positions": c.positions != "learned",
         "qk_norm_over": not c.qk_norm,

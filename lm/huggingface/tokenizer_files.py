@@ -98,7 +98,10 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
     from tokenizers import Tokenizer as Model
 
     if isinstance(tokenizer, ByteTokenizer):
-        model = Model(models.BPE({_byte_character(byte): byte for byte in range(256)}, []))
+        # Printable characters of Latin-1 stand for their bytes, and those from U+0100 on for the others, in order.
+        alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+        others = iter(sorted(alphabet - set(map(chr, range(256)))))
+        model = Model(models.BPE({chr(b) if chr(b) in alphabet else next(others): b for b in range(256)}, []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
         return model.to_str()
@@ -109,13 +112,3 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
     model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     model.decoder = decoders.Fuse()
     return model.to_str()
-
-
-def _byte_character(byte: int) -> str:
-    """Return the character that stands for a byte in a byte-level BPE (Radford et al. 2019).
-
-    Printable characters of Latin-1 stand for themselves, the others for those from U+0100 on.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return chr(byte) if byte in printable else chr(256 + others.index(byte))

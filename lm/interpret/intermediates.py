@@ -7,7 +7,6 @@ The layers are unrolled here, whether the run scanned over them or not, so that 
 """
 
 import dataclasses
-import difflib
 import fnmatch
 import functools
 import re
@@ -20,6 +19,7 @@ import numpy as np
 
 from lm import model, parameters
 from lm.config import ResolvedModel
+from lm.config.values import close_match
 from lm.errors import UserError
 from lm.layers.losses import head_logits
 from lm.past import Past
@@ -190,10 +190,8 @@ def _matches(pattern: str, c: ResolvedModel) -> list[str]:
     if found := fnmatch.filter(_axes(c), pattern):
         return found
     known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
-    close = difflib.get_close_matches(pattern, [*_axes(c), *known], n=3)
-    advice = f"; did you mean {' or '.join(close)}?" if close else ""
     raise UserError(
-        f"{pattern}: the model has no intermediate of this name{advice}",
+        f"{pattern}: the model has no intermediate of this name{close_match(pattern, [*_axes(c), *known])}",
         f"available (* is a layer, 0 to {c.n_layers - 1}): {', '.join(known)}",
     )
 

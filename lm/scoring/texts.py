@@ -158,7 +158,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         )
     shares = zip(mixture, mixtures.weights(run.config.data), strict=True)
     of_mixture = {name: (source, share) for (name, source, _), share in shares}
-    source, weight = of_mixture.get(data or "", (data or run.config.data.source, None))
+    source, weight = of_mixture.get(data, (run.config.data.source if data is None else data, None))
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--split: {repeated[0]} is given twice")
