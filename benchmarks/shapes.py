@@ -120,11 +120,10 @@ def transformers_fields(config) -> str:
 def transformers_params(config, params: dict) -> dict[str, np.ndarray]:
     """Return our parameters (nested dicts) by transformers' names."""
     from lm.huggingface.config_files import export_fields
-    from lm.huggingface.weights import exported_tensors, planned_tensors
+    from lm.huggingface.weights import exported_tensors
 
     family, _ = export_fields(config)
-    names = [planned.name for planned in planned_tensors(family, config.model)]
-    return dict(zip(names, exported_tensors(family, config.model, params), strict=True))
+    return {tensor.name: tensor.value() for tensor in exported_tensors(family, config.model, params)}
 
 
 def write_tokens(directory: Path, shape: Shape) -> None:

@@ -23,7 +23,7 @@ from lm.huggingface import tokenizer_files
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.safetensors_files import SHARD_BYTES
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
-from lm.huggingface.weights import load_params, planned_tensors, to_device
+from lm.huggingface.weights import exported_tensors, load_params, to_device
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.text_tables import table
@@ -124,7 +124,7 @@ def export_run(workdir: str, output: str, *, step: int | str = "best", shard_byt
         """Check that the model can be exported before anything large is read."""
         check_meta(meta, workdir)
         config = saved_config(meta["config"])
-        planned_tensors(export_fields(config, settings)[0], config.model)
+        exported_tensors(export_fields(config, settings)[0], config.model)
         return params
 
     settings = Path(workdir) / SETTINGS

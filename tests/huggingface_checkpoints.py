@@ -28,8 +28,12 @@ def edit_tensors(directory: Path, change) -> None:
     with TensorFiles(directory) as files:
         tensors = change({name: files.read(name) for name in files.shapes})
     (directory / "model.safetensors").unlink()
-    planned = [Planned(name, x.shape, x.dtype) for name, x in tensors.items()]
-    write_tensors(directory, planned, iter(tensors.values()))
+    write_tensors(directory, planned(tensors))
+
+
+def planned(tensors: dict) -> list[Planned]:
+    """Return arrays by name as `write_tensors` takes them."""
+    return [Planned(name, x.shape, x.dtype, lambda x=x: x) for name, x in tensors.items()]
 
 
 COMMON = {

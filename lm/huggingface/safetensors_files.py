@@ -6,7 +6,7 @@ range of bytes), and the tensors. https://github.com/huggingface/safetensors
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,26 +101,24 @@ class TensorFiles:
 
 
 class Planned(NamedTuple):
-    """A tensor to be written."""
+    """A tensor to be written, whose value is computed then."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    value: Callable[[], np.ndarray]
 
     @property
     def n_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_tensors(
-    directory: Path, planned: list[Planned], values: Iterator[np.ndarray], shard_bytes=SHARD_BYTES
-) -> list[str]:
+def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYTES) -> list[str]:
     """Write tensors to model.safetensors, or to several files with an index, and return the names of the files.
 
     Args:
         directory: an existing directory.
-        planned: the tensors in the order of `values`.
-        values: their values; one at a time is in memory.
+        planned: the tensors; one value at a time is in memory.
         shard_bytes: largest number of bytes of a file, unless a single tensor is larger.
     """
     shards: list[list[Planned]] = [[]]
@@ -131,7 +129,7 @@ def write_tensors(
     n = len(shards)
     names = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)] if n > 1 else [SINGLE]
     for name, shard in zip(names, shards, strict=True):
-        _write_file(directory / name, shard, values)
+        _write_file(directory / name, shard)
     if n > 1:
         places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
@@ -139,7 +137,7 @@ def write_tensors(
     return [*names, *([INDEX] if n > 1 else [])]
 
 
-def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]) -> None:
+def _write_file(path: Path, planned: list[Planned]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without a format
     end = 0
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
@@ -151,7 +149,4 @@ def _write_file(path: Path, planned: list[Planned], values: Iterator[np.ndarray]
     with name_errors(path), open(path, "xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in planned:
-            value = next(values)
-            if value.shape != tensor.shape or value.dtype != tensor.dtype:
-                raise ValueError(f"{tensor.name}: {value.shape} {value.dtype}, planned {tensor.shape} {tensor.dtype}")
-            file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            file.write(np.ascontiguousarray(tensor.value()).reshape(-1).view(np.uint8).data)

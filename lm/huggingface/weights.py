@@ -1,6 +1,7 @@
 """Translate the tensors of a checkpoint to our parameters and back."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,35 +176,21 @@ def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> l
 # ---- Export ------------------------------------------------------------------------------------------------------
 
 
-def planned_tensors(family: Family, c: ResolvedModel) -> list[Planned]:
-    """Return the name, shape and dtype of each tensor of an exported model, in the order of `exported_tensors`.
+def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = None) -> list[Planned]:
+    """Return the tensors of an exported model, whose values are computed when they are written.
+
+    Args:
+        family, c: as returned by `export_fields`, and the model section of a resolved config.
+        params: our parameters, as nested dicts; None: the values are not needed.
 
     Raises:
         UserError: the family has no tensor for one of the model's parameters.
     """
-    exported, found = fold(family, c)[0], []
-    dtype, unclaimed = np.dtype(c.param_dtype), set(parameters.parameter_table(c))
-    for place in places(family, exported):
-        found.append(Planned(place.name, place.shape, dtype))
-        unclaimed -= set(place.paths)
-    if unclaimed:
-        raise UserError(
-            f"the model cannot be exported: {family.model_type} has no tensor for {some(sorted(unclaimed))}"
-        )
-    return found
-
-
-def exported_tensors(family: Family, c: ResolvedModel, params: dict) -> Iterator[np.ndarray]:
-    """Yield the values of the tensors of an exported model, one at a time.
-
-    Args:
-        family, c: as returned by `export_fields`, and the model section of a resolved config.
-        params: our parameters, as nested dicts.
-    """
-    flat, dtype = parameters.flat(params), np.dtype(c.param_dtype)
+    flat, dtype = parameters.flat(params or {}), np.dtype(c.param_dtype)
     order = _halves(c) if c.positions == "rope" and c.rope_pairing == "adjacent" else None
     exported, factors = fold(family, c)
-    for place in places(family, exported):
+
+    def value_of(place: Place) -> np.ndarray:
         values = []
         for path, p in zip(place.paths, place.parameters, strict=True):
             if path not in flat:
@@ -216,7 +203,14 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict) -> Iterator
             if offset or path in factors:
                 value = value.astype(np.float32) * np.float32(factors.get(path, 1)) - np.float32(offset)
             values.append(value.astype(dtype))
-        yield place.join(values)
+        return place.join(values)
+
+    found = list(places(family, exported))
+    if unclaimed := set(parameters.parameter_table(c)) - {path for place in found for path in place.paths}:
+        raise UserError(
+            f"the model cannot be exported: {family.model_type} has no tensor for {some(sorted(unclaimed))}"
+        )
+    return [Planned(place.name, place.shape, dtype, functools.partial(value_of, place)) for place in found]
 
 
 ROTATED = ("w_q_", "w_k_", "b_q_", "b_k_", "q_scale_", "k_scale_")  # parameters of queries and keys, by features

@@ -8,7 +8,7 @@ from lm.files import read_json, to_json, write_text
 from lm.huggingface.config_files import export_fields
 from lm.huggingface.safetensors_files import SHARD_BYTES, write_tensors
 from lm.huggingface.tokenizer_files import copy_settings, write_tokenizer
-from lm.huggingface.weights import exported_tensors, planned_tensors
+from lm.huggingface.weights import exported_tensors
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -36,8 +36,7 @@ def write_checkpoint(
         UserError: if the model has no equivalent, with all reasons.
     """
     family, fields = export_fields(config, settings)
-    tensors = exported_tensors(family, config.model, params)
-    files = write_tensors(target, planned_tensors(family, config.model), tensors, shard_bytes=shard_bytes)
+    files = write_tensors(target, exported_tensors(family, config.model, params), shard_bytes)
     copied = copy_settings(settings, target) if settings else []
     if tokenizer is not None:
         files += write_tokenizer(target, tokenizer, seq_len=config.train.seq_len, keep=copied)

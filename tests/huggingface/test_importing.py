@@ -12,13 +12,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from huggingface_checkpoints import EXPECTED, checkpoint, edit_tensors
+from huggingface_checkpoints import EXPECTED, checkpoint, edit_tensors, planned
 
 from lm import model, parameters
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.families import FAMILIES
-from lm.huggingface.safetensors_files import Planned, TensorFiles, write_tensors
+from lm.huggingface.safetensors_files import TensorFiles, write_tensors
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
 from lm.huggingface.weights import load_params
 
@@ -126,8 +126,7 @@ def test_one_file_several_files_and_names_without_prefix_give_the_same_parameter
     (tmp_path / "several").mkdir()
     with TensorFiles(tmp_path / "one") as files:
         tensors = {name: files.read(name) for name in files.shapes}
-    planned = [Planned(name, x.shape, x.dtype) for name, x in tensors.items()]
-    names = write_tensors(tmp_path / "several", planned, iter(tensors.values()), shard_bytes=700)
+    names = write_tensors(tmp_path / "several", planned(tensors), shard_bytes=700)
     assert len(names) > 3
     edit_tensors(checkpoint(tmp_path / "short"), lambda tensors: {
         name.removeprefix("model."): x for name, x in tensors.items()

@@ -7,21 +7,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from huggingface_checkpoints import checkpoint
+from huggingface_checkpoints import checkpoint, planned
 
 from lm.errors import UserError
-from lm.huggingface.safetensors_files import INDEX, Planned, TensorFiles, write_tensors
+from lm.huggingface.safetensors_files import INDEX, TensorFiles, write_tensors
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "b": np.arange(5).astype(ml_dtypes.bfloat16),
     "empty": np.zeros((0, 3), np.float16),
 }
-PLANNED = [Planned(name, x.shape, x.dtype) for name, x in TENSORS.items()]
+PLANNED = planned(TENSORS)
 
 
 def test_the_safetensors_package_reads_what_is_written(tmp_path):
-    assert write_tensors(tmp_path, PLANNED, iter(TENSORS.values())) == ["model.safetensors"]
+    assert write_tensors(tmp_path, PLANNED) == ["model.safetensors"]
     found = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     assert found.keys() == TENSORS.keys()
     for name, x in TENSORS.items():
@@ -30,7 +30,7 @@ def test_the_safetensors_package_reads_what_is_written(tmp_path):
 
 
 def test_shards_hold_at_most_the_given_bytes_and_the_index_names_them(tmp_path):
-    names = write_tensors(tmp_path, PLANNED, iter(TENSORS.values()), shard_bytes=24)
+    names = write_tensors(tmp_path, PLANNED, shard_bytes=24)
     assert names == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX]
     index = json.loads((tmp_path / INDEX).read_text())
     assert index["metadata"]["total_size"] == 34
@@ -57,7 +57,7 @@ def test_damaged_foreign_and_missing_files_are_refused_when_they_are_opened(tmp_
 
 
 def test_missing_and_foreign_shards_are_refused(tmp_path):
-    names = write_tensors(tmp_path, PLANNED, iter(TENSORS.values()), shard_bytes=24)
+    names = write_tensors(tmp_path, PLANNED, shard_bytes=24)
     index = json.loads((tmp_path / INDEX).read_text())
 
     def write_index(**places):
