@@ -102,12 +102,13 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     """
     fields = read_fields(directory) | ({"dtype": dtype} if dtype else {})
     family = family_of(directory, fields)
-    values, problems = _read_model(family, fields)
+    model, problems = _read_model(family, fields)
+    values = {f"model.{key}": value for key, value in model.items()}
     positions = fields.get(family.context, 1024)
     if not isinstance(positions, int) or positions < 1:
         problems.append(f"{family.context} is {positions!r}, not a number of positions")
     elif (seq_len or 1) > positions and (
-        family.fixed.get("positions") == "learned" or values.get("model.rope_scaling") == "dynamic"
+        family.fixed.get("positions") == "learned" or model["rope_scaling"] == "dynamic"
     ):
         problems.append(f"{family.context} is {positions}, but {seq_len} positions are needed")
     else:
@@ -127,7 +128,7 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
 
 
 def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of the model section by dotted name, and the problems of the fields."""
+    """Return the values of our model section, and the problems of the fields."""
     problems: list[str] = []
     ours: dict[str, Any] = USUAL | family.fixed
     if ours["positions"] != "rope":
@@ -142,7 +143,7 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
             problems.append(f"{name} is {str(value)[:80]}; expected a positive integer, at most {limit}")
     if problems:
-        return {}, problems
+        return ours, problems
     for key, field in family.fields.items():
         value = fields.get(field.name)
         if value is None:
@@ -166,7 +167,7 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         # In bfloat16 a gain of 1 + w would be rounded.
         ours["param_dtype"] = "float32" if family.gain_offset else DTYPES[dtype]
         ours["compute_dtype"] = DTYPES[dtype]
-    return {f"model.{key}": value for key, value in ours.items()}, problems
+    return ours, problems
 
 
 def read_training_config(directory: str | Path) -> Config:
@@ -239,32 +240,31 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
 
 
 def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a model section, and why the family has no equivalent."""
+    """Return the fields of a model section, and why the family has no equivalent: what reads back as another model."""
     c, _ = fold(family, c)
-    ours, problems, name = normalized(c), [], family.model_type
-    fields: dict[str, Any] = {}
-    variable = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
-    for key, expected in (USUAL | family.fixed).items():
-        if key not in variable and ours[key] != expected:
-            before = "" if key not in family.fixed else " always"
-            problems.append(
-                f"config.model.{key}: {_shown(ours[key])}; {family.model_type}{before} has {_shown(expected)}"
-            )
+    ours, name, fields = normalized(c), family.model_type, {}
+    problems, refused = [], set()
     for key, field in family.fields.items():
-        value = ours[key]
-        if fields.get(field.name, value) != value:  # two of our keys have one field
-            problems.append(f"config.model.{key}: {_shown(value)}; {name} has {field.name} for both")
-        fields[field.name] = value
+        fields.setdefault(field.name, ours[key])  # two of our keys may have one field
     for conversion in family.conversions:
         try:
             fields |= conversion.write(c)
         except ValueError as error:
             problems.append(str(error))
-    if "d_head" not in family.fields and c.d_head * c.n_heads != c.d_model:
-        problems.append(f"config.model.d_head: {c.d_head}; {name} has d_model / n_heads")
-    elif family.divisible and c.d_model % c.n_heads:
+            refused |= set(conversion.keys)
+    found, unread = _read_model(family, fields)
+    theirs = normalized(dataclasses.replace(c, **{"d_head": c.d_model // c.n_heads} | found))
+    problems += unread
+    for key in [key for key in ours if key not in refused]:
+        if not _equal(ours[key], theirs[key]):
+            problems.append(f"config.model.{key}: {_shown(ours[key])}; {name} has {_shown(theirs[key])}")
+    if family.divisible and c.d_model % c.n_heads:
         problems.append(f"config.model.d_model: {c.d_model} is not divisible by n_heads, as {name} requires")
     return fields, problems
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,8 @@ class Conversion(NamedTuple):
     Attributes:
         keys: our keys.
         read: the fields -> our keys. Raises ValueError if we have no equivalent.
-        write: our model section -> the fields. Raises ValueError if the family has no equivalent.
+        write: our model section -> the fields, which may read back as another model: the export is refused then.
+            Raises ValueError if there are no fields at all.
     """
 
     keys: tuple[str, ...]
@@ -125,7 +126,11 @@ def rope(
                     f"config.model.max_positions: {c.max_positions} is more than rope_original_max_positions; "
                     "transformers changes the base with the length of each text then"
                 )
-        fields |= {} if window_theta is None else _write_window_theta(c, scaling)
+        if window_theta is not None:
+            windowed = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
+            full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
+            both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": windowed}}
+            fields |= {"rope_local_base_freq": windowed, "rope_parameters": both}
         return fields | ({} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)})
 
     keys = "rope_theta", *(ROPE_KEYS if scalings else ()), *(() if partial is None else ("rope_width",))
@@ -165,15 +170,6 @@ def _rope_parameters(fields: Fields, by_window: bool) -> tuple[Fields, Fields]:
 
 def _without_null(found: Fields) -> Fields:
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _write_window_theta(c: ResolvedModel, scaling: Fields | None) -> Fields:
-    theta = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
-    if c.rope_window_theta is None and scaling and any(layer_windows(c)):
-        raise ValueError("config.model.rope_window_theta: none scales layers with a window, too; set it to rope_theta")
-    full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
-    both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
-    return {"rope_local_base_freq": theta, "rope_parameters": both}
 
 
 def _read_scaling(found: Fields, scalings: dict) -> Fields:
@@ -244,15 +240,11 @@ def windows(
 
     def write(c):
         sizes = layer_windows(c)
-        if slides is None and len(set(sizes)) > 1:
-            raise ValueError("config.model.window_pattern: not the same window in all layers")
-        if len(found := sorted(set(sizes) - {0})) > 1:
-            raise ValueError(f"config.model.window_pattern: windows of several sizes ({', '.join(map(str, found))})")
-        fields = {"sliding_window": found[0] if found else None}
+        fields = {"sliding_window": max(sizes) or None}
         if slides:
             fields["layer_types"] = ["sliding_attention" if size else "full_attention" for size in sizes]
         if switch:
-            fields["use_sliding_window"] = bool(found)
+            fields["use_sliding_window"] = any(sizes)
         if slides and switch:
             fields["max_window_layers"] = c.n_layers
         if slides and not switch:
@@ -280,27 +272,14 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
 # ---- Scales ------------------------------------------------------------------------------------------------------
 
 
-def _write_query_scale(c):
-    square = c.d_head if c.attn_scale is None else c.attn_scale**-2
-    if abs(square - round(square)) > 1e-6 * square:
-        raise ValueError(f"config.model.attn_scale: {c.attn_scale} is not 1 / sqrt(n) of an integer n")
-    return {"query_pre_attn_scalar": round(square)}
-
-
-def _write_embedding_scale(c):
-    if not math.isclose(c.embed_scale, math.sqrt(c.d_model)):
-        raise ValueError(f"config.model.embed_scale: {c.embed_scale} is not sqrt(d_model)")
-    return {}
-
-
 # Of Gemma: 1 / sqrt(n), and sqrt(d_model). Granite has the factor itself.
 QUERY_SCALE = Conversion(
     ("attn_scale",),
     lambda fields: {"attn_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5},
-    _write_query_scale,
+    lambda c: {"query_pre_attn_scalar": c.d_head if c.attn_scale is None else round(c.attn_scale**-2)},
 )
 EMBEDDING_SCALE = Conversion(
-    ("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, _write_embedding_scale
+    ("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, lambda c: {}
 )
 ATTENTION_MULTIPLIER = Conversion(
     ("attn_scale",),
@@ -312,16 +291,10 @@ ATTENTION_MULTIPLIER = Conversion(
 # ---- Branches ----------------------------------------------------------------------------------------------------
 
 
-def _write_parallel(c):
-    if c.residual not in ("sum", "parallel"):
-        raise ValueError(f"config.model.residual: {c.residual}; gpt_neox has sum or parallel")
-    return {"use_parallel_residual": c.residual == "parallel"}
-
-
 PARALLEL_BRANCHES = Conversion(
     ("residual",),
     lambda fields: {"residual": "parallel" if fields.get("use_parallel_residual", True) else "sum"},
-    _write_parallel,
+    lambda c: {"use_parallel_residual": c.residual == "parallel"},
 )
 
 

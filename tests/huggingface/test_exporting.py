@@ -119,15 +119,15 @@ REFUSED = [
         ({"embed_scale": 2.0, "tie_embeddings": True, "qk_norm": True}, ["embed_scale: 2.0; qwen3 has 1.0"]),
         ({"ffn": "mlp", "positions": "none"}, ["ffn: mlp; llama has glu", "positions: none; llama has rope"]),
         (GPT2 | {"norm_algorithm": "running_mean"}, ["norm_algorithm: running_mean; gpt2 has two_pass"]),
-        (GPT2 | {"n_kv_heads": 2}, ["n_head for both"]),
-        (GPT2 | {"d_head": 6}, ["d_head: 6; gpt2 has d_model / n_heads"]),
+        (GPT2 | {"n_kv_heads": 2}, ["n_kv_heads: 2; gpt2 has 4"]),
+        (GPT2 | {"d_head": 6}, ["d_head: 6; gpt2 has 4"]),
         ({"rope_width": 2, "attn_bias": True}, ["rope_width: 2; llama has none"]),
-        ({"qk_norm": True, "window_pattern": (3, 2)}, ["windows of several sizes (2, 3)"]),
+        ({"qk_norm": True, "window_pattern": (3, 2)}, ["window_pattern: (3, 2); qwen3 has (3,)"]),
         (GEMMA2 | {"d_model": 18, "d_head": 4, "embed_scale": 18**0.5}, ["18 is not divisible by n_heads, as gemma2"]),
         ({"rope_scaling": "dynamic", "rope_original_max_positions": 4}, ["max_positions: 8 is more"]),
         ({"head_bias": True}, ["head_bias: true; llama has false"]),
-        (GEMMA2 | {"embed_scale": 1.0}, ["embed_scale: 1.0 is not sqrt(d_model)"]),
-        (GEMMA2 | {"attn_scale": 0.3}, ["0.3 is not 1 / sqrt(n) of an integer n"]),
+        (GEMMA2 | {"embed_scale": 1.0}, ["embed_scale: 1.0; gemma2 has 4.0"]),
+        (GEMMA2 | {"attn_scale": 0.3}, ["attn_scale: 0.3; gemma2 has 0.3015"]),
         ({"activation": "mish"}, ["activation: mish"]),  # one more function and choice of the schema
     ]  # fmt: skip
 
