@@ -242,22 +242,22 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
 def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of a model section, and why the family has no equivalent: what reads back as another model."""
     c, _ = fold(family, c)
-    ours, name, fields = normalized(c), family.model_type, {}
-    problems, refused = [], set()
+    ours, name = normalized(c), family.model_type
+    fields: dict[str, Any] = {}
     for key, field in family.fields.items():
         fields.setdefault(field.name, ours[key])  # two of our keys may have one field
     for conversion in family.conversions:
-        try:
-            fields |= conversion.write(c)
-        except ValueError as error:
-            problems.append(str(error))
-            refused |= set(conversion.keys)
-    found, unread = _read_model(family, fields)
+        fields |= conversion.write(c)
+    found, problems = _read_model(family, fields)
     theirs = normalized(dataclasses.replace(c, **{"d_head": c.d_model // c.n_heads} | found))
-    problems += unread
-    for key in [key for key in ours if key not in refused]:
-        if not _equal(ours[key], theirs[key]):
-            problems.append(f"config.model.{key}: {_shown(ours[key])}; {name} has {_shown(theirs[key])}")
+    for key, value in ours.items():
+        if not _equal(value, theirs[key]):
+            problems.append(f"config.model.{key}: {_shown(value)}; {name} has {_shown(theirs[key])}")
+    if ours["rope_scaling"] == "dynamic" and (c.max_positions or 0) > c.rope_original_max_positions:
+        problems.append(
+            f"config.model.max_positions: {c.max_positions} is more than rope_original_max_positions; "
+            "transformers changes the base with the length of each text then"
+        )
     if family.divisible and c.d_model % c.n_heads:
         problems.append(f"config.model.d_model: {c.d_model} is not divisible by n_heads, as {name} requires")
     return fields, problems

@@ -15,8 +15,7 @@ class Conversion(NamedTuple):
     Attributes:
         keys: our keys.
         read: the fields -> our keys. Raises ValueError if we have no equivalent.
-        write: our model section -> the fields, which may read back as another model: the export is refused then.
-            Raises ValueError if there are no fields at all.
+        write: our model section -> the fields; if they read back as another model, an export is refused.
     """
 
     keys: tuple[str, ...]
@@ -42,10 +41,7 @@ def activation(field: str, default: str = "silu", names: dict[str, str] = ACTIVA
         return {"activation": names[name]}
 
     def write(c):
-        for theirs, ours in names.items():
-            if ours == c.activation:
-                return {field: theirs}
-        raise ValueError(f"config.model.activation: {c.activation}; there is none of this name")
+        return {field: next((theirs for theirs, ours in names.items() if ours == c.activation), None)}
 
     return Conversion(("activation",), read, write)
 
@@ -121,11 +117,6 @@ def rope(
         fields = {names[0]: c.rope_theta, "rope_scaling": scaling}
         if c.rope_scaling == "dynamic":
             fields["max_position_embeddings"] = c.rope_original_max_positions
-            if (c.max_positions or 0) > c.rope_original_max_positions:
-                raise ValueError(
-                    f"config.model.max_positions: {c.max_positions} is more than rope_original_max_positions; "
-                    "transformers changes the base with the length of each text then"
-                )
         if window_theta is not None:
             windowed = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
             full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
