@@ -1,8 +1,8 @@
 """Log-probabilities of given tokens: of a batch, and of many texts in windows of the model's context."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,16 +53,14 @@ def _score_targets(params, h_BTD, targets_BT, c):
 # ---- Texts -------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Consecutive tokens, at most one more than the context: the last n_scored are predicted from those before."""
 
     ids: Sequence[int]
     n_scored: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """The scores of a window.
 
     Attributes:
