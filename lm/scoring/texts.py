@@ -112,8 +112,8 @@ def score_text(
     """
 
     def score(stride: int | None, windows: str) -> Scores:
-        options = {"stride": stride, "batch_size": batch_size, "title": f"{text}, {windows}"}
-        scores = score_split(run.params, run.config, text.split, **options)
+        title = f"{text}, {windows}"
+        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title)
         check_loss(text.split, scores.loss.value, scores.tokens)
         return scores
 
@@ -157,8 +157,9 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
             f"--data: {run.path} has a mixture; name one of its sources: {', '.join(n for n, *_ in mixture)}"
         )
     shares = zip(mixture, mixtures.weights(run.config.data), strict=True)
-    of_mixture = {name: (source, share) for (name, source, _), share in shares}
-    source, weight = of_mixture.get(data, (run.config.data.source if data is None else data, None))
+    known: dict[str | None, tuple[str, float | None]] = {None: (run.config.data.source, None)}
+    known |= {name: (source, share) for (name, source, _), share in shares}
+    source, weight = known.get(data, (data or "", None))
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--split: {repeated[0]} is given twice")
