@@ -244,6 +244,8 @@ def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list
     c, _ = fold(family, c)
     ours, name = normalized(c), family.model_type
     fields: dict[str, Any] = {}
+    if c.positions != "rope":  # keys without an effect are no difference
+        c = dataclasses.replace(c, **{key: value for key, value in ours.items() if key.startswith("rope_")})
     for key, field in family.fields.items():
         fields.setdefault(field.name, ours[key])  # two of our keys may have one field
     for conversion in family.conversions:

@@ -318,8 +318,8 @@ SMOLLM3 = Family(
     conversions=(
         rope(2e6),
         ROTATING_LAYERS,
-        activation("hidden_act"),
         windows(lambda fields, layer: not rotating_layers(fields)[layer], switch=True, default=None),
+        activation("hidden_act"),
     ),
 )
 
