@@ -27,7 +27,7 @@ from tqdm import tqdm
 import lm
 from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
-from lm.generation.text import generate_texts
+from lm.generation.text import stream_texts
 from lm.log_probabilities import Score, score, windows
 from lm.trained_model import TrainedModel
 
@@ -183,15 +183,13 @@ class HarnessModel(TemplateLM):
         n_tokens, stop, sampling = self._sampling(options)
         keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1
-        batch_size = self.batch_size or 16
         prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
+        what = self.trained.decoder, self.trained.tokenizer, prompts, n_tokens, sampling
         texts: dict[tuple, str] = {}
-        for first in range(0, len(prompts), batch_size):
-            part = prompts[first : first + batch_size]
-            options = {"n_samples": n_samples, "stop": stop, "batch_size": batch_size}
-            rows = generate_texts(self.trained.decoder, self.trained.tokenizer, part, n_tokens, sampling, **options)
-            texts |= {(tuple(row.prompt_ids), row.sample): row.text for row in rows}
-            bar.update(sum(key in part for key in keys))
+        for rows in stream_texts(*what, n_samples=n_samples, stop=stop, batch_size=self.batch_size or 16):
+            while len(texts) < len(rows) and (row := rows[len(texts)]).finish:
+                texts[tuple(row.prompt_ids), row.sample] = row.text
+                bar.update()
         seen: Counter = Counter()
         found = []
         for key in keys:
