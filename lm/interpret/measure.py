@@ -44,8 +44,8 @@ class Measurements:
         next: the likeliest next tokens.
         lens: the same after each layer, by its name.
         weights: attention weights (H, T, T) of some layers.
-        norms: mean Euclidean norm over the tokens of the embedding and of each layer's residual stream, (N + 1,), and
-            of what attention and the feed-forward layer add to it, (N,).
+        norms: mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual stream, and
+            of what attention and the feed-forward layer add to it (NaN for the embedding).
     """
 
     ids_T: np.ndarray
@@ -91,7 +91,7 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     shown = {int(i) for r in (ranking, *lens.values()) for i in r.ids_TR.flat} | set(ids_T.tolist())
     norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in residuals])}
     for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
-        norms[title] = np.array([_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers)])
+        norms[title] = np.array([math.nan, *(_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers))])
     return Measurements(
         ids_T=ids_T,
         labels={i: label(run.tokenizer, i) for i in sorted(shown)},

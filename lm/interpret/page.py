@@ -124,14 +124,11 @@ def pack(weights_HTT: np.ndarray) -> str:
 
 def norms_table(norms: dict[str, np.ndarray]) -> str:
     """Return a table with a row for the embedding, which no branch adds to, and one for each layer."""
-    n_rows, largest = max(map(len, norms.values())), max(x.max() for x in norms.values()) or 1.0
-    header = "".join(f"<th>{name}</th>" for name in ("", *norms))
-    rows = []
-    for row in range(n_rows):
-        cells = [f"<th>{'layer ' + str(row - 1) if row else 'embedding'}</th>"]
-        for values in norms.values():
-            value = values[row - n_rows + len(values)] if row >= n_rows - len(values) else math.nan
-            bar = f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}'
-            cells.append("<td></td>" if math.isnan(value) else f"<td>{bar}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table><tr>{header}</tr>{''.join(rows)}</table>"
+    largest = max(np.nanmax(x) for x in norms.values()) or 1.0
+    rows = ["".join(f"<th>{name}</th>" for name in ("", *norms))]
+    for i, values in enumerate(zip(*norms.values(), strict=True)):
+        bars = [f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}' for value in values]
+        cells = ["" if math.isnan(value) else bar for value, bar in zip(values, bars, strict=True)]
+        title = f"layer {i - 1}" if i else "embedding"
+        rows.append(f"<th>{title}</th>" + "".join(f"<td>{cell}</td>" for cell in cells))
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"

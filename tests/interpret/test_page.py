@@ -96,7 +96,7 @@ def test_norms_are_those_of_what_is_added_to_the_residual_stream(measured, captu
     acts = captured[1]
     for name, suffix in (("attention", "attention_post_norm/output"), ("feed-forward", "ffn_post_norm/output")):
         expected = [np.sqrt((np.square(acts[f"layers/{i}/{suffix}"])).sum(-1)).mean() for i in range(2)]
-        np.testing.assert_allclose(measured.norms[name], expected, rtol=1e-5)
+        np.testing.assert_allclose(measured.norms[name][1:], expected, rtol=1e-5)
     residuals = ["embedding", "layers/0/residual", "layers/1/residual"]
     expected = [np.sqrt((np.square(acts[name])).sum(-1)).mean() for name in residuals]
     np.testing.assert_allclose(measured.norms["residual stream"], expected, rtol=1e-5)
@@ -134,7 +134,7 @@ def test_the_text_shows_each_token_and_its_loss(run, measured):
 def test_the_table_shows_the_norms(run, measured):
     cells = [text for _, text in Page(to_html(run, measured)).all("td")]
     residual, attention, ffn = (measured.norms[name] for name in ("residual stream", "attention", "feed-forward"))
-    rows = [[residual[0]], *zip(residual[1:], attention, ffn, strict=True)]
+    rows = [[residual[0]], *zip(residual[1:], attention[1:], ffn[1:], strict=True)]
     assert cells == [*(f"{x:.4g}" for x in rows[0]), "", "", *(f"{x:.4g}" for row in rows[1:] for x in row)]
 
 
