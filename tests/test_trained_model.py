@@ -87,7 +87,7 @@ def test_all_arguments_of_generate_that_are_out_of_range_are_named_at_once(run):
 def test_numpy_scalars_are_arguments_of_generate():
     values = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(7), "n_tokens": np.int32(2)}
     options.check_options(values)
-    with pytest.raises(UserError, match="top_p: 2.0 is out of range; it must be <= 1.0"):
+    with pytest.raises(UserError, match=r"top_p: 2\.0 is out of range; it must be <= 1\.0"):
         options.check_options({"top_p": np.float32(2)})
 
 
