@@ -13,7 +13,6 @@ from lm.config import ResolvedModel
 from lm.layers.losses import head_logits, token_losses
 from lm.step import batch_fields
 
-SMALLEST = 16  # minimum length of a padded window
 LOGITS = 2**25  # in a batch, unless its size is given
 MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 
@@ -119,8 +118,8 @@ def score(
     scores: dict[int, Score] = {}
     longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))  # memory runs out in the first batch or never
     for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
-        n_rows = min(_power_of_two(len(batch)), batch_size)
-        n_inputs = min(max(SMALLEST, _power_of_two(len(of[batch[0]].ids) - 1)), seq_len)
+        n_rows = min(padded(len(batch), 1), batch_size)
+        n_inputs = min(padded(len(of[batch[0]].ids) - 1), seq_len)
         tokens_BT = np.zeros((n_rows, n_inputs + 1), np.int32)
         for row, i in zip(tokens_BT, batch, strict=False):
             row[: len(of[i].ids)] = of[i].ids
@@ -133,10 +132,10 @@ def score(
     return [scores[i] for i in range(len(of))]
 
 
-def _power_of_two(n: int) -> int:
-    """Return the smallest power of two that is at least n.
+def padded(n: int, smallest: int = 16) -> int:
+    """Return the next power of two, so that texts of similar lengths share a compiled program.
 
-    >>> [_power_of_two(n) for n in (1, 2, 3, 16, 17)]
-    [1, 2, 4, 16, 32]
+    >>> [padded(n) for n in (1, 16, 17)], padded(3, smallest=1)
+    ([16, 16, 32], 4)
     """
-    return 1 << (n - 1).bit_length()
+    return max(smallest, 1 << (int(n) - 1).bit_length())

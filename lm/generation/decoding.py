@@ -23,10 +23,10 @@ from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import COLLECTION, Prefill, decode
 from lm.layers.losses import head_logits
+from lm.log_probabilities import padded
 from lm.parallel.sharding import replicate_inside
 from lm.past import OwnPosition, Past
 
-SMALLEST = 16  # minimum length of a padded prompt and of a cache
 _static = functools.partial(flax.struct.field, pytree_node=False)
 
 
@@ -89,7 +89,7 @@ class Decoder:
         if not all(len(prompt) for prompt in prompts):
             raise ValueError("generate: a prompt is empty; a model needs at least one token to continue")
         texts, n_drawn = [list(prompt) for prompt in prompts], 0
-        n_slots = min(_padded(max(map(len, texts)) + n_tokens - 1), self.seq_len)
+        n_slots = min(padded(max(map(len, texts)) + n_tokens - 1), self.seq_len)
         samples_B = np.zeros(len(texts), np.uint32) if samples is None else np.asarray(samples, np.uint32)
         draws = (sampling, np.uint32(seed), samples_B)
         while n_drawn < n_tokens:
@@ -119,7 +119,7 @@ class Decoder:
         half = max(1, self.seq_len // 2)
         windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
         lengths_B = np.array([len(window) for window in windows], np.int32)
-        prompts_BT = np.zeros((len(texts), min(_padded(max(lengths_B)), self.seq_len)), np.int32)
+        prompts_BT = np.zeros((len(texts), min(padded(max(lengths_B)), self.seq_len)), np.int32)
         for row, window in zip(prompts_BT, windows, strict=True):
             row[: len(window)] = window
         return prompts_BT, lengths_B
@@ -192,11 +192,6 @@ def _alone(params: dict, tokens_BT, c: ResolvedModel):
     """Return the last hidden states of all positions but the first, if each sees itself only."""
     h_BTD = model.hidden(params, c, tokens_BT, past=OwnPosition())
     return replicate_inside(h_BTD[:, 1:].astype(jnp.float32))
-
-
-def _padded(n: int) -> int:
-    """Return the next power of two, so that texts of similar lengths share a compiled program."""
-    return max(SMALLEST, 1 << (int(n) - 1).bit_length())
 
 
 @functools.partial(jax.jit, static_argnames="n_slots")

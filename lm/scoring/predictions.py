@@ -8,7 +8,7 @@ from tqdm import tqdm
 from lm.config import Resolved
 from lm.data import Split
 from lm.data.batches import eval_windows, gather, n_eval_windows
-from lm.log_probabilities import score_batch
+from lm.log_probabilities import padded, score_batch
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
 
 TOKENS = 2**13  # in a batch, unless its size is given
@@ -38,7 +38,7 @@ def score_split(
     T = config.train.seq_len
     n = n_eval_windows(split, config, stride=stride)
     # At most the next power of two: few sizes, hence few compiled programs.
-    B = min(batch_size or max(1, TOKENS // T), 1 << (n - 1).bit_length())
+    B = min(batch_size or max(1, TOKENS // T), padded(n, 1))
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=B))
     n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
