@@ -40,17 +40,17 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
         TemporaryError: if another process uses the directory.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    partial = workdir / ARRIVING
+    files = workdir / ARRIVING / "files"
     with lock(workdir):
-        shutil.rmtree(partial, ignore_errors=True)  # of a killed process
-        partial.mkdir()
-        write(partial)
-        for path in list(partial.iterdir()):
+        shutil.rmtree(files, ignore_errors=True)  # of a killed process
+        files.mkdir(parents=True)
+        write(files)
+        for path in list(files.iterdir()):
             target = workdir / path.name
             if target.is_dir() and not target.is_symlink():  # of a start that left no run
                 shutil.rmtree(target)
             path.replace(target)
-        partial.rmdir()
+        shutil.rmtree(files.parent)
 
 
 class Workdir:

@@ -1,6 +1,5 @@
 """Branches of a run: several lengths from one run, bit-identical to runs of those lengths, and what is refused."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -96,23 +95,26 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
 
 
 def test_a_branch_that_was_killed_at_any_moment_is_completed_by_the_same_command(source, tmp_path, monkeypatch):
-    moments = [(shutil, "copyfile"), *((Path, name) for name in ("rename", "replace", "rmdir") for _ in range(2))]
-    whole = {".lock", "checkpoints", "config.json", "metrics.jsonl", "run.json"}
-    for number, (owner, name) in enumerate(moments):
-        new, calls, function = tmp_path / f"{number}", itertools.count(), getattr(owner, name)
+    """Here of the commands that follow each other in one directory, each is killed, and then one is not."""
+    new = tmp_path / "new"
+    moments = ((shutil, "copyfile", 0), (Path, "replace", 0), (Path, "replace", 2), (shutil, "rmtree", 0))
+    for owner, name, after in (*moments, (shutil, "rmtree", 1)):
+        calls, function = itertools.count(), getattr(owner, name)
 
-        def killed(*args, calls=calls, function=function, after=number % 2, **kwargs):
+        def killed(*args, calls=calls, function=function, after=after, **kwargs):
             if next(calls) == after:
                 raise KeyboardInterrupt
             return function(*args, **kwargs)
 
-        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(owner, name, killed)
-            branched(source, new, config(100))
-        branched(source, new, config(100))
-        assert {path.name for path in new.iterdir()} == whole, name
-        assert restore_params(new)[0] == 60
-        assert len((new / "metrics.jsonl").read_text().splitlines()) == 60
+            with pytest.raises(KeyboardInterrupt):
+                branched(source, new, config(100))
+        assert not holds_run(new), name
+    branched(source, new, config(100))
+    assert {path.name for path in new.iterdir()} == {".lock", "checkpoints", "config.json", "metrics.jsonl", "run.json"}
+    assert restore_params(new)[0] == 60
+    assert len((new / "metrics.jsonl").read_text().splitlines()) == 60
 
 
 def test_a_branch_of_a_damaged_or_used_directory_leaves_no_run(source, tmp_path):
