@@ -35,27 +35,30 @@ def cut(document: Piece, size: int) -> Iterator[Piece]:
         start = end
 
 
-def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
-    """Yield the pieces and their ids, with the tokenizer's begin_of_text where a document begins.
+def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray, int]]:
+    """Yield each piece, its ids, and the number of UTF-8 bytes that they stand for.
+
+    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it.
 
     Raises:
         UserError: a piece cannot be encoded; the error names it.
     """
     for batch in _batches(pieces):
-        try:
-            encoded = tokenizer.encode_all([piece.text for piece in batch])
-        except UserError:
-            encoded = [_encode_one(tokenizer, piece) for piece in batch]
-        for piece, ids in zip(batch, encoded, strict=True):
-            yield piece, tokenizer.begin(ids) if piece.begins else ids
+        for piece, ids in zip(batch, _encode_batch(tokenizer, batch), strict=True):
+            ids, n_bytes = tokenizer.begin(ids) if piece.begins else ids, len(piece.text.encode())
+            if piece.ends:
+                ids, n_bytes = np.concatenate([ids, tokenizer.ending]), n_bytes + (tokenizer.end_of_text is None)
+            yield piece, ids, n_bytes
 
 
-def _encode_one(tokenizer: Tokenizer, piece: Piece) -> np.ndarray:
+def _encode_batch(tokenizer: Tokenizer, batch: list[Piece]) -> list[np.ndarray]:
     try:
-        return tokenizer.encode(piece.text)
+        return tokenizer.encode_all([piece.text for piece in batch])
     except UserError as error:
-        error.problems = (f"{piece.where}: {error}",)
-        raise
+        if len(batch) == 1:
+            error.problems = (f"{batch[0].where}: {error}",)
+            raise
+        return [ids for piece in batch for ids in _encode_batch(tokenizer, [piece])]
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -36,12 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         print(shards.verify(Path(a.verify).expanduser()))
         return 0
     from lm.data.shard_writer import write_shards
-    from lm.data.unit_shards import Options
 
-    values = vars(a) | {"output": Path(a.output).expanduser()}
-    del values["verify"]
+    a.output = Path(a.output).expanduser()
     with lasting_output():
-        write_shards(Options(**values), (git_state() or {"commit": None})["commit"])
+        write_shards(a, (git_state() or {"commit": None})["commit"])
     return 0
 
 

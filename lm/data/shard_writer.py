@@ -9,7 +9,7 @@ The output directory holds
 The manifest is written first and updated when units finish, so that a rerun skips them.
 """
 
-import dataclasses
+import argparse
 import itertools
 import multiprocessing
 import os
@@ -17,9 +17,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,8 @@ from tqdm import tqdm
 from lm.config import SPLITS
 from lm.data import cache, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
-from lm.data.shards import MANIFEST, MANIFEST_SHAPE
-from lm.data.unit_shards import Options, hash_unit, write_unit
+from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
+from lm.data.unit_shards import hash_unit, write_unit
 from lm.errors import UserError
 from lm.files import lock, read_json, to_json, write_text
 
@@ -37,11 +36,11 @@ FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 
 
-def write_shards(o: Options, commit: str | None = None, say: Callable[[str], None] = print) -> None:
+def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable[[str], None] = print) -> None:
     """Tokenize the input into shards, and resume where an interrupted call stopped.
 
     Args:
-        o: the options.
+        o: the arguments of `lm.data.prepare`.
         commit: of this code, for the manifest; None if unknown.
         say: receives lines of information and warnings.
 
@@ -64,9 +63,9 @@ def write_shards(o: Options, commit: str | None = None, say: Callable[[str], Non
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
             partial.unlink()
         manifest = _open_manifest(o, files, len(units)) | {"commit": commit}
-        tokenizer = _prepare_tokenizer(o, units, manifest, say)
+        _prepare_tokenizer(o, units, manifest, say)
         _write_missing(o, units, manifest, say)
-    _report(o, {span.split for span in spans}, manifest, tokenizer, say)
+    _report(o, {span.split for span in spans}, manifest, say)
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
@@ -83,7 +82,7 @@ def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
     return units
 
 
-def _check_arguments(o: Options, first: Span) -> None:
+def _check_arguments(o: argparse.Namespace, first: Span) -> None:
     """Raise UserError if the tokenizer is unknown or the first document cannot be read."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
@@ -98,10 +97,9 @@ def _check_arguments(o: Options, first: Span) -> None:
     next(read_documents(first, o.field), None)
 
 
-def _open_manifest(o: Options, files: list[str], n_units: int) -> dict:
+def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
-    options = dataclasses.asdict(o)
-    job = {"format": FORMAT} | {name: options[name] for name in options if name not in ("output", "workers")}
+    job = {"format": FORMAT} | {k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")}
     with ThreadPoolExecutor() as pool:
         hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
         found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
@@ -122,19 +120,17 @@ def _open_manifest(o: Options, files: list[str], n_units: int) -> dict:
     return manifest
 
 
-def _save(o: Options, manifest: dict) -> None:
+def _save(o: argparse.Namespace, manifest: dict) -> None:
     write_text(o.output / MANIFEST, to_json(manifest, indent=1) + "\n")
 
 
-def _prepare_tokenizer(o: Options, units: list[list[Span]], manifest: dict, say) -> tokenizers.Tokenizer:
+def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest: dict, say) -> None:
     """Load or train the tokenizer, save it as the output's tokenizer.json, and record it."""
     kind, _, size = o.tokenizer.partition(":")
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
     _save(o, manifest)  # the mark of the directory
-    if kind == "byte":
-        tokenizer = tokenizers.make("byte", ())
-    elif kind == "hf" or recorded:
-        spec = o.tokenizer if kind == "hf" else f"hf:{path}"
+    if kind != "bpe" or recorded:
+        spec = f"hf:{path}" if kind == "bpe" else o.tokenizer
         tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
         for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
             say(line)
@@ -154,7 +150,6 @@ def _prepare_tokenizer(o: Options, units: list[list[Span]], manifest: dict, say)
         write_text(path, tokenizer.json)
     manifest["tokenizer"] = tokenizer.fingerprint
     _save(o, manifest)
-    return tokenizer
 
 
 def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
@@ -166,11 +161,9 @@ def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
             return
 
 
-def _write_missing(o: Options, units: list[list[Span]], manifest: dict, say) -> None:
+def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dict, say) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
-    missing = [
-        i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o.output, done["shards"])
-    ]
+    missing = [i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o, done["shards"])]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
     if not missing:
         return
@@ -189,13 +182,13 @@ def _write_missing(o: Options, units: list[list[Span]], manifest: dict, say) -> 
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
-def _are_there(output: Path, shards: list[dict]) -> bool:
+def _are_there(o: argparse.Namespace, shards: list[dict]) -> bool:
     """Return whether all shards exist with their recorded sizes."""
-    paths = [(output / shard["file"], shard["size"]) for shard in shards]
+    paths = [(o.output / shard["file"], shard["size"]) for shard in shards]
     return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
-def _first_copies(o: Options, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
+def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
     """Return for each unit which of its documents are the first of their text, by hashes of 64 bits.
 
     This reads the input once more, and takes 16 bytes of memory per document.
@@ -213,32 +206,28 @@ def _in_parallel(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
     n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
-    with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
-        if n_workers < 2:
-            for i, job in jobs.items():
-                yield i, function(*job)
-                bar.update(sizes[i])
-            return
+    pool: Executor = ThreadPoolExecutor(1)
+    if n_workers > 1:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
-            numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
-            try:
-                for future in as_completed(numbers):
-                    i = numbers.pop(future)
-                    yield i, future.result()
-                    bar.update(sizes[i])
-            except BrokenProcessPool:
-                raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
-            finally:
-                pool.shutdown(cancel_futures=True)
+        pool = ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,))
+    with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar, pool:
+        numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
+        try:
+            for future in as_completed(numbers):
+                i = numbers.pop(future)
+                yield i, future.result()
+                bar.update(sizes[i])
+        except BrokenProcessPool:
+            raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _report(o: Options, found: set[str], manifest: dict, tokenizer: tokenizers.Tokenizer, say) -> None:
+def _report(o: argparse.Namespace, found: set[str], manifest: dict, say) -> None:
     """Say how many tokens each split has, and how to train on them; refuse a split that was found but has none."""
-    shards = [shard for unit in manifest["units"] for shard in unit["shards"]]
-    empty = []
     for split in SPLITS:
-        n, documents = (sum(s[name] for s in shards if s["split"] == split) for name in ("tokens", "documents"))
+        shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
+        n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))
         if n:
             say(f"{split}: {n:,} tokens, {documents:,} documents")
         elif split in found or split == "train":
@@ -246,14 +235,12 @@ def _report(o: Options, found: set[str], manifest: dict, tokenizer: tokenizers.T
                 f"--input: {o.input!r} has no documents in the {split} split; use more text or a lower --validation, "
                 f"and delete {o.output}"
             )
-        else:
-            empty.append(split)
+        elif split == "validation" and o.validation:
+            say("WARNING: the validation split is empty; use more text or a higher --validation")
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):
             say(f"{left_out:,} documents left out: {reason}")
-    if o.validation and "validation" in empty:
-        say("WARNING: the validation split is empty; use more text or a higher --validation")
-    spec = "byte" if tokenizer.kind == "byte" else f"hf:{o.output / 'tokenizer.json'}"
+    spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     spec += " --config.data.special_tokens=true" if o.special_tokens else ""
     say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 

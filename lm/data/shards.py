@@ -35,6 +35,8 @@ MANIFEST_SHAPE = {
 LLMC_HEADER = 256
 LLMC_DTYPES = {(20240520, 1): np.uint16, (20240801, 7): np.uint32}  # for the vocabularies of GPT-2 and Llama 3
 LARGEST_VOCABULARY = 2**20  # of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
+# Of npy, zip, gzip, zstd, Parquet, HDF5, and Megatron's index.
+SIGNATURES = (b"\x93NUMPY", b"PK\3\4", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"PAR1", b"\x89HDF", b"MMIDIDX")
 SAMPLE = 2**16  # ids, to guess a type
 
 
@@ -54,52 +56,43 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     """
     location = Path(path).expanduser()
     manifest = read_manifest(location) if location.is_dir() else None
-    records = shard_records(manifest) if manifest else {}
-    splits = _recorded_files(location, records) if records else _find_files(location, say)
-    if not splits:
+    if manifest:
+        records = shard_records(manifest)
+        found = [(record["split"], location / name) for name, record in sorted(records.items())]
+    else:
+        records, found = {}, _find_files(location, say)
+    if not found:
         raise UserError(
             f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob or file of .npy or '
             '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin'
         )
-    _raise_open_file_limit(sum(map(len, splits.values())))
+    _raise_open_file_limit(len(found))
     opened, digests = {}, {}
-    for split, files in splits.items():
-        arrays = [open_shard(file) for file in files]
-        for file, array in zip(files, arrays, strict=True):
-            _check_record(file, array, records.get(file.name))
-        tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
-        n_bytes = sum(records[file.name]["text_bytes"] for file in files) if records else None
-        opened[split] = Split(split, tokens, len(tokens), n_bytes)
-        # The sha256 of a manifest are trusted, because reading all shards is slow.
-        digests[split] = [records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir) for f in files]
+    for split in SPLITS:
+        if files := [file for name, file in found if name == split]:
+            arrays = [open_shard(file, records.get(file.name)) for file in files]
+            tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
+            n_bytes = sum(records[file.name]["text_bytes"] for file in files) if records else None
+            opened[split] = Split(split, tokens, len(tokens), n_bytes)
+            # The sha256 of a manifest are trusted, because reading all shards is slow.
+            digests[split] = [records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir) for f in files]
     record = {location.name: summary(manifest)} if manifest else None
     return Corpus(location.name, opened, None, cache.key_of("tokens", digests), record=record)
 
 
-def _recorded_files(directory: Path, records: dict[str, dict]) -> dict[str, list[Path]]:
-    """Return the files of a manifest by split, in the order of their names."""
-    if missing := [name for name in records if not (directory / name).exists()]:
-        raise UserError(
-            f"{directory}: {missing[0]} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
-            "again"
-        )
-    names = {split: sorted(r["file"] for r in records.values() if r["split"] == split) for split in SPLITS}
-    return {split: [directory / name for name in found] for split, found in names.items() if found}
-
-
-def _find_files(location: Path, say: Callable[[str], None]) -> dict[str, list[Path]]:
-    """Return the shard files by the split in their names, in the order of their names, and say which is which."""
+def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, Path]]:
+    """Return the split and the path of each shard file, in the order of the paths, and say which is which."""
     names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
-    splits: dict[str, list[Path]] = {split: [] for split in (*SPLITS, "")}
+    found = []
     for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
-        found = splits_in(file.stem)
-        if len(found) > 1:
-            raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(found))}); rename it")
-        splits[found[0] if found else ""].append(file)
-    for split, files in splits.items():
-        if files:
-            say(f"{split or 'not used, because no split is in the name'}: {shorten([file.name for file in files], '')}")
-    return {split: files for split, files in splits.items() if files and split}
+        words = splits_in(file.stem)
+        if len(words) > 1:
+            raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(words))}); rename it")
+        found.append((words[0] if words else "", file))
+    for split in (*SPLITS, ""):
+        if files := [file.name for name, file in found if name == split]:
+            say(f"{split or 'not used, because no split is in the name'}: {shorten(files, '')}")
+    return [(split, file) for split, file in found if split]
 
 
 def _raise_open_file_limit(n_files: int) -> None:
@@ -110,16 +103,15 @@ def _raise_open_file_limit(n_files: int) -> None:
     """
     import resource  # POSIX only
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux has -1 for no limit
     needed = n_files + 512  # leave room for checkpoints and logs
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    if 0 <= hard < needed:
         raise UserError(
             f"config.data.source: {n_files} token shards need {needed} open files, but the system allows {hard} "
             "(ulimit -Hn); raise the limit, or prepare larger shards (lm.data.prepare --unit_mb 64: about 2^24 tokens)"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def read_manifest(directory: Path) -> dict | None:
@@ -203,36 +195,36 @@ def verify(directory: Path) -> str:
     return f"{directory}: {len(records)} shards with {n_tokens:,} tokens are as they were written"
 
 
-def _check_record(path: Path, tokens: np.ndarray, record: dict | None) -> None:
-    """Raise UserError if a shard has another size or count than its record; its content is not compared."""
-    if record is None:
-        return
-    for name, found, unit in (("size", path.stat().st_size, "bytes"), ("tokens", len(tokens), f"{tokens.dtype} ids")):
-        if found != record[name]:
-            raise UserError(f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the corpus again")
-
-
-def open_shard(path: Path) -> np.ndarray:
+def open_shard(path: Path, record: dict | None = None) -> np.ndarray:
     """Memory-map one shard.
 
     Args:
         path: .npy of uint16 or uint32; llm.c's .bin, recognized by its header; or a flat .bin of little-endian ids,
             uint32 if the name ends in .uint32.bin, else uint16 (as nanoGPT writes them).
+        record: of the shard in the manifest; its size and count are compared, its content is not.
 
     Returns:
         The ids (n,).
 
     Raises:
-        UserError: the file is corrupted or not a token shard.
+        UserError: the file is corrupted, not a token shard, or not that of the record.
         OSError: the file cannot be read, which says nothing about its content.
     """
     try:
         open_regular(path).close()
-        return _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
+        tokens = _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus again"
+        ) from None
     except OSError:
         raise
     except Exception as e:  # NumPy's parser of .npy headers raises many types
         raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None
+    for name, found, unit in (("size", path.stat().st_size, "bytes"), ("tokens", len(tokens), f"{tokens.dtype} ids")):
+        if record and found != record[name]:
+            raise UserError(f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the corpus again")
+    return tokens
 
 
 def _map_npy(path: Path) -> np.ndarray:
@@ -247,8 +239,12 @@ def _map_bin(path: Path) -> np.ndarray:
     header = np.fromfile(path, "<i4", LLMC_HEADER)
     if (llmc := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
         return _map_ids(path, llmc, int(header[2]), 4 * LLMC_HEADER)
-    if problem := _foreign_header(header):
-        raise ValueError(problem)
+    if _is_foreign(header):
+        known = " or ".join(f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES)
+        raise ValueError(
+            f"it begins with {header[:2].tobytes()!r}, a header; those of llm.c's token files that are read have "
+            f"{known}; convert other files to .npy of uint16 or uint32"
+        )
     dtype: np.dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
         raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
@@ -276,19 +272,13 @@ def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
     return np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)  # an empty file cannot be mapped
 
 
-def _foreign_header(header: np.ndarray) -> str | None:
-    """Describe what does not look like the first ids of a flat file: a dated magic number, padding, or a signature."""
-    known = " or ".join(f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES)
+def _is_foreign(header: np.ndarray) -> bool:
+    """Return whether a file does not begin like flat ids: with a dated magic number, padding, or a known signature."""
     first, start = int(header[0]) if len(header) else 0, header[:2].tobytes()
     year, month, day = first // 10_000, first // 100 % 100, first % 100
-    if 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31:  # llm.c's magic numbers are dates
-        return f"it begins with the numbers {header[:3].tolist()}; llm.c's token files have {known}"
-    if len(header) == LLMC_HEADER and header.any() and not header[8:].any():
-        return f"it begins with a header that is not known; llm.c's token files have {known}"
-    signatures = {b"\x93NUMPY": "npy", b"PK\3\4": "zip", b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd",
-                  b"PAR1": "Parquet", b"\x89HDF": "HDF5", b"MMIDIDX": "Megatron index"}  # fmt: skip
-    names = [name for signature, name in signatures.items() if start.startswith(signature)]
-    return f"it is a {names[0]} file; convert it to .npy of uint16 or uint32" if names else None
+    is_dated = 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31  # as llm.c's magic numbers are
+    is_padded = len(header) == LLMC_HEADER and header.any() and not header[8:].any()
+    return is_dated or is_padded or start.startswith(SIGNATURES)
 
 
 def _look_like_halves(sample: np.ndarray) -> bool:

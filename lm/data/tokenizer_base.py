@@ -56,6 +56,11 @@ class Tokenizer:
             raise UserError(f"tokenizer: a {self.kind} tokenizer has no special tokens")
         return self
 
+    @cached_property
+    def ending(self) -> np.ndarray:
+        """Return the ids after a document: the end of text, or a newline if there is none."""
+        return self.encode("\n") if self.end_of_text is None else np.array([self.end_of_text], self.dtype)
+
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
         """Encode several texts."""
         return [self.encode(text) for text in texts]

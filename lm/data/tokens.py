@@ -235,28 +235,19 @@ def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say
     return splits
 
 
-def _write_split(name: str, documents: Iterable[str], tokenizer, row_len: int | None, directory: Path) -> list[int]:
-    """Write the tokens of a split, one document after the other, or pack them into rows.
-
-    The tokenizer's end of text, or a newline if it has none, follows every document but the last, as part of it.
+def _write_split(name: str, documents: list[str], tokenizer, row_len: int | None, directory: Path) -> list[int]:
+    """Write the tokens of a split, one document after the other, or pack them into rows; the last one has no ending.
 
     Returns:
         The number of tokens, and that of UTF-8 bytes of the text.
     """
-    end, separator = tokenizer.end_of_text, None
-    n_bytes, lengths = 0, list[int]()
-    unpacked = directory / "ids"
+    n_bytes, lengths, unpacked = 0, list[int](), directory / "ids"
+    pieces = (Piece(name, f"the {name} split", text, ends=i < len(documents)) for i, text in enumerate(documents, 1))
     with unpacked.open("wb") as file:
-        for piece, ids in encode(tokenizer, (Piece(name, f"the {name} split", text) for text in documents)):
-            if lengths:
-                if separator is None:
-                    separator = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
-                file.write(separator.tobytes())
-                lengths[-1] += 1
-                n_bytes += end is None
+        for _, ids, size in encode(tokenizer, pieces):
             file.write(ids.tobytes())
             lengths.append(len(ids))
-            n_bytes += len(piece.text.encode())
+            n_bytes += size
     n_tokens = sum(lengths)
     tokens = np.memmap(unpacked, tokenizer.dtype, "r") if n_tokens else np.zeros(0, tokenizer.dtype)
     if row_len is not None:

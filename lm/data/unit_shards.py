@@ -1,6 +1,9 @@
-"""Tokenize one unit of a corpus into shards, in a process of its own; `lm/data/shard_writer.py` calls it."""
+"""Tokenize one unit of a corpus into shards, in a process of its own; `lm/data/shard_writer.py` calls it.
 
-import dataclasses
+The options `o` are the arguments of `lm.data.prepare`.
+"""
+
+import argparse
 import hashlib
 import io
 from collections.abc import Iterator
@@ -19,33 +22,12 @@ PIECE = 2**17  # characters encoded by one thread, and the rest of a line
 SHARD = 2**24  # tokens of a shard, about; the rest of a unit goes to further shards
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The arguments of `lm.data.prepare`; validation is a fraction, special_tokens as in config.data.
-
-    unit_mb is the MiB of input per shard; min_chars and max_chars (None: no limit) are the shortest and the longest
-    document that is kept.
-    """
-
-    input: str
-    tokenizer: str
-    output: Path
-    validation: float = 0.005
-    field: str = "text"
-    unit_mb: float = 64
-    workers: int = 1
-    special_tokens: bool = False
-    min_chars: int = 1
-    max_chars: int | None = None
-    deduplicate: bool = False
-
-
 def hash_unit(spans: list[Span], field: str) -> np.ndarray:
     """Hash every document of a unit to 64 bits."""
     return np.fromiter((_hash(text) for span in spans for text in read_documents(span, field)), np.uint64)
 
 
-def write_unit(i: int, spans: list[Span], o: Options, kept: np.ndarray | None) -> dict:
+def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None) -> dict:
     """Write the shards of unit i, and return their records and how many documents were left out.
 
     Args:
@@ -60,14 +42,18 @@ def write_unit(i: int, spans: list[Span], o: Options, kept: np.ndarray | None) -
     """
     spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
-    writers = {split: _Shards(o.output, split, i, tokenizer) for split in SPLITS}
+    writers = {split: _Shards(o.output, split, i) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
-    for piece, ids in encode(tokenizer, _pieces(spans, o, kept, left_out)):
-        writers[piece.split].add(piece, ids)
-    return {"shards": [record for writer in writers.values() for record in writer.close()], **left_out}
+    for piece, ids, n_bytes in encode(tokenizer, _pieces(spans, o, kept, left_out)):
+        writers[piece.split].add(ids, piece.ends, n_bytes)
+    for writer in writers.values():
+        writer.write()
+    return {"shards": [record for writer in writers.values() for record in writer.records], **left_out}
 
 
-def _pieces(spans: list[Span], o: Options, kept: np.ndarray | None, left_out: dict[str, int]) -> Iterator[Piece]:
+def _pieces(
+    spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None, left_out: dict[str, int]
+) -> Iterator[Piece]:
     """Yield the documents of a unit in pieces, and count those that are left out."""
     documents = ((span, text) for span in spans for text in read_documents(span, o.field))
     for n, (span, text) in enumerate(documents):
@@ -124,42 +110,33 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
 
 
 class _Shards:
-    """The tokens of one split of a unit, written shard by shard.
+    """The tokens of one split of a unit, written shard by shard."""
 
-    The end of text, or a newline if the tokenizer has none, ends each document.
-    """
-
-    def __init__(self, output: Path, split: str, i: int, tokenizer: tokenizers.Tokenizer):
+    def __init__(self, output: Path, split: str, i: int):
         self.output, self.split, self.i = output, split, i
-        end = tokenizer.end_of_text
-        self.ending = tokenizer.encode("\n") if end is None else np.array([end], tokenizer.dtype)
-        self.end_bytes = int(end is None)
-        self.ids: list[np.ndarray] = []
-        self.counts = {"documents": 0, "tokens": 0, "text_bytes": 0}  # of the next shard
+        self.pieces: list[tuple[np.ndarray, bool, int]] = []  # of the next shard
+        self.n_tokens = 0
         self.records: list[dict] = []
 
-    def add(self, piece: Piece, ids: np.ndarray) -> None:
-        """Add a document or a part of one."""
-        self.ids += [ids, *([self.ending] if piece.ends else [])]
-        self.counts["documents"] += piece.ends
-        self.counts["tokens"] += len(ids) + piece.ends
-        self.counts["text_bytes"] += len(piece.text.encode()) + piece.ends * self.end_bytes
-        if self.counts["tokens"] >= SHARD:
-            self._write()
+    def add(self, ids: np.ndarray, ends: bool, n_bytes: int) -> None:
+        """Add the ids of a document, or of a part that may end it."""
+        self.pieces.append((ids, ends, n_bytes))
+        self.n_tokens += len(ids)
+        if self.n_tokens >= SHARD:
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write what was added since the last shard."""
+        if not self.pieces:
+            return
+        ids, ends, sizes = zip(*self.pieces, strict=True)
         buffer = io.BytesIO()
-        np.save(buffer, np.concatenate(self.ids))
+        np.save(buffer, np.concatenate(ids))
         content = buffer.getvalue()
         more = f"_{len(self.records):03}" if self.records else ""
-        path = self.output / f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}{more}.npy"
-        write_bytes(path, content)
-        record = {"file": path.name, "split": self.split, "size": len(content)}
-        self.records.append(record | self.counts | {"sha256": hashlib.sha256(content).hexdigest()})
-        self.ids, self.counts = [], dict.fromkeys(self.counts, 0)
-
-    def close(self) -> list[dict]:
-        """Write what is left, and return the records of the shards."""
-        if self.ids:
-            self._write()
-        return self.records
+        name = f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}{more}.npy"
+        write_bytes(self.output / name, content)
+        counts = {"documents": sum(ends), "tokens": self.n_tokens, "text_bytes": sum(sizes)}
+        record = {"file": name, "split": self.split, "size": len(content), **counts}
+        self.records.append(record | {"sha256": hashlib.sha256(content).hexdigest()})
+        self.pieces, self.n_tokens = [], 0
