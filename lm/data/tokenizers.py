@@ -8,9 +8,10 @@ encoded as ordinary text, so that untrusted text cannot send such a signal. With
 the token.
 """
 
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,90 +49,75 @@ class ByteTokenizer(Tokenizer):
         return bytes(np.asarray(ids).tolist()).decode(errors="replace")
 
 
-class CharTokenizer(Tokenizer):
-    """One id per character of an alphabet, in the order of their code points; <unk>, if enabled, is last.
+class PieceTokenizer(Tokenizer):
+    """The pieces of a vocabulary, in the order of their code points; <unk>, if enabled, is last."""
+
+    piece: str  # names of a piece and of the vocabulary in errors
+    vocabulary: str
+
+    def __init__(self, pieces: Iterable[str], unk: bool = False):
+        known = sorted(set(pieces))
+        self.unk, self.pieces = unk, [*known, *([UNK] if unk else [])]
+        self.ids = {piece: i for i, piece in enumerate(known)}
+        self.vocab_size = len(self.pieces)
+
+    def split(self, text: str) -> Sequence[str]:
+        """Return the pieces of a text, which joined return the text."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> np.ndarray:
+        pieces, unknown = self.split(text), len(self.ids)
+        ids = np.fromiter(map(self.ids.get, pieces, itertools.repeat(unknown)), np.uint32, len(pieces))
+        if not self.unk and (ids == unknown).any():
+            found, before = sorted(set(pieces) - self.ids.keys()), "".join(pieces[: int(np.argmax(ids == unknown))])
+            line = before.count("\n") + 1
+            shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
+            raise UserError(
+                f"tokenizer: {len(found):,} {self.piece}{'s' * (len(found) > 1)} not in its {self.vocabulary} of "
+                f"{unknown}: {shown} (the first in line {line:,}, after {before[-20:]!r}); the model "
+                "cannot predict them: remove them from the text"
+            )
+        return ids.astype(self.dtype)
+
+    def decode(self, ids) -> str:
+        return "".join(self.pieces[i] for i in np.asarray(ids).tolist())
+
+
+class CharTokenizer(PieceTokenizer):
+    """One id per character of an alphabet.
 
     >>> CharTokenizer("hello").encode("hole").tolist()
     [1, 3, 2, 0]
     """
 
-    kind = "char"
+    kind, piece, vocabulary = "char", "character", "alphabet"
 
-    def __init__(self, chars: str, unk: bool = False):
-        self.chars, self.unk = "".join(sorted(set(chars))), unk
-        self.vocab_size = len(self.chars) + unk
-        code_points = [ord(c) for c in self.chars]
-        # The id of each code point up to the alphabet's last; one more entry is for all higher code points.
-        self.table = np.full(max(code_points, default=-1) + 2, len(self.chars), np.uint32)
-        self.table[code_points] = np.arange(len(self.chars))
-        self.pieces = np.array([*self.chars, *([UNK] if unk else [])], object)
+    @property
+    def chars(self) -> str:
+        """Return the alphabet without <unk>."""
+        return "".join(self.ids)
 
     def state(self):
         return {"chars": self.chars, "unk": self.unk}
 
-    def encode(self, text: str) -> np.ndarray:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        ids = self.table[np.minimum(points, len(self.table) - 1)]
-        unknown = ids == len(self.chars)
-        if unknown.any() and not self.unk:
-            found = sorted({chr(p) for p in points[unknown]})
-            where = _describe_place(text, int(np.argmax(unknown)))
-            raise _unknown("character", found, f"alphabet of {len(self.chars)}", where)
-        return ids.astype(self.dtype)
-
-    def decode(self, ids) -> str:
-        return "".join(self.pieces[np.asarray(ids, np.int64)].tolist())
+    def split(self, text: str) -> str:
+        return text
 
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(PieceTokenizer):
     """Words (with the space before them), punctuation marks and other white space: the pieces that `WORD` matches.
 
     >>> WORD.findall("To be, or not")
     ['To', ' be', ',', ' or', ' not']
     """
 
-    kind = "word"
-
-    def __init__(self, words: Iterable[str], unk: bool = False):
-        self.words, self.unk = sorted(set(words)), unk
-        self.ids = {word: i for i, word in enumerate(self.words)}
-        self.vocab_size = len(self.words) + unk
-        self.pieces = [*self.words, *([UNK] if unk else [])]
+    kind, piece, vocabulary = "word", "word", "vocabulary"
 
     def state(self):
-        return {"words": self.words, "unk": self.unk}
+        return {"words": [*self.ids], "unk": self.unk}
 
-    def encode(self, text: str) -> np.ndarray:
-        pieces = WORD.findall(text)
-        ids = np.array([self.ids.get(piece, -1) for piece in pieces], np.int64)
-        if (ids < 0).any() and not self.unk:
-            found = sorted({pieces[i] for i in np.flatnonzero(ids < 0)})
-            where = _describe_place(text, sum(map(len, pieces[: int(np.argmax(ids < 0))])))
-            raise _unknown("word", found, f"vocabulary of {len(self.words)}", where)
-        return np.where(ids < 0, len(self.words), ids).astype(self.dtype)
-
-    def decode(self, ids) -> str:
-        return "".join(self.pieces[i] for i in np.asarray(ids).tolist())
-
-
-def _unknown(what: str, unknown: list[str], known: str, where: str) -> UserError:
-    """Return an error for characters or words that a vocabulary does not have, and where the first one is."""
-    shown = ", ".join(repr(u) for u in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-    count = f"{len(unknown):,} {what}{'s' * (len(unknown) > 1)}"
-    return UserError(
-        f"tokenizer: {count} not in its {known}: {shown} (the first at {where}); the model cannot predict them: remove "
-        "them from the text"
-    )
-
-
-def _describe_place(text: str, index: int) -> str:
-    """Return the line and column of a character, counted from 1, and the characters before it.
-
-    >>> _describe_place("To be or not!", 9)
-    "line 1, column 10, after 'To be or '"
-    """
-    line, column = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
-    return f"line {line:,}, column {column:,}, after {text[max(0, index - 20) : index]!r}"
+    def split(self, text: str) -> list[str]:
+        return WORD.findall(text)
 
 
 def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
@@ -168,7 +154,7 @@ def from_json(text: str) -> Tokenizer:
             raise ValueError(f"kind is {kind[:40]!r}, not one of {', '.join(kinds)}")
         tokenizer, shape = kinds[kind]
         check_shape(state, shape)
-        return tokenizer(**{name: state[name] for name in shape})
+        return tokenizer(*(state[name] for name in shape))
     except Exception as e:  # `tokenizers` raises bare Exception for a malformed tokenizer
         raise UserError(f"a saved tokenizer is corrupted: {first_line(e)}") from None
 
