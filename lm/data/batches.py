@@ -64,8 +64,7 @@ def n_windows(split: Split, config: Config) -> int:
     """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed split."""
     if split.packed:
         return len(split.tokens)
-    room = len(split.tokens) - (config.train.seq_len + 1)
-    return room // _stride(config) + 1 if room >= 0 else 0
+    return max(0, (len(split.tokens) - config.train.seq_len - 1) // _stride(config) + 1)
 
 
 def _stride(config: Config) -> int:

@@ -34,22 +34,13 @@ class ConcatenatedArray:
                 raise IndexError(f"slices must have step 1, not {index.step}")
             return self._slice(*index.indices(len(self))[:2])
         index = np.asarray(index)
+        if index.size and not 0 <= index.min() <= index.max() < len(self):
+            raise IndexError(f"index out of range [0, {len(self)})")
         out = np.empty(index.shape + self.shape[1:], self.dtype)
-        if index.ndim > 1 and index.size:  # rows are windows; most lie in one part
-            rows, found = index.reshape(-1, index.shape[-1]), out.reshape(-1, *out.shape[index.ndim - 1 :])
-            first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
-            for number in np.unique(first[first == last]):
-                own = (first == number) & (last == number)
-                found[own] = self[rows[own].reshape(-1)].reshape(found[own].shape)
-            for i in np.flatnonzero(first != last):
-                found[i] = self[rows[i]]
-        elif index.size:
-            if index.min() < 0 or index.max() >= len(self):
-                raise IndexError(f"index out of range [0, {len(self)})")
-            first, last = np.searchsorted(self.ends, [index.min(), index.max()], side="right")
-            for part, end in zip(self.parts[first : last + 1], self.ends[first : last + 1], strict=True):
-                here = ... if first == last else (index < end) & (index >= end - len(part))
-                out[here] = part[index[here] - (end - len(part))]
+        number = np.searchsorted(self.ends, index, side="right")
+        for i in np.unique(number):
+            here = number == i
+            out[here] = self.parts[i][index[here] - (self.ends[i] - len(self.parts[i]))]
         return out
 
     def _slice(self, start: int, stop: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The tokens of a text by split, and the checks that they suit a run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -124,46 +124,32 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
         problems += [problem for part in split.all_parts for problem in _check_length(split, part, seq_len)]
-        if not corpus.ids_are_checked:
-            problems += _check_ids(split, vocab_size)
+        if not corpus.ids_are_checked and (largest := largest_id(split.tokens)) >= vocab_size:
+            problems.append(
+                f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
+                f"--config.model.vocab_size={largest + 1} or more"
+            )
     return problems
 
 
-def _check_length(split: Split, part: Part, seq_len: int) -> list[str]:
-    n = part.n_tokens
-    if split.packed:
-        if n:
-            return []
-        return [
-            f"config.data.packing: the {split.name} split has no document of at least two tokens; use other splits, "
-            "such as --config.data.splits=0.8,0.1,0.1"
-        ]
-    if n < seq_len + 1:
-        name = f"{split.name} split" + (f" of {part.name}" if part.name else "")
+def _check_length(split: Split, part: Part, seq_len: int) -> Iterator[str]:
+    n, name = part.n_tokens, f"{split.name} split" + (f" of {part.name}" if part.name else "")
+    if split.packed and not n:
+        yield (
+            f"config.data.packing: the {name} has no document of at least two tokens; use other splits, such as "
+            "--config.data.splits=0.8,0.1,0.1"
+        )
+    elif not split.packed and n < seq_len + 1:
         shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
-        return [
+        yield (
             f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} "
             f"has {n}; use {shorter}other splits, such as --config.data.splits=0.8,0.2,0"
-        ]
-    return []
+        )
 
 
-def _check_ids(split: Split, vocab_size: int) -> list[str]:
-    largest = largest_id(split.tokens)
-    if largest < vocab_size:
-        return []
-    return [
-        f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
-        f"--config.model.vocab_size={largest + 1} or more"
-    ]
-
-
-def largest_id(tokens, max_read: int = 2**28) -> int:
-    """Return the largest id. If there are more than max_read tokens, only 64 evenly spaced blocks of them are read."""
-    n_blocks = 64 if len(tokens) > max_read else 1
-    block = min(len(tokens), max_read) // n_blocks
-    largest, chunk = 0, 2**20
-    for start in np.linspace(0, len(tokens) - block, n_blocks).astype(np.int64).tolist():
-        for i in range(start, start + block, chunk):
-            largest = max(largest, int(tokens[i : min(i + chunk, start + block)].max()))
-    return largest
+def largest_id(tokens) -> int:
+    """Return the largest id; of more than 2^28 tokens, only 256 evenly spaced blocks of 2^20 are read."""
+    block = 2**20
+    n_blocks = min(256, -(-len(tokens) // block))
+    starts = np.linspace(0, max(0, len(tokens) - block), n_blocks).astype(np.int64).tolist()
+    return max((int(tokens[start : start + block].max()) for start in starts), default=0)

@@ -18,6 +18,17 @@ LONG_WORD = re.compile(r"[^\W\d_]{4096}|\d{4096}|(?:[^\w\s]|_){4096}|\s{4096}")
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
 
 
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise ValueError where `tokenizers` panics: its PanicException is not an Exception."""
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ == "PanicException":
+            raise ValueError(str(e)) from None
+        raise
+
+
 class HFTokenizer(Tokenizer):
     """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json.
 
@@ -33,14 +44,11 @@ class HFTokenizer(Tokenizer):
 
     kind = "hf"
 
+    @_panics_as_errors()
     def __init__(self, tokenizer: str, special_tokens: bool = False, end_ids: Iterable[int] = ()):
-        self.end_ids = sorted(end_ids)
-        with _panics_as_errors():
-            self._load(tokenizer, special_tokens)
-
-    def _load(self, tokenizer: str, special_tokens: bool):
         import tokenizers
 
+        self.end_ids = sorted(end_ids)
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
         self.switched_off = self._switch_off()
         self.json = self.model.to_str() if self.switched_off else tokenizer
@@ -143,17 +151,6 @@ class HFTokenizer(Tokenizer):
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
-
-
-@contextlib.contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise ValueError where `tokenizers` panics: its PanicException is not an Exception."""
-    try:
-        yield
-    except BaseException as e:
-        if type(e).__name__ == "PanicException":
-            raise ValueError(str(e)) from None
-        raise
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = False) -> HFTokenizer:

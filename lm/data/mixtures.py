@@ -52,12 +52,12 @@ class Stretch(NamedTuple):
     before: tuple[int, ...]
     shares: tuple[tuple[int, int, int], ...]
 
-    def counts(self, n: int) -> list[int]:
-        """Return how many of the first n draws of the stretch are of each source."""
+    def counts(self, n) -> list:
+        """Return how many of the first n draws of the stretch, a number or an array, are of each source."""
         counts = []
         for numerator, denominator, phase in self.shares:
             counts.append((n * numerator + phase) // denominator)
-            n -= counts[-1]
+            n = n - counts[-1]
         return counts
 
     def draws_until(self, count: int, source: int, at_most: int) -> int:
@@ -66,14 +66,9 @@ class Stretch(NamedTuple):
 
     def choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the source of each draw, and how many draws before it were of this source."""
-        left = draws - self.first
-        source, rank = np.full(draws.shape, -1), np.zeros(draws.shape, np.int64)
-        for i, (numerator, denominator, phase) in enumerate(self.shares):
-            count = (left * numerator + phase) // denominator
-            chosen = (source < 0) & ((left * numerator + phase + numerator) // denominator > count)
-            source[chosen], rank[chosen] = i, count[chosen] + self.before[i]
-            left = left - count
-        return source, rank
+        counts, after = (np.stack(self.counts(draws - self.first + i)) for i in (0, 1))
+        source = (after > counts).argmax(0)
+        return source, np.array(self.before)[source] + np.take_along_axis(counts, source[None], 0)[0]
 
 
 def weights(config: DataConfig) -> list[float]:

@@ -28,19 +28,17 @@ symtable tempfile textwrap threading timeit traceback typing unittest uuid wave 
 _ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "..."})
 
 
-def files() -> list[Path]:
-    """Return the source files of MODULES; those of a package are sorted by path."""
+def files() -> dict[str, Path]:
+    """Return the source files of MODULES by their names; those of a package are sorted by path."""
     library = Path(sysconfig.get_path("stdlib"))
-    paths = []
-    for name in MODULES:
-        paths += sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
-    return [file for file in paths if file.is_file() and not {"test", "tests"} & set(file.parts)]
+    paths = [p for name in MODULES for p in sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]]
+    found = [path for path in paths if path.is_file() and not {"test", "tests"} & set(path.parts)]
+    return {str(path.relative_to(library)): path for path in found}
 
 
 def version() -> list:
     """Return what identifies the text without reading it: the Python release, the files and their sizes."""
-    library = sysconfig.get_path("stdlib")
-    return [1, sys.version_info[:3], [[str(file.relative_to(library)), file.stat().st_size] for file in files()]]
+    return [1, sys.version_info[:3], [[name, path.stat().st_size] for name, path in files().items()]]
 
 
 def documents() -> list[str]:
@@ -51,8 +49,7 @@ def documents() -> list[str]:
     Raises:
         UserError: this Python has no pydoc_data.
     """
-    library = sysconfig.get_path("stdlib")
-    named = {str(file.relative_to(library)): _docstrings(file) for file in files()}
+    named = {name: _docstrings(path) for name, path in files().items()}
     try:
         from pydoc_data.topics import topics
     except ImportError:

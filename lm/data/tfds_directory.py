@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lm.errors import UserError
 from lm.files import read_json
@@ -11,6 +10,7 @@ from lm.files import read_json
 AGAIN = "delete the directory and prepare it again"
 # What is read of the metadata. The lengths are strings, as all int64 in JSON of proto3.
 INFO = {"name": str, "splits": [{"name": str, "shardLengths": [str]}]}
+FEATURES = {"featuresDict": {"features": dict}}
 
 
 def read_records(directory: Path, split: str, start: int, end: int) -> Iterator[str]:
@@ -47,7 +47,7 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     """
     try:
         info = read_json(directory / "dataset_info.json", INFO, AGAIN)
-        features = read_json(directory / "features.json", dict, AGAIN)
+        features = read_json(directory / "features.json", FEATURES, AGAIN)["featuresDict"]["features"]
     except FileNotFoundError as e:
         raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}") from None
     dataset, splits = info["name"], {split["name"]: split["shardLengths"] for split in info["splits"]}
@@ -59,11 +59,9 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
             f"{directory} is stored as {str(file_format)[:80]}, which only TensorFlow can read; "
             "prepare it again with --file_format=array_record"
         )
-    names: Any = features
-    for key in ("featuresDict", "features"):
-        names = names.get(key) if isinstance(names, dict) else None
-    if "text" not in (names := sorted(names) if isinstance(names, dict) else []):
-        raise UserError(f'{directory} has no feature "text" (it has {", ".join(names)}), so it is not a text dataset')
+    if "text" not in features:
+        names = ", ".join(sorted(features))
+        raise UserError(f'{directory} has no feature "text" (it has {names}), so it is not a text dataset')
     prepared = {}
     for split, lengths in splits.items():
         n = len(lengths)
