@@ -12,7 +12,7 @@ from lm.config import Config, DataConfig
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import SPLITS
 from lm.config.values import show
-from lm.data import cache, python_docs, shakespeare, sources
+from lm.data import python_docs, shakespeare, sources
 from lm.errors import UserError
 
 MAX_CONTEXT = 256  # characters that a prediction may depend on
@@ -57,7 +57,7 @@ def scored_text(path: Path | None) -> bytes:
         UserError: the file is missing or has other content, or the text cannot be downloaded.
     """
     if path is None:
-        source = sources.find_source(DataConfig(), cache.user_cache(None), print, print)
+        source = sources.find_source(DataConfig(), print)
         content = "".join(text for split in SPLITS for text in source.documents[split]).encode()
     elif path.is_file():
         content = path.read_bytes()

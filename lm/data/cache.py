@@ -44,26 +44,22 @@ def digest_of(path: Path, cache: Path) -> str:
     A program can set the modification time of a file, but not the time of its last change (ctime).
     """
     stat = path.stat()
+    if stat.st_size < _MIN_CACHED_DIGEST:
+        return sha256_of(path)
     identity = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
     cached = cache / "digests" / key_of(LAYOUT, str(path.resolve()), *identity)
-    if stat.st_size >= _MIN_CACHED_DIGEST and cached.exists():
-        with contextlib.suppress(ValueError):  # it is damaged
-            digest, check = files.read_bytes(cached).decode().split()
-            if check == key_of(digest):
-                return digest
+    with contextlib.suppress(OSError, ValueError):  # it is missing or damaged
+        digest, check = files.read_bytes(cached).decode().split()
+        if check == key_of(digest):
+            return digest
     digest = sha256_of(path)
-    if stat.st_size >= _MIN_CACHED_DIGEST:
-        try:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            files.write_text(cached, f"{digest} {key_of(digest)}")
-        except OSError as e:
-            raise _write_error(cached, e) from None
+    with contextlib.suppress(OSError):  # it takes time alone
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(cached, f"{digest} {key_of(digest)}")
     return digest
 
 
-def make_entry(
-    directory: Path, write: Callable[[Path], None], say: Callable[[str], None], warn: Callable[[str], None]
-) -> None:
+def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[str], None]) -> None:
     """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
 
     Of the processes that share the cache, the first to get the lock writes the entry. The others wait and then use it.
@@ -71,18 +67,21 @@ def make_entry(
     Args:
         directory: the entry.
         write: writes the files of the entry into the temporary directory that it is called with.
-        say: called with one line if another process is writing the entry.
-        warn: called with one warning if the entry is rebuilt.
+        say: called with one line if another process is writing the entry, and a warning if the entry is rebuilt.
 
     Raises:
         UserError: the entry cannot be written.
         OSError: the entry cannot be read; its content may be intact.
     """
 
-    def write_with_checksums(work: Path) -> None:
+    def write_entry(work: Path) -> None:
         write(work)
         recorded = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
         (work / CHECKSUMS).write_text(files.to_json(recorded), encoding="utf-8")
+        if damage and directory.is_dir():
+            aside = work.with_name(f"{work.name}.damaged")
+            directory.rename(aside)  # what other processes have mapped stays readable to them
+            shutil.rmtree(aside, ignore_errors=True)
 
     if directory.is_dir() and find_damage(directory) is None:
         return
@@ -90,16 +89,10 @@ def make_entry(
         damage, deadline = None, time.monotonic() + (files.LATE_SECONDS if waited else 0)  # files may appear late
         while files.appears(directory, 0) and (damage := find_damage(directory)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        if damage and directory.is_dir():
-            warn(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
-            aside = directory.with_name(f".{directory.name}.damaged-{os.getpid()}")
-            try:
-                directory.rename(aside)  # what other processes have mapped stays readable to them
-            except OSError as e:
-                raise _write_error(directory, e) from None
-            shutil.rmtree(aside, ignore_errors=True)
-        if not directory.is_dir():
-            publish(directory, write_with_checksums)
+        if damage:
+            say(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+        if damage or not directory.is_dir():
+            publish(directory, write_entry)
 
 
 def find_damage(directory: Path) -> str | None:
@@ -188,25 +181,22 @@ def publish(directory: Path, write: Callable[[Path], None], setting: str = "--co
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    except OSError as e:
-        raise _write_error(directory, e, setting) from None
-    try:
-        write(work)
-        for path in [*work.rglob("*"), work]:
-            _fsync(path)
-        work.chmod(0o755)  # mkdtemp creates private directories
-        try:
-            os.rename(work, directory)
-        except OSError as e:
-            made_by_another = e.errno in (errno.EEXIST, errno.ENOTEMPTY)
-            if not (made_by_another and files.appears(directory)):
-                raise
+        with tempfile.TemporaryDirectory(
+            prefix=f".{directory.name}.", dir=directory.parent, ignore_cleanup_errors=True
+        ) as name:
+            work = Path(name)
+            write(work)
+            for path in [*work.rglob("*"), work]:
+                _fsync(path)
+            work.chmod(0o755)  # temporary directories are private
+            try:
+                work.rename(directory)
+            except OSError as e:
+                if e.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not files.appears(directory):
+                    raise  # else another process has made it
         _fsync(directory.parent)
     except OSError as e:
-        raise _write_error(directory, e, setting) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise UserError(f"cannot write {directory} ({e.strerror}); give a writable directory with {setting}") from None
 
 
 def _fsync(path: Path) -> None:
@@ -215,7 +205,3 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _write_error(path: Path, error: OSError, setting: str = "--config.data.cache_dir=DIR") -> UserError:
-    return UserError(f"cannot write {path} ({error.strerror}); give a writable directory with {setting}")

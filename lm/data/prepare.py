@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm.errors import lasting_output, with_exit_code
+from lm.errors import UserError, lasting_output, with_exit_code
 from lm.git import git_state
 from lm.parser import Parser
 
@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   python -m lm.train --config configs/gpt2_124m.py --config.data.source=tokens:data/dump \\
     --config.data.tokenizer=hf:data/dump/tokenizer.json
 """
+OPTIONS = {"config.data.source": "--input", "--config.data.field": "--field", "config.data.tokenizer": "--tokenizer"}
 
 
 @with_exit_code
@@ -38,8 +39,13 @@ def main(argv: list[str] | None = None) -> int:
     from lm.data.shard_writer import write_shards
 
     a.output = Path(a.output).expanduser()
-    with lasting_output():
-        write_shards(a, (git_state() or {"commit": None})["commit"])
+    try:
+        with lasting_output():
+            write_shards(a, (git_state() or {"commit": None})["commit"])
+    except UserError as error:  # with the keys of a config that also reads text
+        for key, option in OPTIONS.items():
+            error.problems = tuple(problem.replace(key, option) for problem in error.problems)
+        raise
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from lm.config import SPLITS
 from lm.data import storage, tfds_directory
-from lm.data.text_files import BOM, find_text_files, not_utf8, shorten
+from lm.data.text_files import BOM, choose_texts, not_utf8, shorten
 from lm.errors import UserError
 from lm.files import parse_json
 
@@ -57,7 +57,7 @@ class Span:
 
 
 def find_spans(
-    source: str, n_bytes: int, field: str = "text", say: Callable[[str], None] = print, warn=None
+    source: str, n_bytes: int, field: str = "text", say: Callable[[str], None] = print
 ) -> tuple[list[str], list[Span]]:
     """Cut the files of an input into spans, in the order of the files.
 
@@ -65,8 +65,7 @@ def find_spans(
         source: the kind and the path, as in `lm.data.prepare --input`.
         n_bytes: approximate size of a span, at most.
         field: the field or column with the text.
-        say: receives lines of information.
-        warn: receives warnings; None: `say` does.
+        say: receives lines of information and warnings.
 
     Returns:
         The files that are read, and the spans.
@@ -77,19 +76,26 @@ def find_spans(
     kind, _, path = source.partition(":")
     path = os.path.expanduser(path)
     if kind not in ("hf", *READERS) or not path:
-        raise UserError(f'--input: "{source}" is not one of {FORMS}')
+        raise UserError(f'config.data.source: "{source}" is not one of {FORMS}')
     if kind == "tfds":
         prepared = tfds_directory.check_prepared(Path(path))
         files = [str(file) for shards, _ in prepared.values() for file in shards]
         return files, _with_held_out(_cut_tfds(path, prepared, n_bytes))
-    if kind == "text":
-        found = [("text", file, "") for file in find_text_files(path, f'--input: "{source}"', say, warn or say)]
+    listed = storage.list_files(path)
+    is_named = kind == "text" or (kind != "hf" and listed == [path])  # whatever its suffix
+    kinds = {file: kind if is_named else _kind_of(file) for file in listed}
+    files = [file for file in listed if kinds[file] and kind in (kinds[file], "hf")]
+    if not files:
+        wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}.get(kind, f"file of {kind}")
+        raise UserError(f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files')
+    if kind == "hf":
+        splits = _find_splits(path, files, kinds, say)
     else:
-        found = _find_files(kind, path, source, say)
-    spans = [span for kind, file, split in found for span in _cut(kind, file, split, n_bytes, field)]
-    if empty := {split for _, _, split in found} - {span.split for span in spans} - {""}:
-        raise UserError(f"--input: the {min(empty)} split of {path} has no documents")
-    return [file for _, file, _ in found], _with_held_out(spans)
+        splits = dict.fromkeys(choose_texts(files, path, say) if kind == "text" else files, "")
+    spans = [span for file, split in splits.items() for span in _cut(kinds[file], file, split, n_bytes, field)]
+    if empty := {*splits.values()} - {span.split for span in spans} - {""}:
+        raise UserError(f"config.data.source: the {min(empty)} split of {path} has no documents")
+    return list(splits), _with_held_out(spans)
 
 
 def _with_held_out(spans: list[Span]) -> list[Span]:
@@ -99,19 +105,12 @@ def _with_held_out(spans: list[Span]) -> list[Span]:
     return [dataclasses.replace(span, split="") if span.split == "train" else span for span in spans]
 
 
-def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, str]]:
-    """Return the kind, the path and the split of each file; of an unknown split only if no file names one."""
-    listed = storage.list_files(path)
-    whole = listed == [path]
-    kinds = {file: kind if whole and kind != "hf" else _kind_of(file) for file in listed}
-    files = [file for file in listed if kinds[file] == kind or (kind == "hf" and kinds[file])]
-    if not files:
-        wanted = "Parquet, Arrow or JSON Lines" if kind == "hf" else kind
-        raise UserError(f'--input: "{source}" is not a file of {wanted}, nor a folder or a pattern with such files')
-    if kind != "hf":
-        return [(kind, file, "") for file in files]
+def _find_splits(path: str, files: list[str], kinds: dict[str, str], say) -> dict[str, str]:
+    """Return the split of each file of a data set of Hugging Face; of an unknown split only if no file names one."""
     if len(mixed := sorted({kinds[file] for file in files})) > 1:
-        raise UserError(f"--input: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}")
+        raise UserError(
+            f"config.data.source: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}"
+        )
     splits: dict[str, str] = {}
     data_sets: dict[str, str] = {}
     for file in files:
@@ -121,12 +120,13 @@ def _find_files(kind: str, path: str, source: str, say) -> list[tuple[str, str, 
         folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
         data_sets[folders[0] if folders else ""] = file
     if len(data_sets) > 1:
-        raise UserError(f"--input: {path} has several data sets; give one of them, such as hf:{path}/{max(data_sets)}")
-    named = [file for file in files if splits[file]] or files
-    if len(named) < len(files):
-        unused = [file for file in files if file not in named]
+        raise UserError(
+            f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{max(data_sets)}"
+        )
+    named = {file: split for file, split in splits.items() if split} or splits
+    if unused := [file for file in files if file not in named]:
         say(f"not used, because no split is in the name: {shorten(unused, path)}")
-    return [(kinds[file], file, splits[file]) for file in named]
+    return named
 
 
 def splits_in(name: str) -> list[str]:
@@ -199,9 +199,9 @@ def _check_column(schema: Any, field: str) -> None:
     """Raise ValueError unless a schema of Arrow has a column of text."""
     kinds = {name: str(schema.field(name).type) for name in schema.names}
     if field not in kinds:
-        raise ValueError(f"it has no column {field!r} (set --field); it has {', '.join(kinds)}")
+        raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {', '.join(kinds)}")
     if not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
-        raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --field)")
+        raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --config.data.field)")
 
 
 # ---- Documents -------------------------------------------------------------------------------------------------------
@@ -248,13 +248,10 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
 def _parse_line(line: bytes, field: str) -> str:
     try:
         text = parse_json(line).get(field, 0)
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"a line has {half!r}, half of a surrogate pair, which is not text: {line[:100]!r}") from None
-    except ValueError as error:
+    except ValueError as error:  # also for half of a surrogate pair, which is not text
         raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
     if text is not None and not isinstance(text, str):
-        raise ValueError(f"a line has no text in the field {field!r} (set --field): {line[:100]!r}")
+        raise ValueError(f"a line has no text in the field {field!r} (set --config.data.field): {line[:100]!r}")
     return text or ""
 
 
@@ -264,7 +261,9 @@ def _read_csv(span: Span, field: str) -> Iterator[str]:
     with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter=separator, strict=True)
         if field not in (rows.fieldnames or ()):
-            raise ValueError(f"it has no column {field!r} (set --field); it has {', '.join(rows.fieldnames or ())}")
+            raise ValueError(
+                f"it has no column {field!r} (set --config.data.field); it has {', '.join(rows.fieldnames or ())}"
+            )
         for row in rows:
             if None in row or None in row.values():
                 raise ValueError(f"line {rows.line_num} has not as many fields as the first line")

@@ -107,15 +107,10 @@ def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dic
         manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
     except FileNotFoundError:
         return {"job": job, "input": found, "tokenizer": None, "units": [None] * n_units}
-    if manifest["job"].get("format") != FORMAT:
-        raise UserError(
-            f"--output: {o.output} was written by another version of lm.data.prepare; train on it if it is finished, "
-            "or use another directory"
-        )
     if (manifest["job"], manifest["input"]) != (job, found):
         raise UserError(
-            f"--output: {o.output} was written from other input or with other options; use another directory, or "
-            "delete it"
+            f"--output: {o.output} was written from other input, with other options or by another version; use another "
+            "directory, or delete it"
         )
     return manifest
 

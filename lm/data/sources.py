@@ -1,7 +1,7 @@
 """Sources of text. A source has a name and a digest; its documents are only read if the cache lacks their tokens."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,29 +23,27 @@ class Source:
     Attributes:
         name: shown to the user.
         digest: sha256 of everything that determines the text.
-        read: returns the documents of each split, which can be iterated over repeatedly.
+        read: returns the documents of each split.
         chain: the generator of synthetic text, which knows its entropy; None for other text.
     """
 
     name: str
     digest: str
-    read: Callable[[], Mapping[str, Iterable[str]]]
+    read: Callable[[], dict[str, list[str]]]
     chain: MarkovChain | None = None
 
     @cached_property
-    def documents(self) -> Mapping[str, Iterable[str]]:
+    def documents(self) -> dict[str, list[str]]:
         """Return the documents of each split, read at first use."""
         return self.read()
 
 
-def find_source(config, cache_dir: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Source:
+def find_source(config, say: Callable[[str], None]) -> Source:
     """Find the text of config.data.source.
 
     Args:
         config: a `DataConfig`.
-        cache_dir: caches the digests of large files.
-        say: receives lines of information.
-        warn: receives warnings.
+        say: receives lines of information and warnings.
 
     Raises:
         Unavailable: the text must be downloaded, and cannot be.
@@ -54,7 +52,7 @@ def find_source(config, cache_dir: Path, say: Callable[[str], None], warn: Calla
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
         path = find_tfds(argument, config, say) if kind == "tfds" else os.path.expanduser(argument)
-        return find_files(kind, path, config, cache_dir, say, warn)
+        return find_files(kind, path, config, say)
     if config.source == "python_docs":
         return find_python_docs(config)
     if kind == "markov":
@@ -92,14 +90,11 @@ def _slice(documents, start, end) -> Iterator[str]:
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) -> Source:
+def find_files(kind: str, path: str | Path, config, say) -> Source:
     """Find the documents of files, which are read at once; see `find_source`."""
     source = f"{kind}:{path}"
-    try:
-        files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say, warn)
-        described = [storage.describe(file, cache_dir) for file in files]
-    except UserError as error:
-        raise _as_config(error) from None
+    files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say)
+    described = [storage.describe(file, cache.user_cache(config.cache_dir)) for file in files]
     size = sum(file["size"] for file in described)
     if kind not in ("text", "tfds") and size > LIMIT:
         tokenizer = config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
@@ -111,14 +106,11 @@ def find_files(kind: str, path: str | Path, config, cache_dir: Path, say, warn) 
 
     def read() -> dict[str, list[str]]:
         documents: dict[str, list[str]] = {span.split: [] for span in spans}
-        try:
-            for span in spans:
-                texts = list(readers.read_documents(span, config.field))
-                if kind != "tfds":
-                    texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
-                documents[span.split] += texts
-        except UserError as error:
-            raise _as_config(error) from None
+        for span in spans:
+            texts = list(readers.read_documents(span, config.field))
+            if kind != "tfds":
+                texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
+            documents[span.split] += texts
         if config.splits is not None:
             ordered = [text for split in ("", *SPLITS) for text in documents.get(split, ())]
             if kind == "tfds" and len(ordered) == len(spans):  # one text by split, as in tiny_shakespeare
@@ -143,14 +135,6 @@ def _digest_of(kind: str, path: str | Path, described: list[dict], spans: list[r
         return cache.key_of(kind, by_split, config.splits, *([] if splits == list(by_split) else splits))
     rest = [] if kind == "text" else [config.field, config.splits is None, splits]
     return cache.key_of(kind, digests, config.splits or DEFAULT_FRACTIONS, *rest)
-
-
-def _as_config(error: UserError) -> UserError:
-    """Return an error of `lm.data.readers` with the keys of a config in place of the options of `lm.data.prepare`."""
-    keys = {"--input:": "config.data.source:", "--field": "--config.data.field"}
-    for option, key in keys.items():
-        error.problems = tuple(line.replace(option, key) for line in error.problems)
-    return error
 
 
 def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:

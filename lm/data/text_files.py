@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 from collections.abc import Callable
 
 from lm.data import storage
@@ -22,21 +21,17 @@ SIGNATURES = {
 }
 
 
-def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Callable[[str], None]) -> list[str]:
-    """Return the text files that a path names: a file, a folder or a pattern.
+def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> list[str]:
+    """Return the files that are text.
 
     Args:
-        path: the path or URL.
-        option: what the user set to it, for the errors.
-        say: receives lines of information: which files are read and which are not.
-        warn: receives a warning if the first file is JSON Lines or a table.
+        files: at least one file or URL.
+        path: the file, folder or pattern that the user gave.
+        say: receives which files are read and which are not, and a warning if the first is JSON Lines or a table.
 
     Raises:
         UserError: there is no text.
     """
-    files = storage.list_files(path)
-    if not files:
-        raise UserError(f"{option} is not a file, nor a folder or a pattern with files")
     problems = {file: problem for file in files if (problem := _problem_of(file))}
     texts = [file for file in files if file not in problems]
     if not texts:
@@ -46,7 +41,7 @@ def find_text_files(path: str, option: str, say: Callable[[str], None], warn: Ca
     if problems:
         skipped = f"{len(problems)} of {len(files)} files, which are empty or not UTF-8 text"
         say(f"skipping {skipped}: {shorten([*problems], path)}")
-    _describe_syntax(texts[0], say, warn)
+    _describe_syntax(texts[0], say)
     return texts
 
 
@@ -100,36 +95,23 @@ def not_utf8(e: UnicodeDecodeError) -> str:
     )
 
 
-def _describe_syntax(path: str, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
     """Say what about the first lines of a file is not plain text, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
-    for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
-        if records:
-            field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
-            warn(
-                f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the "
-                f"text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
-            )
-
-
-def _json_records(lines: list[str]) -> list[dict]:
-    """Return the records if all lines are JSON objects, otherwise none."""
+    kind, suffix = "jsonl", os.path.splitext(path)[1]
     try:
-        records = [json.loads(line) for line in lines if line.strip()]
-    except (ValueError, RecursionError):
-        return []
-    return records if all(isinstance(record, dict) for record in records) else []
-
-
-def _table_rows(lines: list[str], path: str) -> list[dict]:
-    """Return the rows of a table whose first line has the names of its columns; none if it is not one."""
-    try:
-        names, *rows = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
-    except (csv.Error, ValueError):
-        return []
-    named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)
-    is_table = named and len(rows) > 3 and {*map(len, rows)} == {len(names)}
-    return [dict(zip(names, row, strict=True)) for row in rows] if is_table else []
+        if suffix in (".csv", ".tsv"):
+            kind, records = "csv", list(csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ","))
+        else:
+            records = [json.loads(line) for line in lines if line.strip()]
+    except (csv.Error, ValueError, RecursionError):
+        return
+    if records and all(isinstance(record, dict) and record and None not in record for record in records):
+        field = max(records[0], key=lambda name: len(str(records[0][name])))
+        say(
+            f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of "
+            f"the text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
+        )

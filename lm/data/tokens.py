@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,47 +34,53 @@ def open_corpus(
         config: a `DataConfig` that passed the checks of `lm.command_line.loading.load`.
         seq_len: length of packed rows; only needed for packing = "documents".
         tokenizer: the tokenizer of a trained model, to be used instead of config.tokenizer.
-        say: receives lines of information and warnings.
+        say: receives lines of information, and warnings, which begin with WARNING and become the corpus's notices.
 
     Raises:
         UserError: the source does not exist, the tokenizer does not cover the text, or the cache cannot be written.
     """
-    notices = []
+    notices: dict[str, None] = {}
 
-    def warn(text: str) -> None:
-        notices.append(text)
+    def tell(text: str) -> None:
+        if text.startswith("WARNING"):
+            notices[text] = None
         say(text)
 
     if config.mixture:
-        return _open_mixture(config, tokenizer, say, warn)
-    cache_dir = cache.user_cache(config.cache_dir)
-    if config.source.startswith("tokens:"):
-        return _open_token_shards(config, tokenizer, cache_dir, warn, say, notices)
-    source, name = _find_source(config, cache_dir, warn, say)
-    tokenizer = tokenizer or _make_tokenizer(config, source, cache_dir, warn, say)
-    fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    row_len = {"none": None, "documents": seq_len}[config.packing]
+        corpus = _open_mixture(config, tokenizer, tell)
+    elif config.source.startswith("tokens:"):
+        corpus = _open_token_shards(config, tokenizer, tell)
+    else:
+        corpus = _open_text(config, tokenizer, seq_len, tell)
+    return dataclasses.replace(corpus, notices=tuple(notices))
+
+
+def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) -> Corpus:
+    source = _find_source(config, say)
+    tokenizer = tokenizer or _make_tokenizer(config, source, say)
+    fingerprint, row_len = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint), None
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
-        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
-    splits = _tokenize(source, tokenizer, row_len, _entry(cache_dir, "tokens", fingerprint), warn, say)
-    floor = None
+        fingerprint, row_len = cache.key_of(fingerprint, "packed", seq_len), seq_len
+    splits, floor = _tokenize(source, tokenizer, row_len, _entry(config, "tokens", fingerprint), say), None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
         known = functools.partial(_surprisal, source.chain, tokenizer)
         splits = {name: dataclasses.replace(split, surprisal=known) for name, split in splits.items()}
-    return Corpus(name, splits, tokenizer, fingerprint, tuple(notices), floor, ids_are_checked=True)
+    return Corpus(source.name, splits, tokenizer, fingerprint, entropy_floor=floor, ids_are_checked=True)
 
 
-def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
+def _surprisal(chain: MarkovChain, tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    return chain.surprisal(tokenizer.decode(ids))
+
+
+def _open_mixture(config, tokenizer: Tokenizer | None, say) -> Corpus:
     """Open the sources of a mixture, with one tokenizer, and join their splits; see `open_corpus`."""
     names, shares = [name for name, *_ in config.mixture], mixtures.weights(config)
     configs = [config.of_source(source) for _, source, _ in config.mixture]
-    cache_dir = cache.user_cache(config.cache_dir)
     if tokenizer is None and config.tokenizer.partition(":")[0] not in ("byte", "hf", "none"):
-        found = [sources.find_source(c, cache_dir, say, warn) for c in configs]
-        tokenizer = _make_tokenizer(config, _join_sources(found), cache_dir, warn, say)
+        tokenizer = _make_tokenizer(config, _join_sources([sources.find_source(c, say) for c in configs]), say)
     corpora = {name: open_corpus(c, tokenizer=tokenizer, say=say) for name, c in zip(names, configs, strict=True)}
     prepared = {name: made for name, corpus in corpora.items() for made in (corpus.record or {}).values()}
     tokenizers_of = {name: made["tokenizer"] for name, made in prepared.items()}
@@ -101,7 +106,7 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
     opened = list(corpora.values())
     return Corpus(
         "+".join(names), splits, opened[0].tokenizer, cache.key_of(FORMAT, [c.fingerprint for c in opened], shares),
-        tuple(notice for c in opened for notice in c.notices), ids_are_checked=all(c.ids_are_checked for c in opened),
+        ids_are_checked=all(c.ids_are_checked for c in opened),
         record={name: {"fingerprint": c.fingerprint} | prepared.get(name, {}) for name, c in corpora.items()},
     )  # fmt: skip
 
@@ -109,27 +114,23 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say, warn) -> Corpus:
 def _join_sources(found: list[sources.Source]) -> sources.Source:
     """Return the texts of several sources as one, to learn a tokenizer from."""
 
-    def read() -> dict[str, Iterable[str]]:
+    def read() -> dict[str, list[str]]:
         names = {split: None for source in found for split in source.documents}
         return {split: [t for source in found for t in source.documents.get(split, ())] for split in names}
 
     return sources.Source("+".join(s.name for s in found), cache.key_of([s.digest for s in found]), read)
 
 
-def _surprisal(chain: MarkovChain, tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    return chain.surprisal(tokenizer.decode(ids))
+def _entry(config, kind: str, *parts) -> Path:
+    return cache.user_cache(config.cache_dir) / kind / cache.key_of(cache.LAYOUT, *parts)[:32]
 
 
-def _entry(cache_dir: Path, kind: str, *parts) -> Path:
-    return cache_dir / kind / cache.key_of(cache.LAYOUT, *parts)[:32]
-
-
-def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corpus:
+def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
-    corpus = shards.open_shards(config.source.partition(":")[2], cache_dir, say)
+    corpus = shards.open_shards(config.source.partition(":")[2], cache.user_cache(config.cache_dir), say)
     is_of_model = tokenizer is not None
     if not is_of_model and config.tokenizer != "none":
-        tokenizer = _load_tokenizer(config, warn)
+        tokenizer = _load_tokenizer(config, say)
     recorded = corpus.record and corpus.record[corpus.name]["tokenizer"]
     if tokenizer and recorded and tokenizer.fingerprint != recorded:
         raise UserError(
@@ -141,66 +142,62 @@ def _open_token_shards(config, tokenizer, cache_dir, warn, say, notices) -> Corp
             "--special_tokens"
         )
     fingerprint = cache.key_of(FORMAT, corpus.fingerprint, tokenizer and tokenizer.fingerprint)
-    same, notices = bool(tokenizer and recorded), tuple(notices)
-    return dataclasses.replace(
-        corpus, tokenizer=tokenizer, fingerprint=fingerprint, notices=notices, ids_are_checked=same
-    )
+    same = bool(tokenizer and recorded)
+    return dataclasses.replace(corpus, tokenizer=tokenizer, fingerprint=fingerprint, ids_are_checked=same)
 
 
-def _find_source(config, cache_dir, warn, say) -> tuple[sources.Source, str]:
-    """Return the configured source, or its fallback if it needs a network; and the name that shows which it is."""
+def _find_source(config, say) -> sources.Source:
+    """Return the configured source, or its fallback, whose name shows that it is one, if it needs a network."""
     try:
-        source = sources.find_source(config, cache_dir, say, warn)
-        return source, source.name
+        return sources.find_source(config, say)
     except Unavailable as e:
         if config.offline is None:
             raise
-        warn(
+        say(
             f"WARNING: {e.problems[0]}\n"
             f"WARNING: training on {config.offline} INSTEAD of {config.source}, because config.data.offline = "
             f'"{config.offline}". The losses are not those of {config.source}.'
         )
-        source = sources.find_source(dataclasses.replace(config, source=config.offline), cache_dir, say, warn)
-        return source, f"{source.name} (fallback)"
+        source = sources.find_source(dataclasses.replace(config, source=config.offline), say)
+        return dataclasses.replace(source, name=f"{source.name} (fallback)")
 
 
-def _load_tokenizer(config, warn) -> Tokenizer:
+def _load_tokenizer(config, say) -> Tokenizer:
     """Load a tokenizer that is not learned from the text."""
     tokenizer = tokenizers.make(config.tokenizer, (), special_tokens=config.special_tokens)
     for line in tokenizers.warnings_about(tokenizer, config.tokenizer):
-        warn(line)
+        say(line)
     return tokenizer
 
 
-def _make_tokenizer(config, source, cache_dir, warn, say) -> Tokenizer:
+def _make_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     """Return the configured tokenizer; one that is learned from the text is cached by the text's digest."""
-    kind = config.tokenizer.partition(":")[0]
-    if kind in ("byte", "hf"):
-        return _load_tokenizer(config, warn)
-    parts = FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens
-    directory = _entry(cache_dir, "tokenizers", *parts)
+    if config.tokenizer.partition(":")[0] in ("byte", "hf"):
+        return _load_tokenizer(config, say)
+    directory = _entry(config, "tokenizers", FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens)
 
     def write(work: Path) -> None:
         (work / "tokenizer.json").write_text(_learn_tokenizer(config, source, say).to_json(), encoding="utf-8")
 
-    cache.make_entry(directory, write, say, warn)
+    cache.make_entry(directory, write, say)
     return tokenizers.from_json(read_bytes(directory / "tokenizer.json").decode())
 
 
-def _learn_tokenizer(config, source, say) -> Tokenizer:
+def _learn_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     """Learn a vocabulary: bpe from the train split, char and word from all splits unless others become <unk>."""
-    kind, splits = config.tokenizer.partition(":")[0], source.documents
+    kind = config.tokenizer.partition(":")[0]
 
-    def learn(selected) -> Any:
-        documents = chain.from_iterable(map(_with_newlines, selected))
-        return tokenizers.make(config.tokenizer, documents, config.unk, config.special_tokens)
+    def learn(*splits: list[str]) -> Any:
+        # A newline between two documents is the separator of tokenizers without an end of text.
+        texts = (part for texts in splits for i, text in enumerate(texts) for part in ("\n" * (i > 0), text))
+        return tokenizers.make(config.tokenizer, filter(None, texts), config.unk, config.special_tokens)
 
     if kind == "bpe":
         say(f"training the tokenizer {config.tokenizer} on {source.name}")
-    of_train = learn([splits.get("train", ())])
+    of_train = learn(source.documents.get("train", []))
     if kind == "bpe" or config.unk:
         return of_train
-    of_all = learn(splits.values())
+    of_all = learn(*source.documents.values())
     if others := sorted(set(of_all.pieces) - set(of_train.pieces)):
         shown = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
         say(
@@ -210,15 +207,7 @@ def _learn_tokenizer(config, source, say) -> Tokenizer:
     return of_all
 
 
-def _with_newlines(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents and a newline between two of them: the separator of tokenizers without an end of text."""
-    for i, document in enumerate(documents):
-        if i:
-            yield "\n"
-        yield document
-
-
-def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say) -> dict[str, Split]:
+def _tokenize(source, tokenizer, row_len: int | None, directory: Path, say) -> dict[str, Split]:
     """Return the memory-mapped tokens of each split, or its packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
@@ -226,7 +215,7 @@ def _tokenize(source, tokenizer, row_len: int | None, directory: Path, warn, say
         counts = {name: _write_split(name, texts, tokenizer, row_len, work) for name, texts in source.documents.items()}
         (work / "counts.json").write_text(json.dumps(counts))
 
-    cache.make_entry(directory, write, say, warn)
+    cache.make_entry(directory, write, say)
     splits = {}
     for name, (n_tokens, n_bytes) in read_json(directory / "counts.json", {str: [COUNT]}).items():
         tokens = np.load(directory / f"{name}.npy", mmap_mode="r")
