@@ -28,35 +28,25 @@ class BelowEntropy(UserError):
     code = 3
 
 
-def best_loss(split: Split, n_predicted: int) -> float | None:
-    """Return the mean surprisal of the tokens that an evaluation predicts, in nats per token.
-
-    Args:
-        split: the split; its first token is not predicted.
-        n_predicted: the number of predictions, which begin with the second token.
-
-    Returns:
-        None if the true source of the text is not known, if the split is packed, or if it has training text, which a
-        model may know by heart.
-    """
-    if split.surprisal is None or split.packed or "train" in split.name.split("+"):
-        return None
-    return float(split.surprisal(np.asarray(split.tokens[: n_predicted + 1]))[1:].mean())
-
-
 def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
-    """Compare the mean loss over the first predictions of a split with `best_loss`, and return the latter.
+    """Compare the mean loss over the first predictions of a split with that of the best possible model.
 
     Args:
-        split: the evaluated split.
+        split: the evaluated split; its first token is not predicted.
         loss: mean loss in nats per token.
         n_predicted: number of predictions in the mean.
+
+    Returns:
+        The mean surprisal of the predicted tokens, in nats per token. None if the true source of the text is not known,
+        if the split is packed, or if it has training text, which a model may know by heart.
 
     Raises:
         BelowEntropy: the loss is lower by more than the margin.
     """
-    best = best_loss(split, n_predicted)
-    if best is not None and loss < best - MARGIN / n_predicted - ROUNDING:
+    if split.surprisal is None or split.packed or "train" in split.name.split("+"):
+        return None
+    best = float(split.surprisal(np.asarray(split.tokens[: n_predicted + 1]))[1:].mean())
+    if loss < best - MARGIN / n_predicted - ROUNDING:
         raise BelowEntropy(
             f"the {split.name} loss is {loss:.4f} nats per token, but a causal model cannot get below {best:.4f} on "
             "this text: the model sees the tokens that it predicts (a mask that is not causal, targets among the "

@@ -9,15 +9,6 @@ import numpy as np
 from lm.errors import UserError
 
 
-def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the smaller of uint16 and uint32 that holds every id of a vocabulary.
-
-    >>> token_dtype(65536), token_dtype(65537)
-    (dtype('uint16'), dtype('uint32'))
-    """
-    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
-
-
 class Tokenizer:
     """Base class. Subclasses define kind, vocab_size, encode, decode and state, which determines the ids.
 
@@ -88,7 +79,8 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype:
-        return token_dtype(self.vocab_size)
+        """Return the smaller of uint16 and uint32 that holds every id."""
+        return np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
 
 def utf8(text: str) -> bytes:

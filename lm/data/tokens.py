@@ -4,7 +4,6 @@ source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed ro
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from lm.config import SPLITS
 from lm.data import cache, mixtures, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split, join
 from lm.data.encoding import Piece, encode
-from lm.data.markov import LETTERS, MarkovChain
+from lm.data.markov import LETTERS
 from lm.data.tokenizers import CharTokenizer, Tokenizer
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_bytes, read_json
@@ -66,13 +65,12 @@ def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) ->
     splits, floor = _tokenize(source, tokenizer, row_len, _entry(config, "tokens", fingerprint), say), None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
-        known = functools.partial(_surprisal, source.chain, tokenizer)
+
+        def known(ids: np.ndarray, chain=source.chain) -> np.ndarray:
+            return chain.surprisal(tokenizer.decode(ids))
+
         splits = {name: dataclasses.replace(split, surprisal=known) for name, split in splits.items()}
     return Corpus(source.name, splits, tokenizer, fingerprint, entropy_floor=floor, ids_are_checked=True)
-
-
-def _surprisal(chain: MarkovChain, tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    return chain.surprisal(tokenizer.decode(ids))
 
 
 def _open_mixture(config, tokenizer: Tokenizer | None, say) -> Corpus:

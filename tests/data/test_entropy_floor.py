@@ -1,12 +1,13 @@
 """The comparison of a loss with that of the best possible model of the same text."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from lm.data import Corpus, Split
-from lm.data.entropy_floor import MARGIN, ROUNDING, BelowEntropy, best_loss, check_loss
+from lm.data.entropy_floor import MARGIN, ROUNDING, BelowEntropy, check_loss
 from lm.data.markov import LETTERS, TOTAL, MarkovChain
 from lm.data.tokenizers import CharTokenizer
 
@@ -27,12 +28,12 @@ def test_the_best_loss_is_that_of_the_true_probabilities_of_the_predicted_tokens
     p = CHAIN.weights / TOTAL
     losses = -np.log(p[split.tokens[:-1], split.tokens[1:]])
     for n in (3999, 64):
-        assert best_loss(split, n) == pytest.approx(losses[:n].mean(), rel=1e-12)
+        assert check_loss(split, math.inf, n) == pytest.approx(losses[:n].mean(), rel=1e-12)
 
 
 def test_a_loss_below_the_best_one_is_an_error(split):
     n = 3999
-    best = best_loss(split, n)
+    best = check_loss(split, math.inf, n)
     for allowed in (best + 1, best, best - 0.9 * MARGIN / n):
         assert check_loss(split, allowed, n) == best
     with pytest.raises(BelowEntropy, match=r"the validation loss is 1\.\d{4} .* cannot get below 1\.\d{4}") as error:
@@ -56,4 +57,6 @@ def test_joined_splits_are_compared(split):
     text = CHAIN.text(6000)
     splits = {"validation": split_of(text[:3000]), "test": split_of(text[3000:], "test")}
     corpus = Corpus("markov", splits, TOKENIZER, fingerprint="")
-    assert best_loss(corpus.split("validation+test"), 5999) == pytest.approx(CHAIN.surprisal(text)[1:].mean())
+    assert check_loss(corpus.split("validation+test"), math.inf, 5999) == pytest.approx(
+        CHAIN.surprisal(text)[1:].mean()
+    )
