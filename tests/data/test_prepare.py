@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from running import small_disk
+from tokenizers import Tokenizer, models, normalizers
 
 from lm.config import DataConfig
 from lm.data import cache, hf_tokenizer, open_corpus, tokenizers
@@ -125,6 +126,18 @@ def test_many_small_files_become_few_shards_of_the_same_documents(tmp_path):
         whole = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
         assert whole == "".join(text + hf_tokenizer.END_OF_TEXT for text in texts)
         assert sum(shard["documents"] for shard in records_of(out)) == 200
+
+
+def test_a_newline_that_is_two_ids_ends_a_document(tmp_path):
+    """Of a tokenizer without an end of text."""
+    model = Tokenizer(models.BPE({c: i for i, c in enumerate("abcd")}, []))
+    model.normalizer = normalizers.Replace("\n", "cd")
+    (tmp_path / "tokenizer.json").write_text(model.to_str())
+    (tmp_path / "two.jsonl").write_text('{"text": "ab"}\n' * 2)
+    spec = f"hf:{tmp_path / 'tokenizer.json'}"
+    assert main(arguments(tmp_path / "two.jsonl", tmp_path / "out", "--tokenizer", spec, "--validation", "0")) == 0
+    train = corpus(tmp_path / "out", tmp_path, f"hf:{tmp_path / 'out' / 'tokenizer.json'}").splits["train"]
+    assert (train.tokens.tolist(), train.n_bytes) == ([0, 1, 2, 3] * 2, 6)
 
 
 def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_path):
