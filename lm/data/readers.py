@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lm.config import SPLITS
 from lm.data import storage, tfds_directory
@@ -166,7 +166,7 @@ def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator
 def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
     """Group the row groups of a Parquet file by the size of the column that is read."""
     with storage.readable(file), _open_parquet(file) as parquet:
-        _check_column(parquet.schema_arrow, field)
+        _check_column({f.name: str(f.type) for f in parquet.schema_arrow}, field)
         index = [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(field)
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         sizes = [group.column(index).total_uncompressed_size if group.num_rows else 0 for group in groups]
@@ -195,9 +195,8 @@ def _open_parquet(file: str) -> Any:
     return parquet.ParquetFile(storage.open_file(file, decompress=False))
 
 
-def _check_column(schema: Any, field: str) -> None:
-    """Raise ValueError unless a schema of Arrow has a column of text."""
-    kinds = {name: str(schema.field(name).type) for name in schema.names}
+def _check_column(kinds: dict[str, str], field: str) -> None:
+    """Raise ValueError unless there is a column of text; kinds are the types of Arrow by name."""
     if field not in kinds:
         raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {', '.join(kinds)}")
     if not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
@@ -227,22 +226,15 @@ def _read_tfds(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_text(span: Span, field: str) -> Iterator[str]:
-    for block in _read_lines(span, lambda file, left: _read_block(file, BLOCK if span.end == TO_THE_END else left)):
+    for block in _read_lines(span, BLOCK if span.end == TO_THE_END else span.end):
         try:
             yield block.decode()
         except UnicodeDecodeError as error:
             raise ValueError(not_utf8(error)) from None
 
 
-def _read_block(file: IO[bytes], n_bytes: int) -> bytes:
-    """Read n_bytes, and the rest of a line."""
-    block = file.read(n_bytes)
-    return block if block.endswith(b"\n") else block + file.readline()
-
-
 def _read_jsonl(span: Span, field: str) -> Iterator[str]:
-    lines = _read_lines(span, lambda file, left: file.readline())
-    yield from (_parse_line(line, field) for line in lines if line.strip())
+    yield from (_parse_line(line, field) for line in _read_lines(span, 1) if line.strip())
 
 
 def _parse_line(line: bytes, field: str) -> str:
@@ -260,26 +252,27 @@ def _read_csv(span: Span, field: str) -> Iterator[str]:
     separator = "\t" if ".tsv" in span.path.rpartition("/")[2] else ","
     with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter=separator, strict=True)
-        if field not in (rows.fieldnames or ()):
-            raise ValueError(
-                f"it has no column {field!r} (set --config.data.field); it has {', '.join(rows.fieldnames or ())}"
-            )
+        _check_column(dict.fromkeys(rows.fieldnames or (), "string"), field)
         for row in rows:
             if None in row or None in row.values():
                 raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
             yield row[field]
 
 
-def _read_lines(span: Span, read: Callable[[IO[bytes], int], bytes]) -> Iterator[bytes]:
-    """Yield what `read` reads of the lines that begin in [start, end): each line of a file is in exactly one span."""
+def _read_lines(span: Span, n_bytes: int) -> Iterator[bytes]:
+    """Yield the lines that begin in [start, end), in blocks of n_bytes and the rest of a line.
+
+    Each line of a file is in exactly one span.
+    """
     with storage.open_file(span.path) as file:
         position = 0
         if span.start:
             file.seek(span.start - 1)
             position = span.start - 1 + len(file.readline())  # the line that contains the byte before `start`
-        while position < span.end and (lines := read(file, span.end - position)):
-            yield lines if position else lines.removeprefix(BOM)
-            position += len(lines)
+        while position < span.end and (block := file.read(min(n_bytes, span.end - position))):
+            block += b"" if block.endswith(b"\n") else file.readline()
+            yield block if position else block.removeprefix(BOM)
+            position += len(block)
 
 
 def _read_parquet(span: Span, field: str) -> Iterator[str]:
@@ -298,7 +291,7 @@ def _read_arrow(span: Span, field: str) -> Iterator[str]:
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
             batches = reader = ipc.open_stream(file)
-        _check_column(reader.schema, field)
+        _check_column({f.name: str(f.type) for f in reader.schema}, field)
         for batch in batches:
             yield from (text or "" for text in batch.column(field).to_pylist())
 
