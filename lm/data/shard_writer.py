@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -201,21 +201,24 @@ def _in_parallel(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
     n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
-    pool: Executor = ThreadPoolExecutor(1)
-    if n_workers > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,))
-    with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar, pool:
-        numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
-        try:
-            for future in as_completed(numbers):
-                i = numbers.pop(future)
-                yield i, future.result()
+    with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
+        if n_workers < 2:
+            for i, job in jobs.items():
+                yield i, function(*job)
                 bar.update(sizes[i])
-        except BrokenProcessPool:
-            raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
+            numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
+            try:
+                for future in as_completed(numbers):
+                    i = numbers.pop(future)
+                    yield i, future.result()
+                    bar.update(sizes[i])
+            except BrokenProcessPool:
+                raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def _report(o: argparse.Namespace, found: set[str], manifest: dict, say) -> None:
