@@ -125,10 +125,7 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
     _save(o, manifest)  # the mark of the directory
     if kind != "bpe" or recorded:
-        spec = f"hf:{path}" if kind == "bpe" else o.tokenizer
-        tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
-        for line in tokenizers.warnings_about(tokenizer, o.tokenizer):
-            say(line)
+        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say)
     else:
         train = [found for unit in units if (found := [span for span in unit if span.split in ("", "train")])]
         sample = train[:: max(1, len(train) // 64)]

@@ -120,14 +120,14 @@ class WordTokenizer(PieceTokenizer):
         return WORD.findall(text)
 
 
-def warnings_about(tokenizer: Tokenizer, spec: str) -> list[str]:
-    """Return what the user must know about the tokenizer of a spec: one line each."""
-    lines = []
+def load(spec: str, special_tokens: bool, say: Callable[[str], None]) -> Tokenizer:
+    """Make a tokenizer that is not learned from text, and say what the user must know about it; see `make`."""
+    tokenizer = make(spec, (), special_tokens=special_tokens)
     if names := getattr(tokenizer, "switched_off", []):
-        lines.append(f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here')
+        say(f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here')
     if is_lossy(tokenizer):
-        lines.append(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
-    return lines
+        say(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
+    return tokenizer
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:

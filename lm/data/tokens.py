@@ -128,7 +128,7 @@ def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
     corpus = shards.open_shards(config.source.partition(":")[2], cache.user_cache(config.cache_dir), say)
     is_of_model = tokenizer is not None
     if not is_of_model and config.tokenizer != "none":
-        tokenizer = _load_tokenizer(config, say)
+        tokenizer = tokenizers.load(config.tokenizer, config.special_tokens, say)
     recorded = corpus.record and corpus.record[corpus.name]["tokenizer"]
     if tokenizer and recorded and tokenizer.fingerprint != recorded:
         raise UserError(
@@ -160,18 +160,10 @@ def _find_source(config, say) -> sources.Source:
         return dataclasses.replace(source, name=f"{source.name} (fallback)")
 
 
-def _load_tokenizer(config, say) -> Tokenizer:
-    """Load a tokenizer that is not learned from the text."""
-    tokenizer = tokenizers.make(config.tokenizer, (), special_tokens=config.special_tokens)
-    for line in tokenizers.warnings_about(tokenizer, config.tokenizer):
-        say(line)
-    return tokenizer
-
-
 def _make_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     """Return the configured tokenizer; one that is learned from the text is cached by the text's digest."""
     if config.tokenizer.partition(":")[0] in ("byte", "hf"):
-        return _load_tokenizer(config, say)
+        return tokenizers.load(config.tokenizer, config.special_tokens, say)
     directory = _entry(config, "tokenizers", FORMAT, source.digest, config.tokenizer, config.unk, config.special_tokens)
 
     def write(work: Path) -> None:

@@ -125,7 +125,7 @@ TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst",
 PADDING = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
 
 
-def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe):
+def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_path):
     for name, setting in (
         ("truncation", {"truncation": TRUNCATION}),
         ("padding", {"padding": PADDING | {"pad_to_multiple_of": None}}),
@@ -139,8 +139,10 @@ def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe):
             np.testing.assert_array_equal(made.encode(ENGLISH), bpe.encode(ENGLISH))
             assert made.fingerprint == tokenizer.fingerprint
         assert hf_tokenizer.HFTokenizer(kept.json).switched_off == []  # what lm.data.prepare keeps
-        (line,) = tokenizers.warnings_about(tokenizer, "hf:tokenizer.json")
-        assert line == f'WARNING: the tokenizer "hf:tokenizer.json" has {name} switched on; switched off here'
+        (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+        given, lines = f"hf:{tmp_path / 'tokenizer.json'}", []
+        tokenizers.load(given, False, lines.append)
+        assert lines == [f'WARNING: the tokenizer "{given}" has {name} switched on; switched off here']
 
 
 def test_a_tokenizer_without_its_unknown_token_is_an_error():
