@@ -70,12 +70,12 @@ class PieceTokenizer(Tokenizer):
         ids = np.fromiter(map(self.ids.get, pieces, itertools.repeat(unknown)), np.uint32, len(pieces))
         if not self.unk and (ids == unknown).any():
             found, before = sorted(set(pieces) - self.ids.keys()), "".join(pieces[: int(np.argmax(ids == unknown))])
-            line = before.count("\n") + 1
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
             shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
             raise UserError(
                 f"tokenizer: {len(found):,} {self.piece}{'s' * (len(found) > 1)} not in its {self.vocabulary} of "
-                f"{unknown}: {shown} (the first in line {line:,}, after {before[-20:]!r}); the model "
-                "cannot predict them: remove them from the text"
+                f"{unknown}: {shown} (the first at line {line:,}, column {column:,}, after {before[-20:]!r}); the "
+                "model cannot predict them: remove them from the text"
             )
         return ids.astype(self.dtype)
 
