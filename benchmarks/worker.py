@@ -81,9 +81,8 @@ class Ours:
     def __init__(self, run, workdir: Path):
         from lm.parallel.mesh import current_mesh
         from lm.training.batch_source import BatchSource
-        from lm.training.diagnostics import Diagnostics
         from lm.training.job import first_state
-        from lm.training.loop import Loop, Outputs, compile_steps
+        from lm.training.loop import Loop, compile_steps
         from lm.training.progress import Progress
         from lm.training.wall_time import WallTime
         from lm.workdir.metrics import MetricsWriter
@@ -94,10 +93,12 @@ class Ours:
         program, self.compiled = compile_steps(run, source, self.state)
         self.loop = Loop(
             run=run,
-            outputs=Outputs(MetricsWriter(workdir), progress, None, None),
+            writer=MetricsWriter(workdir),
+            progress=progress,
+            checkpoints=None,
+            signals=None,
             program=program,
             sources={"train": source},
-            diagnostics=Diagnostics(run, source, workdir, progress),
             record={},
             scorers={},
             clock=WallTime({}),
@@ -110,8 +111,7 @@ class Ours:
         train = dataclasses.replace(config.train, steps=int(self.state.step) + n_steps)
         run = dataclasses.replace(self.loop.run, config=dataclasses.replace(config, train=train))
         with Signals(print) as signals:
-            outputs = dataclasses.replace(self.loop.outputs, signals=signals)
-            self.state, status = dataclasses.replace(self.loop, run=run, outputs=outputs).train(self.state)
+            self.state, status = dataclasses.replace(self.loop, run=run, signals=signals).train(self.state)
         if status != "finished":
             raise RuntimeError("training stopped early")
 

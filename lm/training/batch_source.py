@@ -62,10 +62,6 @@ class BatchSource:
         starts[:n_steps] = batches.window_starts(self.split, self.config, np.arange(step, step + n_steps))
         return self._inputs(starts)
 
-    def n_windows(self, max_batches: int = 0) -> int:
-        """Return how many windows an evaluation reads: the first ones of the split."""
-        return batches.n_eval_windows(self.split, self.config, max_batches)
-
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
         """Yield the inputs of an evaluation in consecutive windows; at most max_batches of each source if not 0."""
         found = batches.eval_batches(self.split, self.config, max_batches)
@@ -78,9 +74,8 @@ class BatchSource:
         """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its devices' share."""
         axis, seq_len = starts.ndim - 1, self.config.train.seq_len
         if self.resident is not None:
-            return {
-                "starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.astype(np.int32).__getitem__)
-            }
+            starts = starts.astype(np.int32)
+            return {"starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.__getitem__)}
 
         def windows(name: str):
             array = {name: self.split.arrays[name]}

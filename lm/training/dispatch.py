@@ -38,29 +38,39 @@ class Done(NamedTuple):
     state: Any | None
 
 
+def due(step: int, config: Resolved) -> set[str]:
+    """Return what the host does after the first `step` steps, before it sends the next dispatch.
+
+    "detail", "eval", "checkpoint" and "tasks" are due before the last step; "profile" is, where a trace starts or ends.
+
+    >>> from lm.config.schema import Config, EvalConfig, TrainConfig
+    >>> config = Config(train=TrainConfig(steps=10, profile=(6, 7)), eval=EvalConfig(every=5))
+    >>> [sorted(due(step, config)) for step in (0, 5, 6, 7, 10)]
+    [[], ['eval', 'profile'], [], ['profile'], []]
+    """
+    c, t = config, config.train
+    periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "tasks": c.eval.harness_every}
+    periods = {"detail": c.log.detail_every} | (periods if step else {})
+    found = {task for task, every in periods.items() if every and step % every == 0 and step < t.steps}
+    return found | ({"profile"} if t.profile and step in (t.profile[0] - 1, t.profile[1]) else set())
+
+
 def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     """Yield the dispatches from step `first` to the last step.
 
-    A dispatch has at most train.steps_per_dispatch steps. It ends at each step after which the host evaluates, saves,
-    writes details, or starts or stops a profile.
+    A dispatch has at most train.steps_per_dispatch steps. It ends where something is due, see `due`.
 
     >>> from lm.config.schema import Config, EvalConfig, TrainConfig
     >>> config = Config(train=TrainConfig(steps=10, steps_per_dispatch=4), eval=EvalConfig(every=5))
     >>> [(dispatch.step, dispatch.end) for dispatch in dispatches(0, config)]
     [(0, 4), (4, 5), (5, 9), (9, 10)]
     """
-    t = config.train
-    periods = (config.eval.every, config.eval.harness_every, config.checkpoint.every, config.log.detail_every)
-    marks = (t.steps, *((t.profile[0] - 1, t.profile[1]) if t.profile else ()))
-    step = first
-    while step < t.steps:
-        ends = [
-            step + t.steps_per_dispatch,
-            *(step // period * period + period for period in periods if period),
-            *(mark for mark in marks if mark > step),
-        ]
-        yield Dispatch(step, min(ends) - step)
-        step = min(ends)
+    step, steps = first, config.train.steps
+    while step < steps:
+        longest = min(config.train.steps_per_dispatch, steps - step)
+        n = next(n for n in range(1, longest + 1) if n == longest or due(step + n, config))
+        yield Dispatch(step, n)
+        step += n
 
 
 def pipeline(

@@ -7,11 +7,11 @@ from lm.baselines.ngrams import unigram_loss
 from lm.cost.units import duration
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
-from lm.generation.decoding import make_decoder
-from lm.generation.filters import Sampling
-from lm.generation.text import generate_texts, known_prompt
+from lm.generation.text import known_prompt
 from lm.step import TrainState, evaluated_params
 from lm.text_tables import for_terminal
+from lm.trained_model import TrainedModel
+from lm.training.diagnostics import nonfinite_report
 from lm.training.diagnostics_figure import diagnostics_png, scores_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve_png
@@ -21,7 +21,7 @@ from lm.workdir.directory import Workdir
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
     """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal came."""
-    config, corpus, say = loop.run.config, loop.run.corpus, loop.outputs.progress.say
+    config, corpus, say = loop.run.config, loop.run.corpus, loop.progress.say
     step = int(state.step)
     lines: dict[str, dict] = {}
     if config.eval.every and not loop.evaluate_split(state, step, "validation", config.eval.max_batches):
@@ -31,7 +31,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
             continue
         parts = [lines[part] for part in name.split("+") if part in lines]
-        if len(parts) > 1 and len(parts) == name.count("+") + 1:
+        if len(parts) == name.count("+") + 1 > 1:
             lines[name] = loop.write_evaluation({"step": step, "split": name} | joined(parts))
         elif line := loop.evaluate_split(state, step, name):
             lines[name] = line
@@ -81,30 +81,27 @@ def joined(parts: list[dict]) -> dict:
 def sample_text(loop: Loop, state: TrainState, tokenizer: Tokenizer) -> str:
     """Return config.eval.sample_prompt and its continuation."""
     config = loop.run.config
-    limits = {"seq_len": config.train.seq_len, "n_ids": tokenizer.vocab_size}
-    decoder = make_decoder(evaluated_params(state, config), config.model, **limits)
+    params = evaluated_params(state, config)
+    model = TrainedModel(loop.writer.workdir, int(state.step), config, params, tokenizer)
     prompt = known_prompt(config.eval.sample_prompt, tokenizer)
-    (row,) = generate_texts(
-        decoder, tokenizer, [prompt], config.eval.sample_tokens, Sampling(temperature=0.8), seed=config.train.seed
-    )
-    return prompt + row.text
+    return f"{prompt}{model.generate(prompt, config.eval.sample_tokens, seed=config.train.seed)}"
 
 
 def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
     """Plot the diagnostics of log.detail_every, if there are any."""
     if loop.run.config.log.detail_every:
         workdir.write_bytes("diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl"))
-        loop.outputs.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
+        loop.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
 
 
 def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> None:
     """End a run before its last step: save its state, and report why it stopped."""
-    say, step = loop.outputs.progress.say, int(state.step)
+    say, step = loop.progress.say, int(state.step)
     loop.save(state, step)
     if status == "nonfinite":
-        (rejected,) = (line for line in loop.outputs.writer.lines_of(step + 1) if "grad_norm" in line)
+        (rejected,) = (line for line in loop.writer.lines_of(step + 1) if "grad_norm" in line)
         say(f"step {step + 1}: {nonfinite_cause(rejected)}; training stopped")
-        for line in loop.diagnostics.nonfinite_report(state):
+        for line in nonfinite_report(loop.run, loop.sources["train"], state):
             say(line)
     loop.wait_for_checkpoint()
     say(f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with --resume to continue")
@@ -122,7 +119,7 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
     step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
     seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
     parts = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items())
-    loop.outputs.progress.say(f"{duration(seconds)} in all starts: {parts}")
+    loop.progress.say(f"{duration(seconds)} in all starts: {parts}")
     workdir.write_summary(
         name=run.config.name,
         status=status,
@@ -133,7 +130,7 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         test_loss=losses.get("test"),
         losses=losses,
         ema_losses={name: line["ema_loss"] for name, line in lines.items() if "ema_loss" in line},
-        scores={name: x for line in loop.outputs.writer.lines_of(step) for name, x in line.get("scores", {}).items()},
+        scores={name: x for line in loop.writer.lines_of(step) for name, x in line.get("scores", {}).items()},
         losses_by_source={name: line["losses"] for name, line in lines.items() if "losses" in line},
         val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
         wall_seconds=round(seconds, 1),

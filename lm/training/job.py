@@ -23,9 +23,8 @@ from lm.parallel.sharding import replicate, shard_state
 from lm.spikes import WINDOW, empty_window
 from lm.step import TrainState, init_state, state_of_step_0
 from lm.training.batch_source import BatchSource
-from lm.training.diagnostics import Diagnostics
 from lm.training.finish import finish, stop_early
-from lm.training.loop import Loop, Outputs, compile_steps
+from lm.training.loop import Loop, compile_steps
 from lm.training.memory import check_memory, report_out_of_memory
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
@@ -96,7 +95,15 @@ def train(
                 progress.say(f"resuming at step {resumed_at}")
             if mirror and processes.is_first():
                 mirror.start(checkpoints.hold, progress.say)
-            with closing(open_metrics(run, workdir, resumed_at)) as writer:
+            log = run.config.log
+            writer = MetricsWriter(
+                workdir.path,
+                resume_step=resumed_at,
+                tensorboard=log.tensorboard,
+                wandb={"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None,
+                writes=processes.is_first(),
+            )
+            with closing(writer):
                 every = record["config"]["log"]["every"] if record else 0
                 if resumed_at and (warning := writer.missing_lines(resumed_at, every)):
                     progress.say(warning)
@@ -110,10 +117,12 @@ def train(
                 progress.say(f"compiled in {time.monotonic() - began:.1f} s")
                 loop = Loop(
                     run=run,
-                    outputs=Outputs(writer, progress, checkpoints, signals),
+                    writer=writer,
+                    progress=progress,
+                    checkpoints=checkpoints,
+                    signals=signals,
                     program=program,
                     sources={"train": source},
-                    diagnostics=Diagnostics(run, source, workdir.path, progress),
                     record=record | describe_run(run),
                     scorers=scoring,
                     clock=clock,
@@ -208,16 +217,3 @@ def _as_saved(abstract: TrainState, meta: dict) -> TrainState:
     was_on = meta["config"]["train"].get("on_spike", "none") != "none"
     window = jax.ShapeDtypeStruct((2, WINDOW), "float32", sharding=abstract.step.sharding)
     return abstract.replace(recent=window if was_on else None)
-
-
-def open_metrics(run: Run, workdir: Workdir, resumed_at: int | None) -> MetricsWriter:
-    """Open the run's metrics; only the first process writes."""
-    log = run.config.log
-    wandb = {"name": run.config.name, "config": to_dict(run.config)}
-    return MetricsWriter(
-        workdir.path,
-        resume_step=resumed_at,
-        tensorboard=log.tensorboard,
-        wandb=wandb if log.wandb else None,
-        writes=processes.is_first(),
-    )

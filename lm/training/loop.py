@@ -1,20 +1,21 @@
 """The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and diagnostics."""
 
+import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from lm.data import batches
 from lm.kernels import platform
-from lm.parallel import sharding
+from lm.parallel import processes, sharding
 from lm.parallel.mesh import current_mesh
 from lm.step import TrainState, ema_params, evaluated_params, train_steps
 from lm.training.batch_source import BatchSource
-from lm.training.diagnostics import Diagnostics
-from lm.training.dispatch import Dispatch, dispatches, pipeline
+from lm.training.diagnostics import details
+from lm.training.dispatch import dispatches, due, pipeline
 from lm.training.evaluation import evaluate
 from lm.training.progress import Progress
 from lm.training.run import Run
@@ -28,20 +29,13 @@ from lm.workdir.metrics import MetricsWriter, best_step
 
 
 @dataclasses.dataclass(frozen=True)
-class Outputs:
-    """Where a run writes its results, and the signals that can stop it."""
-
-    writer: MetricsWriter
-    progress: Progress
-    checkpoints: Checkpoints
-    signals: Signals
-
-
-@dataclasses.dataclass(frozen=True)
 class Loop:
     """The parts of a run's training loop; the train state is passed from call to call.
 
     Attributes:
+        run: the prepared run.
+        writer, progress, checkpoints: where its results go.
+        signals: what can stop it.
         program: the compiled (state, inputs, n_steps) -> (state, metrics).
         sources: the batches by split: "train", and each other split once it is evaluated.
         record: saved with every checkpoint: config, data, tokenizer.
@@ -50,10 +44,12 @@ class Loop:
     """
 
     run: Run
-    outputs: Outputs
+    writer: MetricsWriter
+    progress: Progress
+    checkpoints: Checkpoints
+    signals: Signals
     program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]
     sources: dict[str, BatchSource]
-    diagnostics: Diagnostics
     record: dict
     scorers: dict[str, Scorer]
     clock: WallTime
@@ -63,66 +59,67 @@ class Loop:
 
         The status is "finished", "stopped" (eval.patience), "interrupted" or "nonfinite".
         """
-        config, signals = self.run.config, self.outputs.signals
-        log = StepLog(self.run, self.outputs.writer, self.outputs.progress, self.clock)
+        config, first = self.run.config, int(state.step)
+        log = StepLog(self.run, self.writer, self.progress, self.clock)
         still = Standstill(config, self.run.table)
-        still.warning(int(state.step), state.params)
-        status = self._between_dispatches(state, int(state.step))  # a resumed run finishes what was due
+        still.warning(first, state.params)
+        status = None
 
         def stop() -> bool:
-            return status is not None or signals.to_stop()
+            return status is not None or self.signals.to_stop()
 
-        plan = dispatches(int(state.step), config)
-        inputs_of, pause, during = self.sources["train"].train, self._pauses_after, self.clock.during
-        waiting = functools.partial(during, "data_wait")
-        with during("steps"):
-            for done in pipeline(self.program, state, plan, inputs_of, pause=pause, stop=stop, waiting=waiting):
-                if status != "nonfinite" and log.write(done) is not None:
+        with contextlib.ExitStack() as profile, self.clock.during("steps"):
+            status = self._between_dispatches(state, first, profile)  # a resumed run finishes what was due
+            for done in pipeline(
+                self.program,
+                state,
+                dispatches(first, config),
+                self.sources["train"].train,
+                pause=lambda dispatch: bool(due(dispatch.end, config)),
+                stop=stop,
+                waiting=lambda: self.clock.during("data_wait"),
+            ):
+                if status != "nonfinite" and log.write(done):
                     status = "nonfinite"
                 if done.state is not None:
                     state = done.state
                     if warning := still.warning(done.dispatch.end, state.params):
-                        self.outputs.progress.say(warning)
-                    status = status or self._between_dispatches(state, done.dispatch.end)
-        self.diagnostics.stop_profile(state)
+                        self.progress.say(warning)
+                    status = status or self._between_dispatches(state, done.dispatch.end, profile)
         return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
 
-    def _pauses_after(self, dispatch: Dispatch) -> bool:
-        return any(self._due(dispatch.end).values()) or self.diagnostics.profile_changes_at(dispatch.end)
-
-    def _due(self, step: int) -> dict[str, bool]:
-        """Return which tasks of the host are due after `step` steps."""
-        c = self.run.config
-        periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "detail": c.log.detail_every}
-        periods |= {"tasks": c.eval.harness_every}
-        due = {name: bool(every) and step % every == 0 and step < c.train.steps for name, every in periods.items()}
-        return due | {name: due[name] and step > 0 for name in ("eval", "checkpoint", "tasks")}
-
-    def _between_dispatches(self, state: TrainState, step: int) -> str | None:
+    def _between_dispatches(self, state: TrainState, step: int, profile: contextlib.ExitStack) -> str | None:
         """Do what is due after `step` steps and was not done before; returns a status if the run ends here."""
-        due, is_best = self._due(step), False
-        self.diagnostics.start_or_stop_profile(state, step)
-        if not any(due.values()):
-            return None
-        writer = self.outputs.writer
-        if due["detail"] and not any("detail" in line for line in writer.lines_of(step)):
+        tasks, is_best = due(step, self.run.config), False
+        if "profile" in tasks:
+            self._start_or_stop_profile(state, step, profile)
+        if "detail" in tasks and not any("detail" in line for line in self.writer.lines_of(step)):
             with self.clock.during("other"):
-                writer.write({"step": step, "detail": self.diagnostics.details(state)})
-        if due["eval"]:
-            line = self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches)
-            if line is None:
+                self.writer.write({"step": step, "detail": details(self.run, self.sources["train"], state)})
+        if "eval" in tasks:
+            if not self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches):
                 return "interrupted"
-            self.outputs.checkpoints.val_losses = writer.validation_losses()
-            is_best = self.outputs.checkpoints.is_best(step)
+            self.checkpoints.val_losses = self.writer.validation_losses()
+            is_best = self.checkpoints.is_best(step)
             self.write_scores("probe", state, step)
-        if due["checkpoint"] or is_best:
+        if "checkpoint" in tasks or is_best:
             self.save(state, step)
-        if due["tasks"]:  # after the checkpoint: a task's own code may fail
+        if "tasks" in tasks:  # after the checkpoint: a task's own code may fail
             self.write_scores("task", state, step)
-        if due["eval"] and is_out_of_patience(writer.validation_losses(), self.run.config.eval.patience):
-            self.outputs.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
+        if "eval" in tasks and is_out_of_patience(self.writer.validation_losses(), self.run.config.eval.patience):
+            self.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
             return "stopped"
         return None
+
+    def _start_or_stop_profile(self, state: TrainState, step: int, profile: contextlib.ExitStack) -> None:
+        """End the trace of train.profile if there is one, and start it if this is the step for it."""
+        profile.close()
+        first, last = self.run.config.train.profile or ()
+        if step == first - 1 and processes.is_first():
+            jax.block_until_ready(state.step)
+            folder = self.writer.workdir / "profile"
+            profile.callback(self.progress.say, f"profile of steps {first} to {last}: {folder}")
+            profile.enter_context(jax.profiler.trace(folder))
 
     def evaluate_split(self, state: TrainState, step: int, split: str, max_batches: int = 0) -> dict | None:
         """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
@@ -135,12 +132,12 @@ class Loop:
         """
         if split not in self.sources:
             self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config, current_mesh())
-        source, writer = self.sources[split], self.outputs.writer
-        what = {"split": split, "windows": source.n_windows(max_batches)}
+        source, writer = self.sources[split], self.writer
+        what = {"split": split, "windows": batches.n_eval_windows(source.split, source.config, max_batches)}
         for line in writer.lines_of(step):
             if what.items() <= line.items():
                 return line
-        stop = self.outputs.signals.to_stop
+        stop = self.signals.to_stop
         with self.clock.during("evaluation"):
             found = evaluate(evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop)
             if found and state.ema is not None:
@@ -152,14 +149,14 @@ class Loop:
 
     def write_evaluation(self, line: dict) -> dict:
         """Write and show an evaluation line, unless it was written before a resumption; returns it."""
-        if line not in self.outputs.writer.lines_of(line["step"]):
-            self.outputs.writer.write(line)
-            self.outputs.progress.evaluation(line)
+        if line not in self.writer.lines_of(line["step"]):
+            self.writer.write(line)
+            self.progress.evaluation(line)
         return line
 
     def write_scores(self, kind: str, state: TrainState, step: int) -> None:
         """Write and show the scores of a kind, also of the parameters' average, unless that was done before."""
-        writer, scorer = self.outputs.writer, self.scorers.get(kind)
+        writer, scorer = self.writer, self.scorers.get(kind)
         known = [name for line in writer.lines_of(step) for name in line.get("scores", {})]
         if scorer is None or any(name.startswith(f"{kind}/") for name in known):
             return
@@ -168,11 +165,11 @@ class Loop:
             if state.ema is not None:
                 scores |= {f"{kind}/{name}/ema": x for name, x in scorer(ema_params(state)).items()}
         writer.write({"step": step, "scores": scores})
-        self.outputs.progress.evaluation({"step": step, "split": "scores", **scores})
+        self.progress.evaluation({"step": step, "split": "scores", **scores})
 
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
-        writer, checkpoints = self.outputs.writer, self.outputs.checkpoints
+        writer, checkpoints = self.writer, self.checkpoints
         with self.clock.during("saving"):
             writer.fsync()
             checkpoints.val_losses = writer.validation_losses()
@@ -182,7 +179,7 @@ class Loop:
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written."""
         with self.clock.during("saving"):
-            self.outputs.checkpoints.wait()
+            self.checkpoints.wait()
 
 
 def is_out_of_patience(losses: dict[int, float], patience: int) -> bool:

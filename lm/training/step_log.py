@@ -43,12 +43,8 @@ class StepLog:
         self._peak = peak_flops(device.device_kind, run.config.model.compute_dtype)
         self._since, self._n_steps = self._training_seconds(), 0
 
-    def write(self, done: Done) -> int | None:
-        """Log the steps of a dispatch.
-
-        Returns:
-            The first step whose loss, gradients or update were not finite if the run must stop there, else None.
-        """
+    def write(self, done: Done) -> bool:
+        """Log the steps of a dispatch; returns whether the run must stop at one that is not finite."""
         config, train, now, logged = self._run.config, self._run.corpus.split("train"), self._training_seconds(), False
         self._n_steps += done.dispatch.n_steps
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
@@ -61,14 +57,14 @@ class StepLog:
                 self._write_line(step, values | place, speed)
                 logged = True
             if not finite and config.train.on_nonfinite == "stop":
-                return step
+                return True
             if not finite:
                 self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
             if spike and finite:
                 self._progress.say(self._spike_warning(step, values))
         if logged:
             self._since, self._n_steps = now, 0
-        return None
+        return False
 
     def _training_seconds(self) -> float:
         """Return the seconds of training up to now, without those in which the host evaluated or saved."""
