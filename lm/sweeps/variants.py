@@ -140,11 +140,11 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
         config = variant.run_config(variant.first_point, seed)
         if start := warm_start(config, variant.corpus, lambda text: None):
             found[seed] = start
-    groups: dict[tuple, list[WarmStart]] = {}  # of seeds whose runs load the same parameters
+    groups: dict[str, list[WarmStart]] = {}  # of seeds whose runs load the same parameters
     for start in found.values():
-        groups.setdefault((tuple(start.values), tuple(start.initialized), tuple(start.unused)), []).append(start)
+        groups.setdefault(start.groups, []).append(start)
     for alike in groups.values():
-        say(f"{name}, {plural(len(alike), 'seed')}: {alike[0].describe()}")
+        say(f"{name}, {plural(len(alike), 'seed')}: {alike[0].title}\n{alike[0].groups}")
     return found
 
 

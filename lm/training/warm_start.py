@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,26 +25,22 @@ from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
 from lm.workdir.saved_run import check_meta
 
+_Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool]  # see `_read_run`
+
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Parameters of another model.
+    """Parameters of another model that take the place of initial values.
 
     Attributes:
-        source: the directory, and the step of a run.
-        values: the parameters that the new model takes, by path.
-        initialized: paths of the new model that are initialized as in any other run.
-        unused: paths of the other model that the new model does not have.
-        differences: config keys by which the models compute different functions.
-        warnings: what could not be checked.
+        values: the parameters by path.
+        title: where they come from.
+        groups: a line for each group of parameters of both models.
     """
 
-    source: str
     values: dict[str, jax.Array]
-    initialized: list[str]
-    unused: list[str]
-    differences: list[str]
-    warnings: list[str]
+    title: str
+    groups: str
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
@@ -53,21 +49,6 @@ class WarmStart:
     def checksum(self) -> str:
         """Return one checksum of all values and their paths."""
         return hashlib.sha256(repr(sorted(leaf_checksums(self.values).items())).encode()).hexdigest()
-
-    def describe(self) -> str:
-        """Return a line for each group of parameters, so that nothing is dropped silently."""
-        groups = {"loaded": list(self.values), "newly initialized": self.initialized, "not used": self.unused}
-        groups |= {"config.model differs": self.differences} if self.differences else {}
-        lines = [f"  {group}: {', '.join(paths) or '-'}" for group, paths in groups.items()]
-        return "\n".join([*self.warnings, f"parameters of {self.source}:", *lines])
-
-
-class _Other(NamedTuple):
-    """The other model: its parameters or their shapes by path, its config, and its tokenizer (None: unknown)."""
-
-    stored: dict[str, Any]
-    model: ResolvedModel
-    tokenizer: Tokenizer | None
 
 
 def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
@@ -91,59 +72,46 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
     read = _read_checkpoint if processes.from_first(is_checkpoint, directory) else _read_run
     table = parameters.parameter_table(config.model)
     try:
-        source, values, other = read(directory, config, corpus, table)
+        source, values, model, is_checked = read(directory, config, corpus, table)
     except UserError as error:
         raise UserError(*(f"config.init_from: {directory}: {problem}" for problem in error.problems)) from None
-    unchecked = read is _read_checkpoint and None in (other.tokenizer, corpus.tokenizer)
-    found = WarmStart(
-        source,
-        values,
-        initialized=[path + _shapes(other.stored, table, path) for path in table if path not in values],
-        unused=[path + _shapes(table, other.stored, path) for path in other.stored if path not in values],
-        differences=_differences(other.model, config.model),
-        warnings=[f"WARNING: cannot check that {directory} has the tokenizer of the data"] * unchecked,
-    )
-    say(found.describe())
+    warning = "" if is_checked else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
+    found = WarmStart(values, f"{warning}parameters of {source}:", _groups(values, model, config.model))
+    say(f"{found.title}\n{found.groups}")
     return found
 
 
-def _read_run(directory: str, config: Resolved, corpus: Corpus, table) -> tuple[str, dict[str, jax.Array], _Other]:
-    """Return what was read, the fitting parameters by path, and the other model."""
-    other: _Other | None = None
+def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
+    """Return what was read, the parameters that fit, the other model, and whether it has the tokenizer of the data."""
 
     def choose(params: dict, meta: dict) -> dict:
-        nonlocal other
         check_meta(meta, "its checkpoint")
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if not _same_ids(tokenizer, corpus.tokenizer):
             raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
-        other = _Other(parameters.flat(params), saved_config(meta["config"]).model, tokenizer)
-        return sharding.shard_state(parameters.nest(_fitting(other.stored, table)), table)
+        return sharding.shard_state(parameters.nest(_fitting(parameters.flat(params), table)), table)
 
-    step, params, _ = restore_params(directory, "best", choose=choose)
+    step, params, meta = restore_params(directory, "best", choose=choose)
     values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
-    assert other, directory  # `choose` was called
-    return f"{directory}, step {step}", values, other
+    return f"{directory}, step {step}", values, saved_config(meta["config"]).model, True
 
 
-def _read_checkpoint(
-    directory: str, config: Resolved, corpus: Corpus, table
-) -> tuple[str, dict[str, jax.Array], _Other]:
+def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
     """Return the same for a checkpoint of Hugging Face, which every process reads in full."""
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
     if tokenizer and corpus.tokenizer and not _same_ids(tokenizer, corpus.tokenizer):
         raise UserError(f"it has another tokenizer; use config.data.tokenizer = hf:{directory}/tokenizer.json")
     model = dataclasses.replace(theirs.model, param_dtype=config.model.param_dtype)
-    other = _Other(parameters.parameter_table(model), model, tokenizer)
-    _fitting(other.stored, table)  # raises before anything large is read
+    _fitting(parameters.parameter_table(model), table)  # raises before anything large is read
     stored = parameters.flat(load_params(directory, dataclasses.replace(theirs, model=model)))
     if jax.process_count() > 1:
         sums = {path: zlib.crc32(x.view(np.uint8)) for path, x in stored.items()}
         processes.check_equal("the checkpoint", repr(sums))
     fitting = _fitting(stored, table)
     places = parameters.flat(sharding.shard_state(parameters.nest(fitting), table))
-    return f"{directory} (Hugging Face)", {path: _put(x, places[path]) for path, x in fitting.items()}, other
+    values = {path: _put(x, places[path]) for path, x in fitting.items()}
+    return f"{directory} (Hugging Face)", values, model, None not in (tokenizer, corpus.tokenizer)
 
 
 def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
@@ -168,16 +136,20 @@ def _put(x: np.ndarray, place) -> jax.Array:
     return jax.make_array_from_callback(x.shape, place.sharding, lambda index: x[index])
 
 
-def _differences(theirs: ResolvedModel, ours: ResolvedModel) -> list[str]:
-    """Return the keys of config.model by which two models compute different functions, with both values."""
+def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
+    """Return a line for each group of parameters, so that nothing is dropped silently, and one for the config.
 
-    def effective(c: ResolvedModel) -> dict[str, Any]:
+    The last has the keys of config.model by which two models compute different functions.
+    """
+    before, now = map(parameters.parameter_table, (theirs, ours))
+    shapes = {path: f" {before[path].shape} -> {now[path].shape}" for path in before.keys() & now.keys()}
+    names = lambda table: [path + shapes.get(path, "") for path in table if path not in values]  # noqa: E731
+    groups = {"loaded": list(values), "newly initialized": names(now), "not used": names(before)}
+
+    def function(c: ResolvedModel) -> dict[str, Any]:
         return normalized(c) | ({"rope_pairing": c.rope_pairing} if c.positions == "rope" else {})
 
-    before, now = effective(theirs), effective(ours)
-    return [f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name]]
-
-
-def _shapes(others: dict, ours: dict, path: str) -> str:
-    """Return both shapes of a path that both sides have, else an empty string."""
-    return f" {others[path].shape} -> {ours[path].shape}" if path in others else ""
+    old, new = function(theirs), function(ours)
+    if changed := [f"{key} {old[key]} -> {new[key]}" for key in new if old[key] != new[key]]:
+        groups["config.model differs"] = changed
+    return "\n".join(f"  {group}: {', '.join(members) or '-'}" for group, members in groups.items())
