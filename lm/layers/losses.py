@@ -90,9 +90,6 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
         targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
         chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
 
-    Raises:
-        ValueError: `chunk_size` is less than 1.
-
     >>> head = Head(jnp.zeros((3, 8)))
     >>> sums = chunked_softmax_cross_entropy(jnp.ones((2, 4, 3)), head, jnp.zeros((2, 4), int), chunk_size=4)
     >>> round(float(sums.nll / sums.weight), 4), float(sums.weight)  # log(8) for each token
@@ -178,8 +175,6 @@ _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)
 
 def _chunks(chunk_size, h_BTD, *arrays_BT):
     """Split T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape (C, B, t, ...)."""
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1")
     T, D = h_BTD.shape[-2:]
     h_BTD = h_BTD.reshape(-1, T, D)
     B = h_BTD.shape[0]

@@ -5,8 +5,15 @@ import math
 
 import jax.numpy as jnp
 
-PAIRINGS = ("adjacent", "halves")
-SINUSOID_ORDERS = ("sine_first", "cosine_first")
+# How the features of all pairs are taken apart, and joined again.
+PAIRINGS = {
+    "adjacent": (lambda x: (x[..., 0::2], x[..., 1::2]), functools.partial(jnp.stack, axis=-1)),
+    "halves": (
+        lambda x: (x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]),
+        functools.partial(jnp.concatenate, axis=-1),
+    ),
+}
+SINUSOID_ORDERS = {"sine_first": 1, "cosine_first": -1}
 
 
 def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions, **_):
@@ -88,7 +95,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
         Two float32 arrays (..., T, d_head / 2).
 
     Raises:
-        ValueError: `d_head` is odd, or `positions` are not integers.
+        ValueError: `positions` are not integers.
 
     >>> cos, sin = rope_table(jnp.array([0, 1]), 4)
     >>> cos.round(3)
@@ -96,7 +103,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
            [0.54, 1.  ]], dtype=float32)
     """
     scaled = functools.partial(ROPE_SCALINGS[scaling], theta=theta, **factors)
-    angles = _angles(positions, d_head, theta, "rope_table: d_head", scaled)
+    angles = _angles(positions, d_head, theta, scaled)
     if scaling != "yarn":
         return jnp.cos(angles), jnp.sin(angles)
     amplitude = 0.1 * math.log(factors["factor"]) + 1 if amplitude is None else amplitude
@@ -115,27 +122,19 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     Returns:
         The shape and dtype of `x`.
 
-    Raises:
-        ValueError: unknown pairing, or a table for wider heads.
-
     >>> x_THK = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     >>> apply_rope(x_THK, *rope_table(jnp.array([0, 1]), 2))[:, 0].round(3)  # position 1 is rotated by 1 radian
     Array([[1.   , 0.   ],
            [0.54 , 0.841]], dtype=float32)
     """
-    if pairing not in PAIRINGS:
-        raise ValueError(f"apply_rope: pairing is {pairing!r}; expected one of {', '.join(PAIRINGS)}")
-    d_head, width = x.shape[-1], 2 * cos.shape[-1]
-    if width > d_head:
-        raise ValueError(f"apply_rope: a table for d_head {width} does not fit heads of width {d_head}")
-    if width < d_head:
+    width = 2 * cos.shape[-1]
+    if width < x.shape[-1]:
         return jnp.concatenate([apply_rope(x[..., :width], cos, sin, pairing=pairing), x[..., width:]], axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
-    half = d_head // 2
-    first, second = (x[..., 0::2], x[..., 1::2]) if pairing == "adjacent" else (x[..., :half], x[..., half:])
+    split, join = PAIRINGS[pairing]
+    first, second = split(x)
     rotated = first * cos - second * sin, first * sin + second * cos
-    joined = jnp.stack(rotated, axis=-1) if pairing == "adjacent" else jnp.concatenate(rotated, axis=-1)
-    return joined.reshape(x.shape).astype(x.dtype)
+    return join(rotated).reshape(x.shape).astype(x.dtype)
 
 
 def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
@@ -152,22 +151,18 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
         float32 (..., T, d_model).
 
     Raises:
-        ValueError: unknown order, odd `d_model`, or `positions` that are not integers.
+        ValueError: `positions` are not integers.
 
     >>> sinusoidal(jnp.array([0, 1]), 2).round(3)
     Array([[0.   , 1.   ],
            [0.841, 0.54 ]], dtype=float32)
     """
-    if order not in SINUSOID_ORDERS:
-        raise ValueError(f"sinusoidal: order is {order!r}; expected one of {', '.join(SINUSOID_ORDERS)}")
-    angles = _angles(positions, d_model, theta, "sinusoidal: d_model")
-    pair = (jnp.sin(angles), jnp.cos(angles))[:: 1 if order == "sine_first" else -1]
+    angles = _angles(positions, d_model, theta)
+    pair = (jnp.sin(angles), jnp.cos(angles))[:: SINUSOID_ORDERS[order]]
     return jnp.stack(pair, axis=-1).reshape(*angles.shape[:-1], d_model)
 
 
-def _angles(positions, width, theta, name, scaling=lambda f: f):
-    if width % 2:
-        raise ValueError(f"{name} is {width}; features are paired, so it must be even")
+def _angles(positions, width, theta, scaling=lambda f: f):
     positions = jnp.asarray(positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise ValueError(f"positions are {positions.dtype}; expected integers")

@@ -91,11 +91,6 @@ def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
 
 
-def test_a_chunk_size_below_1_is_an_error():
-    with pytest.raises(ValueError, match="chunk_size is 0"):
-        chunked(H, W, BIAS, WEIGHTS, chunk_size=0)
-
-
 def test_a_tied_head_is_the_transposed_embedding_table():
     sums, (d_h, d_w, d_bias, _) = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
     for f in (whole, chunked):

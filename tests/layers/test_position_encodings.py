@@ -81,16 +81,6 @@ def test_sinusoidal_equals_its_formula(order):
             np.testing.assert_allclose(row[2 * k : 2 * k + 2], pair, atol=8 * UNIT * (1 + p))
 
 
-def test_invalid_arguments_raise():
-    with pytest.raises(ValueError, match="d_head is 7"):
-        rope_table(np.arange(3), 7)
-    with pytest.raises(ValueError, match="d_model is 5"):
-        sinusoidal(np.arange(3), 5)
+def test_positions_that_are_not_integers_are_refused():
     with pytest.raises(ValueError, match="expected integers"):
         rope_table(np.arange(3.0), 8)
-    with pytest.raises(ValueError, match="'thirds'; expected one of adjacent, halves"):
-        apply_rope(jnp.ones((3, 1, 8)), *rope_table(np.arange(3), 8), pairing="thirds")
-    with pytest.raises(ValueError, match="'cosine'; expected one of sine_first, cosine_first"):
-        sinusoidal(np.arange(3), 8, order="cosine")
-    with pytest.raises(ValueError, match="d_head 8 does not fit heads of width 4"):
-        apply_rope(jnp.ones((3, 1, 4)), *rope_table(np.arange(3), 8))
