@@ -133,18 +133,17 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
     if progress is None:
         return sums, {}
-    terms = {name: (LOSS_TERMS[name][1](sums, head), weight) for name, weight in _own_weights(config).items()}
+    terms = {name: (LOSS_TERMS[name](sums, head), weight) for name, weight in _own_weights(config).items()}
     return sums, terms | variants.loss_terms(config.model, stream, fields, cross_entropy, progress)
 
 
-# Terms of the loss beside the cross-entropy that any model can have: (weight, 0 if off; sum over the targets).
-LOSS_TERMS = {
-    "z_loss": (lambda t: t.z_loss, lambda sums, head: sums.square_log_z),
-}
+# Terms of the loss beside the cross-entropy that any model can have: the sum over the targets, by the key of
+# config.train that is its weight, 0 if off.
+LOSS_TERMS = {"z_loss": lambda sums, head: sums.square_log_z}
 
 
 def _own_weights(config: Resolved) -> dict[str, float]:
-    return {name: weight(config.train) for name, (weight, _) in LOSS_TERMS.items() if weight(config.train)}
+    return {name: weight for name in LOSS_TERMS if (weight := getattr(config.train, name))}
 
 
 def loss_terms(config: Resolved) -> list[str]:

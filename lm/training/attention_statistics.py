@@ -1,7 +1,6 @@
 """Statistics of attention that show whether it becomes unstable, computed for a few queries at a time."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +11,8 @@ from lm.layers.attention import Mask, causal_attention
 CHUNK_SCORES = 2**24  # about this many scores are in memory at once: 64 MiB
 
 
-class AttentionStatistics(NamedTuple):
-    """Statistics of each query, float32 or wider.
-
-    Attributes:
-        max_logit_BTH: its largest logit among the keys that it sees, before the softcap.
-        entropy_BTH: the entropy of its attention weights in nats.
-        max_entropy_BT: the logarithm of the number of keys that it sees: the entropy of equal weights.
-    """
-
-    max_logit_BTH: jax.Array
-    entropy_BTH: jax.Array
-    max_entropy_BT: jax.Array
-
-
-def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=None, **options) -> AttentionStatistics:
-    """Return the largest logit of each query and the entropy of its attention weights.
+def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=None, **options):
+    """Return the largest logit of each query and the entropies of its attention weights, float32 or wider.
 
     Logits that grow during training come before a loss that diverges (Dehghani et al. 2023, arXiv:2302.05442,
     section 2; Wortsman et al. 2023, arXiv:2309.14322, section 3.1); so does an entropy that falls towards
@@ -39,8 +24,12 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
         softcap, bias_BSH: see `causal_attention`; the entropy includes them and the largest logit does not.
         **options: scale and sink_H, see `causal_attention`. The weight of a sink is no part of the entropy.
 
+    Returns:
+        The largest logit (B, T, H) among the keys that the query sees, before the softcap; the entropy (B, T, H) in
+        nats; and the logarithm (B, T) of the number of keys that it sees, the entropy of equal weights.
+
     >>> q, k = jnp.zeros((1, 3, 2, 4)), jnp.ones((1, 3, 2, 4))  # zero queries weigh all keys equally
-    >>> attention_statistics(q, k, Mask.causal(3)).entropy_BTH[0, :, 0]  # log 1, log 2, log 3
+    >>> attention_statistics(q, k, Mask.causal(3))[1][0, :, 0]  # log 1, log 2, log 3
     Array([0.       , 0.6931472, 1.0986123], dtype=float32)
     """
     T, n_scores = q_BTHK.shape[-3], q_BTHK.size // q_BTHK.shape[-1] * k_BSGK.shape[-3]
@@ -50,10 +39,17 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
         q_BTHK, positions, segments = queries
         rows = dataclasses.replace(mask, q_positions=positions, q_segments=segments, contiguous=False)
         seen = rows.visible()[..., None, :, :]
-        logits_BHTS = _observe("scores", q_BTHK, k_BSGK, rows, **options)
-        weights_BHTS = _observe("weights", q_BTHK, k_BSGK, rows, softcap=softcap, bias_BSH=bias_BSH, **options)
+
+        def observed(name: str, **more):
+            found: dict = {}
+            more |= {"implementation": "einsum", "tap": lambda name, x: found.setdefault(name, x)}
+            causal_attention(q_BTHK, k_BSGK, k_BSGK, rows, **options, **more)
+            return found[name]
+
+        logits_BHTS = observed("scores")
+        weights_BHTS = observed("weights", softcap=softcap, bias_BSH=bias_BSH)
         n_keys_BHT = jnp.broadcast_to(jnp.sum(seen, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1])
-        return AttentionStatistics(
+        return (
             jnp.swapaxes(jnp.max(jnp.where(seen, logits_BHTS, -jnp.inf), axis=-1), -1, -2),
             jnp.swapaxes(jnp.sum(jax.scipy.special.entr(weights_BHTS), axis=-1), -1, -2),
             jnp.log(n_keys_BHT[..., 0, :]),
@@ -65,12 +61,3 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
     queries = chunks(q_BTHK, -3), chunks(mask.q_positions, -1), chunks(mask.q_segments, -1)
     found = jax.lax.map(of_queries, queries)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], T, *x.shape[3:]), found)
-
-
-def _observe(name: str, q_BTHK, k_BSGK, mask: Mask, **options):
-    """Return the "scores" or "weights" of attention, (B, H, T, S)."""
-    found: dict[str, jax.Array] = {}
-    causal_attention(
-        q_BTHK, k_BSGK, k_BSGK, mask, implementation="einsum", tap=lambda name, x: found.setdefault(name, x), **options
-    )
-    return found[name]

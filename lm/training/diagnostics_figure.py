@@ -88,14 +88,9 @@ def curves_of(details: list[tuple[int, dict]], kind: str, path: str, style: str,
     found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
     if not found:
         return []
-    steps = [step for step, _ in found]
-    if not isinstance(found[0][1], list):
-        return [(steps, np.array([value for _, value in found], float), label, "#777777", style)]
-    values_SN = np.array([value for _, value in found], float)
-    if label:  # a quantity of the layers with one name, such as a bound: drawn once where all layers agree
-        distinct = values_SN[:, :1] if np.ptp(values_SN, axis=1).max() < 1e-6 else np.unique(values_SN, axis=1)
-        return [(steps, column, label, "#777777", style) for column in distinct.T]
-    return [(steps, column, *_look(layer, values_SN.shape[1]), style) for layer, column in enumerate(values_SN.T)]
+    steps, values_SN = [step for step, _ in found], np.array([np.atleast_1d(value) for _, value in found], float)
+    looks = [(label, "#777777") if label else _look(layer, values_SN.shape[1]) for layer in range(values_SN.shape[1])]
+    return [(steps, column, *look, style) for column, look in zip(values_SN.T, looks, strict=True)]
 
 
 def _look(layer: int, n_layers: int) -> tuple[str, tuple]:

@@ -94,11 +94,12 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
         def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
             keys = self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
             scoring = {name: x for name, x in (options | keys).items() if name not in ("implementation", "v_BSGK")}
-            found = attention_statistics(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **scoring)
-            max_logit = jnp.max(jnp.where(is_token_BT[..., None], found.max_logit_BTH, -jnp.inf))
+            mask = self.mask(q_BTHK.shape[-3], window)
+            max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(q_BTHK, mask=mask, **scoring)
+            max_logit = jnp.max(jnp.where(is_token_BT[..., None], max_logit_BTH, -jnp.inf))
             module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
-            module.sow("intermediates", "layers/entropy", mean(jnp.mean(found.entropy_BTH, axis=-1)))
-            module.sow("intermediates", "layers/max_entropy", mean(found.max_entropy_BT))
+            module.sow("intermediates", "layers/entropy", mean(jnp.mean(entropy_BTH, axis=-1)))
+            module.sow("intermediates", "layers/max_entropy", mean(max_entropy_BT))
             return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
     past, c = Measured(fields.get("positions"), segments), config.model

@@ -45,7 +45,9 @@ def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
     if available is None:
         return
     limit = MARGIN * available
-    needed = {STATE: least_state_bytes(config, sizes)}
+    n_copies, itemsize = 2 if config.train.steps else 1, jnp.dtype(config.model.param_dtype).itemsize
+    n_parameters = parameters.count(parameters.parameter_table(config.model))
+    needed = {STATE: n_copies * n_parameters * itemsize / (sizes["fsdp"] * sizes["tensor"])}  # at least
     if needed[STATE] <= limit:  # for larger parameters JAX may refuse the shapes
         needed = needed_bytes(config, device, sizes)
     if sum(needed.values()) <= limit:
@@ -56,13 +58,6 @@ def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
         f"{si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce {_KEYS[use]}"
         + (_smaller_batches(config, device, sizes, available) if use != STATE else "")
     )
-
-
-def least_state_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return a lower bound of the bytes of parameters and gradients on one device."""
-    n_copies, itemsize = 2 if config.train.steps else 1, jnp.dtype(config.model.param_dtype).itemsize
-    n = parameters.count(parameters.parameter_table(config.model))
-    return n_copies * n * itemsize / (sizes["fsdp"] * sizes["tensor"])
 
 
 def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:

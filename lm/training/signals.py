@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -23,7 +22,6 @@ class Signals:
     def __init__(self, say: Callable[[str], None]):
         self.received: int | None = None
         self._say, self._n_polls = say, 0
-        self._handlers_before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -31,8 +29,7 @@ class Signals:
         handle = self._note
         if jax.process_count() > 1:  # JAX handles SIGTERM and notifies all processes
             numbers, handle = numbers[1:], processes.interrupt_as_sigterm
-        for number in numbers:
-            self._handlers_before[number] = signal.signal(number, handle)
+        self._handlers_before = {number: signal.signal(number, handle) for number in numbers}
         return self
 
     def to_stop(self) -> bool:

@@ -43,12 +43,12 @@ def test_statistics_are_those_of_each_query(monkeypatch, case):
     if keys.get("biased"):
         options = {"bias_BSH": jnp.float32(bias_BSH)}
     options |= {"softcap": keys["softcap"], "scale": keys["scale"]}
-    found = attention_statistics(jnp.float32(q), jnp.float32(k), mask, **options)
+    max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(jnp.float32(q), jnp.float32(k), mask, **options)
     for b, t, h in np.ndindex(B, T, H):
         s = np.arange(t + 1)
         s = s[(s > t - (window or T)) & (segments is None or SEGMENTS[b, s] == SEGMENTS[b, t])]
         bias = bias_BSH[b, s, h] * bool(keys.get("biased"))
         logit, entropy = one_query(q[b, t, h], k[b, s, h // (H // G)], keys["softcap"], keys["scale"] or K**-0.5, bias)
-        np.testing.assert_allclose(found.max_logit_BTH[b, t, h], logit, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.entropy_BTH[b, t, h], entropy, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.max_entropy_BT[b, t], np.log(len(s)), rtol=1e-6)
+        np.testing.assert_allclose(max_logit_BTH[b, t, h], logit, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(entropy_BTH[b, t, h], entropy, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(max_entropy_BT[b, t], np.log(len(s)), rtol=1e-6)
