@@ -79,7 +79,6 @@ class Ours:
     """The training loop of lm.train with its batches and its log, but without setup and final evaluation."""
 
     def __init__(self, run, workdir: Path):
-        from lm.parallel.mesh import current_mesh
         from lm.training.batch_source import BatchSource
         from lm.training.job import first_state
         from lm.training.loop import Loop, compile_steps
@@ -89,7 +88,7 @@ class Ours:
 
         progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
         self.state, _ = first_state(run, None, None)
-        source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
+        source = BatchSource(run.corpus.split("train"), run.config)
         program, self.compiled = compile_steps(run, source, self.state)
         self.loop = Loop(
             run=run,

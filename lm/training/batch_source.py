@@ -14,6 +14,7 @@ import numpy as np
 from lm.config import Resolved
 from lm.data import Split, batches
 from lm.parallel import sharding
+from lm.parallel.mesh import current_mesh
 
 
 class BatchSource:
@@ -28,16 +29,15 @@ class BatchSource:
     Args:
         split: the split's tokens.
         config: the run's resolved config.
-        mesh: the device mesh, None for one device. Passed explicitly because a background thread, in which no mesh is
-            set, makes the inputs.
 
     Attributes:
         resident: the split's arrays on every device; None if they take more than config.data.device_bytes, or are too
             long for int32 indices, and so stay on the host.
     """
 
-    def __init__(self, split: Split, config: Resolved, mesh=None):
-        self.split, self.config, self.mesh = split, config, mesh
+    def __init__(self, split: Split, config: Resolved):
+        self.split, self.config = split, config
+        self.mesh = mesh = current_mesh()  # a background thread, in which no mesh is set, makes the inputs
         arrays = split.arrays
         n_bytes = sum(array.nbytes for array in arrays.values())
         self.resident = None

@@ -110,7 +110,7 @@ def train(
                     checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
                 # ---- The steps -----------------------------------------------------------------------------------
                 clock, began = WallTime(record.get("seconds", {})), time.monotonic()
-                source = BatchSource(run.corpus.split("train"), run.config, current_mesh())
+                source = BatchSource(run.corpus.split("train"), run.config)
                 progress.say("compiling the training step")
                 with clock.during("compilation"):
                     program = compile_steps(run, source, state)[0]

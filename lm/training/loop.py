@@ -11,7 +11,6 @@ import numpy as np
 from lm.data import batches
 from lm.kernels import platform
 from lm.parallel import processes, sharding
-from lm.parallel.mesh import current_mesh
 from lm.step import TrainState, ema_params, evaluated_params, train_steps
 from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import details
@@ -131,7 +130,7 @@ class Loop:
             The line, or None if a signal came.
         """
         if split not in self.sources:
-            self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config, current_mesh())
+            self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config)
         source, writer = self.sources[split], self.writer
         what = {"split": split, "windows": batches.n_eval_windows(source.split, source.config, max_batches)}
         for line in writer.lines_of(step):
