@@ -79,7 +79,7 @@ class Bench:
         from lm.training import finish
 
         # Drawing the figure would take half of the time of such a short run.
-        with mock.patch.object(finish, "loss_curve_png", return_value=b"figure"):
+        with mock.patch.object(finish, "to_png", return_value=b"figure"):
             return call(train.main, self.arguments(workdir, *more), seconds)
 
     def process(self, *program: str, **options) -> subprocess.Popen:

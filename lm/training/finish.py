@@ -14,9 +14,10 @@ from lm.trained_model import TrainedModel
 from lm.training.diagnostics import nonfinite_report
 from lm.training.diagnostics_figure import diagnostics_png, scores_png
 from lm.training.loop import Loop
-from lm.training.loss_curve import loss_curve_png
+from lm.training.loss_curve import loss_curve, to_png
 from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
+from lm.workdir.metrics import read_metrics
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
@@ -43,9 +44,10 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
     loop.wait_for_checkpoint()
     write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
-    workdir.write_bytes("loss.png", lambda: loss_curve_png(workdir.path / "metrics.jsonl", baseline))
+    metrics = workdir.path / "metrics.jsonl"
+    workdir.write_bytes("loss.png", lambda: to_png(loss_curve(read_metrics(metrics), baseline)))
     if loop.scorers:
-        workdir.write_bytes("scores.png", lambda: scores_png(workdir.path / "metrics.jsonl"))
+        workdir.write_bytes("scores.png", lambda: scores_png(metrics))
         say(f"scores: {workdir.path / 'scores.png'}")
     if config.eval.sample_tokens and corpus.tokenizer is not None:
         try:

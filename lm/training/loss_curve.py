@@ -1,32 +1,22 @@
 """Plot the training and validation losses of runs over their steps."""
 
 import io
-from pathlib import Path
 
-from lm.workdir.metrics import read_metrics, validation_losses
+from lm.workdir.metrics import validation_losses
 
 SIZE_INCHES, DPI = (6.4, 3.6), 120
 FEW = 30  # points that are drawn with markers
 
 
-def loss_curve_png(metrics: Path, unigram_loss: float | None = None) -> bytes:
-    """Draw the losses of a metrics.jsonl as a PNG.
-
-    Args:
-        metrics: the file.
-        unigram_loss: the validation loss of the unigram baseline, drawn as a line; None: no line.
-    """
-    return to_png(loss_curve(read_metrics(metrics), unigram_loss))
-
-
 def to_png(figure) -> bytes:
+    """Return a figure as the bytes of a PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def loss_curve(lines: list[dict], unigram_loss: float | None = None):
-    """Return the figure of the lines of a metrics.jsonl."""
+    """Return the figure of the lines of a metrics.jsonl, and of the loss of the unigram baseline unless it is None."""
     axes = _axes()
     _draw(axes, lines, "#56B4E9", "#D55E00", ("training", "validation"))
     if unigram_loss is not None:
