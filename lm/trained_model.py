@@ -4,14 +4,16 @@ import dataclasses
 import functools
 import html
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lm import log_probabilities, model
+from lm import log_probabilities, model, parameters
 from lm.config import Resolved, saved_config
 from lm.data import tokenizers
 from lm.data.tokenizers import Tokenizer
@@ -194,7 +196,7 @@ def _load_run(path: Path, step: int | str) -> TrainedModel:
     # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
-    return TrainedModel(path, step, config, params, tokenizer)
+    return _checked(TrainedModel(path, step, config, params, tokenizer))
 
 
 def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
@@ -203,7 +205,24 @@ def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
         raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
     config = read_config(directory)
     tokenizer = load_tokenizer(directory, config)
-    return TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer)
+    return _checked(TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer))
+
+
+def _checked(loaded: TrainedModel) -> TrainedModel:
+    """Warn on standard error if a parameter is NaN or infinite."""
+    finite = _are_finite(parameters.flat(loaded.params))
+    if wrong := [path for path, is_finite in finite.items() if not is_finite]:
+        print(
+            f"WARNING: {loaded.path}, step {loaded.step}: {len(wrong)} of {len(finite)} parameters have NaN or "
+            f"infinite values, the first is {wrong[0]}",
+            file=sys.stderr,
+        )
+    return loaded
+
+
+@jax.jit
+def _are_finite(params: dict):
+    return {path: jnp.isfinite(p).all() for path, p in params.items()}
 
 
 @functools.partial(jax.jit, static_argnames="c")
