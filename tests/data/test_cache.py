@@ -88,9 +88,9 @@ def test_without_locks_an_entry_is_still_made(tmp_path, monkeypatch):
 
 def test_an_entry_that_appears_late_on_a_shared_file_system_is_kept(tmp_path, monkeypatch):
     """Another host has published it: renaming fails because the entry exists, and it becomes visible a moment later."""
-    target, answers = tmp_path / "entry", iter([False, False, True])
+    target, answers = tmp_path / "entry", iter([[], [], ["entry"]])
     cache.publish(target, lambda work: (work / "a").write_text("first"))
-    monkeypatch.setattr(cache.files, "_is_listed", lambda _: next(answers))
+    monkeypatch.setattr(cache.files.os, "listdir", lambda _: next(answers))
     cache.publish(target, lambda work: (work / "a").write_text("second"))
     assert (target / "a").read_text() == "first"
 
