@@ -139,8 +139,10 @@ def n_eval_windows(split: Split, config: Config, max_batches: int = 0, stride: i
 
 
 def _windows_of(split: Split, part: Part, config: Config, stride: int | None) -> int:
-    T = config.train.seq_len
-    return part.n_tokens if split.packed else max(0, 1 - (T - part.n_tokens + 1) // (stride or T))
+    T, n = config.train.seq_len, part.n_tokens
+    if split.packed or n < 2:
+        return n if split.packed else 0
+    return 1 + max(0, -((T - n + 1) // (stride or T)))
 
 
 def _eval_batch_size(config: Config) -> int:

@@ -78,7 +78,7 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
         write(work)
         recorded = {path.name: sha256_of(path) for path in sorted(work.iterdir())}
         (work / CHECKSUMS).write_text(files.to_json(recorded), encoding="utf-8")
-        if damage and directory.is_dir():
+        if damage and directory.is_dir() and find_damage(directory):  # no other process rebuilt it
             aside = work.with_name(f"{work.name}.damaged")
             directory.rename(aside)  # what other processes have mapped stays readable to them
             shutil.rmtree(aside, ignore_errors=True)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable
 
 from lm.data import storage
@@ -101,17 +102,30 @@ def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
-    kind, suffix = "jsonl", os.path.splitext(path)[1]
+    for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
+        if records:
+            field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
+            say(
+                f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the "
+                f"text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
+            )
+
+
+def _json_records(lines: list[str]) -> list[dict]:
+    """Return the records if all lines are JSON objects, otherwise none."""
     try:
-        if suffix in (".csv", ".tsv"):
-            kind, records = "csv", list(csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ","))
-        else:
-            records = [json.loads(line) for line in lines if line.strip()]
-    except (csv.Error, ValueError, RecursionError):
-        return
-    if records and all(isinstance(record, dict) and record and None not in record for record in records):
-        field = max(records[0], key=lambda name: len(str(records[0][name])))
-        say(
-            f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of "
-            f"the text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
-        )
+        records = [json.loads(line) for line in lines if line.strip()]
+    except (ValueError, RecursionError):
+        return []
+    return records if all(isinstance(record, dict) for record in records) else []
+
+
+def _table_rows(lines: list[str], path: str) -> list[dict]:
+    """Return the rows of a table whose first line has the names of its columns; none if it is not one."""
+    try:
+        names, *rows = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
+    except (csv.Error, ValueError):
+        return []
+    named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)
+    is_table = named and len(rows) > 3 and {*map(len, rows)} == {len(names)}
+    return [dict(zip(names, row, strict=True)) for row in rows] if is_table else []

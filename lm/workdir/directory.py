@@ -42,9 +42,15 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files = workdir / ARRIVING / "files"
     with lock(workdir):
-        shutil.rmtree(files, ignore_errors=True)  # of a killed process
+        was_begun = files.parent.exists()  # by a process that was killed, and may have moved files already
+        shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
-        write(files)
+        try:
+            write(files)
+        except Exception:
+            if not was_begun:
+                shutil.rmtree(files.parent, ignore_errors=True)
+            raise
         for path in list(files.iterdir()):
             target = workdir / path.name
             if target.is_dir() and not target.is_symlink():  # of a start that left no run
