@@ -15,21 +15,22 @@ import jax
 import numpy as np
 
 from lm import parameters
-from lm.config import to_dict
+from lm.config import saved_config, to_dict
+from lm.data import tokenizers
 from lm.errors import UserError
 from lm.files import lock, refuse_url, to_json
 from lm.huggingface import tokenizer_files
-from lm.huggingface.config_files import read_config
+from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.safetensors_files import SHARD_BYTES
 from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
-from lm.huggingface.weights import load_params, to_device
+from lm.huggingface.weights import exported_tensors, load_params, to_device
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.text_tables import table
 from lm.trained_model import TrainedModel, load
-from lm.workdir.checkpoints import Checkpoints, bytes_in_flight
+from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
-from lm.workdir.saved_run import WEIGHTS_OF
+from lm.workdir.saved_run import WEIGHTS_OF, check_meta
 
 SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
 N_RANDOM = 32  # ids to compare on, if none are given
@@ -118,15 +119,23 @@ def export_run(workdir: str, output: str, *, step: int | str = "best", shard_byt
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
             files.
     """
+
+    def choose(params: dict, meta: dict) -> dict:
+        """Check that the model can be exported before anything large is read."""
+        check_meta(meta, workdir)
+        config = saved_config(meta["config"])
+        exported_tensors(export_fields(config, settings)[0], config.model)
+        return params
+
+    settings = Path(workdir) / SETTINGS
     with written_whole(output, "--output") as partial:
-        run = load(workdir, step)
-        if run.tokenizer is None:
+        step, params, meta = restore_params(workdir, step, choose=choose)
+        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+        if tokenizer is None:
             print(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
-        settings = Path(workdir) / SETTINGS
-        files = write_checkpoint(
-            partial, run.config, run.params, run.tokenizer, settings=settings, shard_bytes=shard_bytes
-        )
-    print(f"{output}: step {run.step} of {workdir}, in {', '.join(files)}")
+        config = saved_config(meta["config"])
+        files = write_checkpoint(partial, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
+    print(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
 # ---- Comparison --------------------------------------------------------------------------------------------------

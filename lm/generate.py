@@ -54,6 +54,8 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     """Return the prompts of the arguments, a file or standard input; none: the default one."""
     if a.prompt and a.prompt_file:
         raise UserError("--prompt and --prompt-file: give one of them")
+    if "" in (a.prompt or []):
+        raise UserError("--prompt is empty; the model needs at least one token to continue")
     if not a.prompt_file:
         return a.prompt or []
     try:
@@ -64,7 +66,10 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
     text = text.replace("\r\n", "\n").removesuffix("\n")
-    return [text] if a.prompt_file == "-" else text.split("\n")  # splitlines() ends lines at form feeds, too
+    prompts = [text] if a.prompt_file == "-" else text.split("\n")  # splitlines() ends lines at form feeds, too
+    if "" in prompts:
+        raise UserError(f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one token")
+    return prompts
 
 
 def generate(a: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ def _collect(address: str, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
     waiting: dict[int, socket.socket] = {}  # by process id; -1: the one whose arguments are wrong
-    answer = "0"
+    answer = "1 process 0 was interrupted"
     with _listen(address) as server, contextlib.ExitStack() as opened:
         try:
             while missing := [i for i in range(1, n) if i not in waiting or not _is_open(waiting[i])]:
@@ -74,6 +74,7 @@ def _collect(address: str, n: int, timeout: float) -> None:
                         )
                     if repeated:
                         raise UserError(f"two processes have --process_id {i}; give each process its own")
+            answer = "0"
         except UserError as error:
             answer = f"{error.code} {error}"
             raise

@@ -178,10 +178,9 @@ class Analysis:
                 in_cells[a.about["cell"]] = statistics.estimate(differences)
         rows = []
         for (arm, against, source), of in found.items():
-            if not self.are_many:
-                rows += [(in_cell(arm, cell), in_cell(against, cell), source, d) for cell, d in of.items()]
-            elif len(of) == 1:
-                rows.append((arm, against, source, *of.values()))
+            if len(of) == 1 or not self.are_many:
+                of_cell = in_cell if len(self.record["cells"]) > 1 or not self.are_many else lambda arm, _: arm
+                rows += [(of_cell(arm, cell), of_cell(against, cell), source, d) for cell, d in of.items()]
             if len(of) > 1:
                 name = f"{against} over {len(of)} {self.record['axis']}s"
                 rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))

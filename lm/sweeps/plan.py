@@ -223,6 +223,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
     names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
+    if "" in (*sweep.sizes, *sweep.texts):
+        yield "sizes and texts: each must have a name"
     if PLACEBO in names:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
     if not pairs and len(sweep.cells) == 1:
@@ -309,6 +311,8 @@ def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVari
 
 def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:
     for name, budget in sweep.budgets.items():
+        if name not in BUDGETS:
+            yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
         for field, low in (("seeds", MIN_SEEDS if name == "full" else 2), ("tuning_seeds", 1)):
             if not low <= getattr(budget, field) <= MAX_SEEDS:
                 value = short(getattr(budget, field))

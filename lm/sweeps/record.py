@@ -168,7 +168,8 @@ def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list
     before, after = flatten(was["config"]), flatten(now["config"])
     keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
     for key in filter(_decides, sorted(keys)):
-        pairs[f"config.{key}"] = before.get(key, "absent"), after.get(key, "absent")
+        missing = schema()[key][1].default if key in EVALUATED else "absent"  # a key newer than the sweep
+        pairs[f"config.{key}"] = before.get(key, missing), after.get(key, missing)
     return [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]
 
 

@@ -26,6 +26,7 @@ from lm.training.batch_source import BatchSource
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
 from lm.training.warm_start import WarmStart, warm_start
+from lm.workdir.config_changes import experiment_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         The variants by name.
 
     Raises:
-        UserError: a config is invalid, or data lacks a split.
+        UserError: a config is invalid, data lacks a split, or two variants have equal configs.
     """
     resolved = _resolve_configs(plan, say)
     for name, planned in plan.variants.items():
@@ -97,6 +98,9 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
+    rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
+    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
+    refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
     return variants
 
 

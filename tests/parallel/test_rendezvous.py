@@ -50,6 +50,22 @@ def test_missing_processes_are_named_in_all_others():
         assert "processes 1, 3 of 4 did not connect to process 0 within 0.5 s (--connect_timeout)" in str(problem)
 
 
+def test_an_interrupted_process_0_does_not_let_the_others_go_on(monkeypatch):
+    """They would wait in jax.distributed.initialize for a coordinator that never starts."""
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendezvous, "_is_open", interrupt)  # process 0 calls it once process 1 has connected
+    address, problems = f"localhost:{free_ports(1)[0]}", []
+    waiting = threading.Thread(target=lambda: problems.extend(meet_all((3, 1), address=address)))
+    waiting.start()
+    with pytest.raises(KeyboardInterrupt):
+        meet(address, 3, 0, 30)
+    waiting.join(60)
+    assert "process 0 was interrupted" in str(problems[0])
+
+
 @pytest.mark.parametrize("host", ["localhost", "nohost.invalid"])
 def test_a_process_0_that_cannot_be_reached_is_named(host):
     (problem,) = meet_all((2, 1), address=f"{host}:{free_ports(1)[0]}", timeout=0.3)

@@ -137,6 +137,14 @@ def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, ra
     refuse_duplicates(variants, {"a": "one", "b": "another"})
 
 
+def test_variants_that_differ_in_how_they_are_executed_are_refused(monkeypatch):
+    """Their programs differ, but not what they compute."""
+    monkeypatch.setattr("lm.sweeps.variants.data.open_corpus", lambda *_, **__: CORPUS)
+    configs = {"a": tiny(), "b": tiny(model={"scan_layers": True})}
+    with pytest.raises(UserError, match=SAME):
+        resolve_variants(plan_of({name: planned(config) for name, config in configs.items()}), print)
+
+
 def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(monkeypatch):
     def broken(config, corpus, warm):
         if config.model.norm == "layer":
