@@ -179,8 +179,10 @@ class Analysis:
         rows = []
         for (arm, against, source), of in found.items():
             if len(of) == 1 or not self.are_many:
-                of_cell = in_cell if len(self.record["cells"]) > 1 or not self.are_many else lambda arm, _: arm
-                rows += [(of_cell(arm, cell), of_cell(against, cell), source, d) for cell, d in of.items()]
+                is_alone = self.are_many and len({v.about["cell"] for v in self.variants.values()}) == 1
+                for cell, difference in of.items():
+                    first, second = (name if is_alone else in_cell(name, cell) for name in (arm, against))
+                    rows.append((first, second, source, difference))
             if len(of) > 1:
                 name = f"{against} over {len(of)} {self.record['axis']}s"
                 rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))
