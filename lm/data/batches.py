@@ -140,9 +140,9 @@ def n_eval_windows(split: Split, config: Config, max_batches: int = 0, stride: i
 
 def _windows_of(split: Split, part: Part, config: Config, stride: int | None) -> int:
     T, n = config.train.seq_len, part.n_tokens
-    if split.packed or n < 2:
-        return n if split.packed else 0
-    return 1 + max(0, -((T - n + 1) // (stride or T)))
+    if split.packed:
+        return n
+    return 1 + max(0, -((T - n + 1) // (stride or T))) if n > 1 else 0
 
 
 def _eval_batch_size(config: Config) -> int:

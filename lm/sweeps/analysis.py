@@ -176,12 +176,11 @@ class Analysis:
                 differences = [losses[0][seed][source] - losses[1][seed][source] for seed in seeds]
                 in_cells = found.setdefault((a.about["arm"], b.about["arm"], source), {})
                 in_cells[a.about["cell"]] = statistics.estimate(differences)
-        rows = []
+        rows, has_cells = [], len({v.about["cell"] for v in self.variants.values()}) > 1
         for (arm, against, source), of in found.items():
             if len(of) == 1 or not self.are_many:
-                is_alone = self.are_many and len({v.about["cell"] for v in self.variants.values()}) == 1
                 for cell, difference in of.items():
-                    first, second = (name if is_alone else in_cell(name, cell) for name in (arm, against))
+                    first, second = (in_cell(name, cell) if has_cells else name for name in (arm, against))
                     rows.append((first, second, source, difference))
             if len(of) > 1:
                 name = f"{against} over {len(of)} {self.record['axis']}s"
