@@ -95,7 +95,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
         Two float32 arrays (..., T, d_head / 2).
 
     Raises:
-        ValueError: `positions` are not integers.
+        ValueError: `d_head` is odd, or `positions` are not integers.
 
     >>> cos, sin = rope_table(jnp.array([0, 1]), 4)
     >>> cos.round(3)
@@ -103,7 +103,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
            [0.54, 1.  ]], dtype=float32)
     """
     scaled = functools.partial(ROPE_SCALINGS[scaling], theta=theta, **factors)
-    angles = _angles(positions, d_head, theta, scaled)
+    angles = _angles(positions, d_head, theta, "rope_table: d_head", scaled)
     if scaling != "yarn":
         return jnp.cos(angles), jnp.sin(angles)
     amplitude = 0.1 * math.log(factors["factor"]) + 1 if amplitude is None else amplitude
@@ -151,18 +151,20 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
         float32 (..., T, d_model).
 
     Raises:
-        ValueError: `positions` are not integers.
+        ValueError: `d_model` is odd, or `positions` are not integers.
 
     >>> sinusoidal(jnp.array([0, 1]), 2).round(3)
     Array([[0.   , 1.   ],
            [0.841, 0.54 ]], dtype=float32)
     """
-    angles = _angles(positions, d_model, theta)
+    angles = _angles(positions, d_model, theta, "sinusoidal: d_model")
     pair = (jnp.sin(angles), jnp.cos(angles))[:: SINUSOID_ORDERS[order]]
     return jnp.stack(pair, axis=-1).reshape(*angles.shape[:-1], d_model)
 
 
-def _angles(positions, width, theta, scaling=lambda f: f):
+def _angles(positions, width, theta, name, scaling=lambda f: f):
+    if width % 2:
+        raise ValueError(f"{name} is {width}; features are paired, so it must be even")
     positions = jnp.asarray(positions)
     if not jnp.issubdtype(positions.dtype, jnp.integer):
         raise ValueError(f"positions are {positions.dtype}; expected integers")

@@ -44,6 +44,17 @@ def test_dropout_keeps_the_dtype_and_rate_0_is_the_identity():
     assert jax.eval_shape(lambda x: dropout(x, KEYS, 0.5), x).dtype == jnp.bfloat16
 
 
-def test_keys_that_do_not_draw_example_by_example_are_refused():
-    with pytest.raises(ValueError, match="'rbg' kind"):
-        dropout(jnp.ones((4, 3)), jax.random.split(jax.random.key(0, impl="rbg"), 4), 0.5)
+@pytest.mark.parametrize(
+    ("keys", "rate", "message"),
+    [
+        (KEYS, 1.0, "rate is 1.0"),
+        (KEYS, -0.1, "at least 0"),
+        (KEYS[:2], 0.5, "one key per example"),
+        (jax.random.key(0), 0.5, "one key per example"),
+        (np.zeros((4, 2), np.uint32), 0.5, "jax.random.key"),
+        (jax.random.split(jax.random.key(0, impl="rbg"), 4), 0.5, "'rbg' kind"),
+    ],
+)
+def test_invalid_arguments_raise(keys, rate, message):
+    with pytest.raises(ValueError, match=message):
+        dropout(jnp.ones((4, 3)), keys, rate)

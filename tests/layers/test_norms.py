@@ -172,6 +172,22 @@ def test_scale_and_bias_are_optional_and_leading_axes_arbitrary():
         np.testing.assert_allclose(y[name][0, 0, 0], row[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("width", "options", "message"),
+    [
+        (4, {"algorithm": "naive"}, "'naive'; expected one of two_pass, welford, chan, running_mean"),
+        (4, {"ddof": 4}, "ddof is 4 at width 4"),
+        (4, {"ddof": -1}, "ddof is -1"),
+        (4, {"algorithm": "running_mean", "ddof": 1}, "leave it at 0"),
+        (1, {"algorithm": "running_mean"}, "width of at least 2"),
+        (4, {"block_size": 0}, "at least 1"),
+    ],
+)
+def test_invalid_arguments_raise(width, options, message):
+    with pytest.raises(ValueError, match=message):
+        layer_norm(jnp.ones((2, width)), None, None, **options)
+
+
 @pytest.mark.parametrize("scale_shape", [None, (64,), (4, 16)])
 def test_the_closed_form_derivative_of_rms_norm_is_that_of_jax(scale_shape):
     """Accelerators use the closed form, CPUs JAX's own derivative."""

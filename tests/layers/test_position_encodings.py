@@ -81,6 +81,10 @@ def test_sinusoidal_equals_its_formula(order):
             np.testing.assert_allclose(row[2 * k : 2 * k + 2], pair, atol=8 * UNIT * (1 + p))
 
 
-def test_positions_that_are_not_integers_are_refused():
+def test_invalid_arguments_raise():
+    with pytest.raises(ValueError, match="d_head is 7"):
+        rope_table(np.arange(3), 7)
+    with pytest.raises(ValueError, match="d_model is 5"):
+        sinusoidal(np.arange(3), 5)
     with pytest.raises(ValueError, match="expected integers"):
         rope_table(np.arange(3.0), 8)
