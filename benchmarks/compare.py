@@ -56,20 +56,9 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if a.publish:
         marked(PAGE, a.name)
     if a.pin:
-        use_cores(1)
+        with contextlib.suppress(AttributeError):  # macOS
+            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # this process, and every process that it starts
     return a
-
-
-def use_cores(n: int) -> None:
-    """Pin this process, and every process that it starts, to the first n cores that it may use. No effect on macOS.
-
-    Raises:
-        UserError: this process may use fewer than n cores.
-    """
-    with contextlib.suppress(AttributeError):  # macOS
-        if len(cores := sorted(os.sched_getaffinity(0))) < n:
-            raise UserError(f"{n} CPU cores are needed, but this process may use {len(cores)}")
-        os.sched_setaffinity(0, cores[:n])
 
 
 # ---- Measuring -------------------------------------------------------------------------------------------------------
