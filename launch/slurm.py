@@ -52,7 +52,7 @@ mkdir -p "$workdir" || exit
 # This file contains the number of starts in a row that saved nothing. Its modification time is that of this start.
 starts=$workdir/.slurm-$SLURM_JOB_ID
 saved() {{
-  [ -n "$(find "$workdir" -regex '.*/\\(checkpoints/[0-9]+\\|results/[^/]*\\.json\\)' -newer "$starts" -print -quit)" ]
+  [ -n "$(find "$workdir" -regex '.*/\\(checkpoints/[0-9]+\\|runs\\.jsonl\\)' -newer "$starts" -print -quit)" ]
 }}
 n=1
 if [ -f "$starts" ] && ! saved; then n=$(($(cat "$starts") + 1)); fi

@@ -170,6 +170,36 @@ def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+def mixed(other: str, weight: float = 1.0) -> dict:
+    return {"data.mixture": (("a", "text:text.txt", weight), ("b", other, 1.0)), "data.order": "epochs"}
+
+
+PACKED = {"data.packing": "documents", "data.order": "epochs"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "named"),
+    [
+        ({}, {"data.tokenizer": "byte"}, "data.tokenizer"),
+        ({}, {"data.source": "text:other.txt"}, "data.source"),
+        ({}, {"data.splits": (0.6, 0.2, 0.2)}, "data.splits"),
+        (PACKED, PACKED | {"train.seq_len": 8}, "train.seq_len"),
+        (mixed("text:text.txt"), mixed("text:other.txt"), "data.mixture"),
+        (mixed("text:other.txt"), mixed("text:other.txt", 2.0), None),
+        ({}, {"data.order": "epochs"}, None),
+        ({}, {"train.batch_size": 8}, None),
+    ],
+)
+def test_losses_of_different_tokens_are_not_compared(bench, tmp_path, ours, theirs, named):
+    """Another order, other weights of a mixture and another number of training tokens are legal."""
+    (bench.base / "other.txt").write_text("".join(reversed((bench.base / "text.txt").read_text())))
+    variants = {"a": ours, "b": theirs}
+    fields = f"variants={variants!r}, baseline='a', comparisons=(('b', 'a'),), learning_rates=(0.1,)"
+    code, output = run(bench, "--dry-run", config=changed(tmp_path / "tokens.py", fields))
+    assert code == (2 if named else 0), output
+    assert not named or f"different tokens ({named})" in output
+
+
 @pytest.mark.slow
 def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_path):
     """The mean losses of two mixtures have other weights, so only those of each source are compared."""
@@ -228,7 +258,8 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert "Not preregistered" in (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
     for name, setting, advice in (
         ("glu", "model.ffn=glu", "choose another"), ("new", "optimizer.learning_rate=1.0", "leave it out"),
-        ("new", "modl.ffn=glu", "did you mean"),
+        ("new", "modl.ffn=glu", "did you mean"), ("new", "train.steps=960", "write a sweep file"),
+        ("new", "train.batch_size=16", "write a sweep file"), ("new", "data.tokenizer=byte", "write a sweep file"),
     ):  # fmt: skip
         code, output = run(bench, "--study", "demo", "--add", name, "--set", setting, config=None)
         assert code == 2

@@ -19,7 +19,7 @@ from typing import Any
 
 from lm.command_line.loading import load_values, print_warning, run_file
 from lm.command_line.sweeping import BUDGETS
-from lm.config import Config
+from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.errors import UserError
@@ -30,6 +30,8 @@ MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
 MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
+# Keys that lm.train follows, and runs of a sweep do not (lm/sweeps/stacked.py).
+UNUSED = ("eval.patience", "eval.harness_every", "eval.harness_tasks", "log.detail_every", "train.on_nonfinite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +136,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     problems = [*_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep), *_wrong_budgets(sweep, budget_name)]
     variants, of_configs = _plan_variants(Path(path).stem, sweep, budget)
     problems += [*of_configs, *_wrong_matches(sweep, variants), *_unequal_lists(sweep, budget, variants)]
+    problems += _unused_keys(variants)
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
@@ -307,6 +310,14 @@ def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVari
             f"budget: {budget.seeds} seeds need 3 tuning seeds, or the error of the tuned values shows in the "
             "difference; set tuning_seeds=3, or seeds=10"
         )
+
+
+def _unused_keys(variants: dict[str, PlannedVariant]) -> Iterator[str]:
+    """Yield the keys that the base, the values or a variant set although a sweep does not use them."""
+    for planned in variants.values():
+        for key, value in flatten(to_dict(planned.config)).items():
+            if key in UNUSED and value != (default := schema()[key][1].default):
+                yield f"{key} is {value}, and a sweep does not use it; set it to {default!r} in values"
 
 
 def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:

@@ -45,7 +45,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
                 "name": v.corpus.name,
                 "fingerprint": v.corpus.fingerprint,
                 "prepared": v.corpus.record,
-                "sources": {p.name: v.corpus.record[p.name]["fingerprint"] for p in v.corpus.split("test").parts},
+                "sources": v.sources,
                 "notices": v.corpus.notices,
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
                 "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},

@@ -55,6 +55,12 @@ class Variant:
         return t.steps * t.batch_size * t.seq_len
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Return by name the fingerprint of each source of a mixture; {} for one source."""
+        record = self.corpus.record or {}
+        return {part.name: record[part.name]["fingerprint"] for part in self.corpus.split("test").parts}
+
+    @property
     def n_runs(self) -> int:
         """Return the number of runs without extensions of the lists."""
         return self.plan.n_points * len(self.plan.tuning_seeds) + len(self.plan.seeds)
@@ -80,7 +86,8 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         The variants by name.
 
     Raises:
-        UserError: a config is invalid, data lacks a split, or two variants have equal configs.
+        UserError: a config is invalid, data lacks a split, a comparison is between different test tokens, or two
+            variants have equal configs.
     """
     resolved = _resolve_configs(plan, say)
     for name, planned in plan.variants.items():
@@ -98,10 +105,30 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
+    _refuse_other_tokens(plan, variants)
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
     skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
     refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
     return variants
+
+
+def _refuse_other_tokens(plan: Plan, variants: dict[str, Variant]) -> None:
+    """Raise UserError if the losses of a comparison would be of different tokens.
+
+    Two mixtures of the same sources may have other weights: their report compares each source.
+    """
+    problems = []
+    for pair in (*plan.comparisons, *plan.placebos):
+        a, b = (variants[name] for name in pair)
+        if a.corpus.fingerprint != b.corpus.fingerprint and not a.sources == b.sources != {}:
+            ours, theirs = (flatten(to_dict(v.config)) for v in (a, b))
+            keys = [key for key in ours if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]]
+            problems.append(
+                f"comparisons: {pair[0]!r} and {pair[1]!r} are tested on different tokens ({', '.join(keys)}): their "
+                "losses cannot be compared; give both the same, or write a sweep file with texts"
+            )
+    if problems:
+        raise UserError(*problems)
 
 
 def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch import slurm
+from lm.sweeps.results import RUNS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 TRAIN = ("--", "--config", str(CONFIGS / "tiny.py"))
@@ -30,7 +31,7 @@ exit $highest
 STAND_INS = {"srun": SRUN, "scontrol": 'echo "$@" >> "$HERE/requeued"', "python": 'eval "$TASK"'}
 STOPPED = "kill -TERM $$"  # a task that srun stops because another task failed
 SAVE = 'sleep 0.02; mkdir -p "$HERE/a run/checkpoints/$RANDOM"'
-SAVE_RESULT = 'sleep 0.02; mkdir -p "$HERE/a run/results"; touch "$HERE/a run/results/$RANDOM.json"'
+SAVE_RESULT = f'sleep 0.02; echo >> "$HERE/a run/{RUNS}"'  # runs.jsonl, to which a sweep appends
 
 
 def script_of(capsys, *options: str, command=TRAIN) -> str:

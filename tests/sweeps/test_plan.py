@@ -152,6 +152,10 @@ MISTAKES = [
     ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
     ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),
     ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11)}}, "11 seeds need 3 tuning seeds"),
+    ({"values": {"eval.patience": 2}}, "eval.patience is 2, and a sweep does not use it; set it to 0 in values"),
+    ({"variants": TWO | {"b": {"log.detail_every": 4}}, **PAIR}, "log.detail_every is 4, and a sweep does not"),
+    ({"values": {"train.on_nonfinite": "skip"}}, "set it to 'stop' in values"),
+    ({"values": {"eval.harness_every": 4, "eval.harness_tasks": ("arc_easy",)}}, "eval.harness_tasks is ('arc_easy',)"),
     ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
 ]  # fmt: skip
 
