@@ -89,7 +89,7 @@ class Ours:
         progress = Progress(run.config.train.steps, open(workdir / "log.txt", "w"))  # noqa: SIM115 - to the end
         self.state, _ = first_state(run, None, None)
         source = BatchSource(run.corpus.split("train"), run.config)
-        program, self.compiled = compile_steps(run, source, self.state)
+        program, self.compiled, _ = compile_steps(run, source, self.state)
         self.loop = Loop(
             run=run,
             writer=MetricsWriter(workdir),

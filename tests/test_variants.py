@@ -7,17 +7,20 @@ promise for two of these configs; the slow ones for all, for each idea alone, an
 import dataclasses
 import functools
 import itertools
+import re
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from products import forward_flops
 from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import layer_stack, model, parameters
+from lm.config import MESH_AXES
 from lm.cost import flops
 from lm.declarations import Parameter
 from lm.errors import UserError
@@ -28,8 +31,9 @@ from lm.layers import variants
 from lm.layers.variants import OFF, attention_gate
 from lm.parallel import collectives
 from lm.past import Past
-from lm.step import _sums, batch_fields, loss_terms
+from lm.step import _sums, batch_fields, init_state, loss_terms, train_steps
 from lm.training.layer_statistics import layer_statistics
+from lm.training.unused import unused_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +187,43 @@ def test_it_is_the_same_unrolled_and_scanned_and_all_its_parameters_have_an_effe
     flat = parameters.flat(grads)
     without = [path for path, g in flat.items() if not np.abs(g).max() > 0 and path != "head/w_DV"]
     assert not without
+
+
+def unused(fsdp: int, micro_batch_size=None, **model):
+    """Return what a run over fsdp devices says of parameters that the loss does not read."""
+    config = tiny(model=model, train={"micro_batch_size": micro_batch_size})
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, fsdp, 1, 1), MESH_AXES, axis_types=types)):
+        state = jax.eval_shape(functools.partial(init_state, config), 0)
+        inputs = {"tokens": jax.ShapeDtypeStruct((2, 4, T + 1), "int32")}
+        steps = jax.jit(lambda *inputs: train_steps(*inputs, config))  # of its own: JAX keeps traces of functions
+        return unused_parameters(steps.trace(state, None, inputs, np.int32(1)), state)
+
+
+@ROWS
+def test_the_loss_reads_all_its_parameters(row):
+    """In a scan over rematerialized layers, with gathered parameters."""
+    assert unused(2, **BASE | row.keys, remat="block") is None
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "keys"), [(1, {"scan_layers": True, "remat": "block", "micro_batch_size": 1}), (2, {})]
+)
+def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatch):
+    """An attention that takes keys and values from elsewhere leaves their weights."""
+
+    class Keys:
+        def apply(here, stream, qk):
+            return stream, (qk[0], jnp.zeros_like(qk[1]) + here.x_BTD[..., None, :4])
+
+    class Values:
+        def apply(here, stream, v_BTGK):
+            return stream, jnp.zeros_like(v_BTGK) + here.x_BTD[..., None, :4]
+
+    monkeypatch.setitem(variants.QUERIES_KEYS, "norm_bias", Keys)  # any key that is true
+    monkeypatch.setitem(variants.VALUES, "norm_bias", Values)
+    found = unused(fsdp, qk_norm=False, **keys)
+    assert re.findall(r"layers/\S*?(?=[,:])", found) == ["layers/attention/w_k_DGK", "layers/attention/w_v_DGK"]
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from lm.text_tables import plural, table
 from lm.training.batch_source import BatchSource
 from lm.training.memory import check_memory
 from lm.training.run import resolve_config
+from lm.training.unused import unused_parameters
 from lm.training.warm_start import WarmStart, warm_start
 from lm.workdir.config_changes import experiment_digest
 
@@ -229,7 +230,10 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
     found = {}
     for name, v in variants.items():
         try:
-            found[name] = fingerprint(v.run_config(v.first_point, 0), v.corpus, v.warm_starts.get(v.plan.seeds[0]))
+            warm = v.warm_starts.get(v.plan.seeds[0])
+            found[name], unused = fingerprint(v.run_config(v.first_point, 0), v.corpus, warm)
+            if unused:
+                say(f"WARNING: variant {name!r}: {unused}")
         except UserError:
             raise
         except Exception as error:
@@ -266,8 +270,10 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
         raise UserError(*problems)
 
 
-def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None) -> str:
+def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None) -> tuple[str, str | None]:
     """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
+
+    The second result is what `unused_parameters` says of the traced program.
 
     Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:
     the hash covers the lowered StableHLO of initialization and train step, the seed, the number of steps, the corpus
@@ -288,14 +294,14 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
     training = jax.jit(lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program))
-    steps = training.lower(state, source.resident, source.train(0, 1), jnp.int32(1))
-    found = hashlib.sha256((init.lower(jnp.uint32(0)).as_text() + steps.as_text()).encode())
+    steps = training.trace(state, source.resident, source.train(0, 1), jnp.int32(1))
+    found = hashlib.sha256((init.lower(jnp.uint32(0)).as_text() + steps.lower().as_text()).encode())
     some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
     found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
     found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
     if warm:
         found.update(warm.checksum().encode())
-    return found.hexdigest()
+    return found.hexdigest(), unused_parameters(steps, state)
 
 
 def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:

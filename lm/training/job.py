@@ -113,8 +113,10 @@ def train(
                 source = BatchSource(run.corpus.split("train"), run.config)
                 progress.say("compiling the training step")
                 with clock.during("compilation"):
-                    program = compile_steps(run, source, state)[0]
+                    program, _, unused = compile_steps(run, source, state)
                 progress.say(f"compiled in {time.monotonic() - began:.1f} s")
+                if unused:
+                    progress.say(f"WARNING: {unused}")
                 loop = Loop(
                     run=run,
                     writer=writer,

@@ -22,6 +22,7 @@ from lm.training.scores import Scorer
 from lm.training.signals import Signals
 from lm.training.standstill import Standstill
 from lm.training.step_log import StepLog
+from lm.training.unused import unused_parameters
 from lm.training.wall_time import WallTime
 from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import MetricsWriter, best_step
@@ -195,15 +196,16 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     """Compile the training program ahead of the first step.
 
     Returns:
-        The program (state, inputs, n_steps) -> (state, metrics), which donates its state, and the compiled object (None
-        with train.debug, which does not compile).
+        The program (state, inputs, n_steps) -> (state, metrics), which donates its state; the compiled object (None
+        with train.debug, which does not compile); and what `unused_parameters` says of it.
     """
     config = run.config
     if config.train.debug:
-        return lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config), None
+        return lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config), None, None
     shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
     jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings)
     inputs = source.train(int(state.step), 1)
-    lowered = jitted.lower(state, source.resident, inputs, np.int32(1), config)
-    compiled = lowered.compile(platform.compiler_options(platform.target(), config.train.compiler_options) or None)
-    return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled
+    traced = jitted.trace(state, source.resident, inputs, np.int32(1), config)
+    options = platform.compiler_options(platform.target(), config.train.compiler_options) or None
+    compiled, unused = traced.lower().compile(options), unused_parameters(traced, state)
+    return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled, unused

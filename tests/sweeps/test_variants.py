@@ -149,13 +149,16 @@ def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(monkeypatch):
     def broken(config, corpus, warm):
         if config.model.norm == "layer":
             raise TypeError("dot_general requires contracting dimensions")
-        return config.model.norm
+        return config.model.norm, "the loss does not depend on w"
 
     monkeypatch.setattr(module, "fingerprint", broken)
     lines = []
     variants = variants_of({"a": {"model.norm": "layer"}, "b": {}}, {"a": (1e-3,), "b": (1e-3,)})
     assert refuse_idle_changes(variants, lines.append) == {"b"}
-    assert lines == ["WARNING: variant 'a' cannot be traced: TypeError: dot_general requires contracting dimensions"]
+    assert lines == [
+        "WARNING: variant 'a' cannot be traced: TypeError: dot_general requires contracting dimensions",
+        "WARNING: variant 'b': the loss does not depend on w",
+    ]
 
 
 def test_the_cost_of_all_training_and_the_runs_of_a_plan():
@@ -213,7 +216,7 @@ def test_fingerprints_differ_if_and_only_if_the_results_may(n_layers, different,
 
     def of(sections):
         model = {"n_layers": n_layers} | sections.get("model", {})
-        return fingerprint(tiny(**sections | {"model": model}), CORPUS)
+        return fingerprint(tiny(**sections | {"model": model}), CORPUS)[0]
 
     base = of({})
     assert [c for c in different if of(c) == base] == []
@@ -226,8 +229,8 @@ def test_an_unused_hyperparameter_does_not_change_the_fingerprint_and_another_co
     constant = {"schedule": "constant", "final_fraction": 0.1}
     twice = [fingerprint(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
     assert twice[0] == twice[1]
-    assert fingerprint(tiny(optimizer=constant | {"weight_decay": 0.0}), CORPUS) != twice[0]
-    assert fingerprint(tiny(optimizer=constant), dataclasses.replace(CORPUS, fingerprint="other")) != twice[0]
+    assert fingerprint(tiny(optimizer=constant | {"weight_decay": 0.0}), CORPUS)[0] != twice[0][0]
+    assert fingerprint(tiny(optimizer=constant), dataclasses.replace(CORPUS, fingerprint="other"))[0] != twice[0][0]
 
 
 def test_the_config_of_a_run_has_its_point_and_its_seed():

@@ -1,0 +1,36 @@
+"""Notice parameters on which the loss does not depend: they are counted, and sweeps match widths to their number."""
+
+import jax
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from lm.step import TrainState
+
+
+def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | None:
+    """Return a sentence on the parameters that the losses of a step do not read; None if there are none.
+
+    Behind an optimization barrier, as with micro-batches over fsdp, all count as read.
+
+    Args:
+        traced: the jitted `train_steps` after its tracing, with the state as its first argument.
+        state: the state, or its shapes.
+    """
+    program = traced.jaxpr.jaxpr
+    loop = next(equation for equation in program.eqns if equation.primitive.name == "while")  # over the steps
+    results = zip(_names(traced.out_info), program.outvars, strict=True)
+    losses = {id(x) for name, x in results if name == "1/loss" or name.startswith("1/loss/")}
+    _, reads = dce_jaxpr(loop.params["body_jaxpr"].jaxpr, [id(x) in losses for x in loop.outvars])
+    read = {id(x) for x, is_read in zip(loop.invars[loop.params["cond_nconsts"] :], reads, strict=True) if is_read}
+    arguments = zip(_names(state), program.invars, strict=False)
+    unused = [name for name, x in arguments if name.startswith("params/") and id(x) not in read]
+    if not unused:
+        return None
+    paths = ", ".join(name.removeprefix("params/") for name in unused)
+    return (
+        f"the loss does not depend on {paths}: they count as parameters and FLOPs (match_params makes other "
+        "layers narrower for them), but do not change the model; use them, or do not declare them in lm/parameters.py"
+    )
+
+
+def _names(tree) -> list[str]:
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
