@@ -19,10 +19,8 @@ from lm.config import saved_config, to_dict
 from lm.data import tokenizers
 from lm.errors import UserError
 from lm.files import lock, refuse_url, to_json
-from lm.huggingface import tokenizer_files
 from lm.huggingface.config_files import export_fields, read_config
-from lm.huggingface.safetensors_files import SHARD_BYTES
-from lm.huggingface.tokenizer_files import copy_settings, load_tokenizer
+from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params, to_device
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
@@ -30,10 +28,9 @@ from lm.text_tables import table
 from lm.trained_model import TrainedModel, load
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
-from lm.workdir.saved_run import WEIGHTS_OF, check_meta
+from lm.workdir.saved_run import SETTINGS, WEIGHTS_OF, check_meta
 
-SETTINGS = "huggingface"  # the directory within a workdir with the settings of an imported checkpoint
-N_RANDOM = 32  # ids to compare on, if none are given
+N_RANDOM = 32  # ids to compare on
 
 
 @contextlib.contextmanager
@@ -90,13 +87,12 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
         digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
         source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
         meta: dict[str, Any] = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
-        meta["tokenizer"] = tokenizer and tokenizer.to_json()
+        meta |= {"tokenizer": tokenizer and tokenizer.to_json(), SETTINGS: read_settings(directory)}
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
                 print(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
-            copy_settings(Path(directory), partial / SETTINGS, ("config.json", *tokenizer_files.SETTINGS))
             with closing(Checkpoints(run.path, say=print, in_flight=bytes_in_flight(params))) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
@@ -106,14 +102,13 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
     print(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
 
 
-def export_run(workdir: str, output: str, *, step: int | str = "best", shard_bytes: int = SHARD_BYTES) -> None:
+def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
 
     Args:
         workdir: the directory of the run.
         output: the directory to write, which must be new or empty.
         step: a step, "latest", or "best" by validation loss.
-        shard_bytes: see `write_tensors`.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
@@ -124,53 +119,42 @@ def export_run(workdir: str, output: str, *, step: int | str = "best", shard_byt
         """Check that the model can be exported before anything large is read."""
         check_meta(meta, workdir)
         config = saved_config(meta["config"])
-        exported_tensors(export_fields(config, settings)[0], config.model)
+        exported_tensors(export_fields(config, meta.get(SETTINGS))[0], config.model)
         return params
 
-    settings = Path(workdir) / SETTINGS
     with written_whole(output, "--output") as partial:
         step, params, meta = restore_params(workdir, step, choose=choose)
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if tokenizer is None:
             print(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
         config = saved_config(meta["config"])
-        files = write_checkpoint(partial, config, params, tokenizer, settings=settings, shard_bytes=shard_bytes)
+        files = write_checkpoint(partial, config, params, tokenizer, meta.get(SETTINGS))
     print(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
 # ---- Comparison --------------------------------------------------------------------------------------------------
 
 
-def compare(
-    directory: str,
-    workdir: str | None = None,
-    step: int | str = "best",
-    *,
-    text: str | list[int] | None = None,
-    tolerance: float = 1e-3,
-) -> bool:
-    """Print the differences between our activations and those of transformers, both in float32.
+def compare(directory: str, workdir: str | None = None, step: int | str = "best", tolerance: float = 1e-3) -> bool:
+    """Print the differences between our activations and those of transformers on random ids, both in float32.
 
     Args:
         directory: a checkpoint of Hugging Face, which transformers loads.
         workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
-        text: the text or the token ids to compare on; None: random ids.
         tolerance: the largest accepted difference of logits.
 
     Returns:
         Whether all logits are within the tolerance.
 
     Raises:
-        UserError: if torch is missing, the text does not fit the model, or the checkpoint is not supported.
+        UserError: if torch is missing, or the checkpoint is not supported.
     """
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
         raise UserError(f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'")
     run = load(workdir or directory, step)
-    if text is None:
-        n = min(N_RANDOM, run.seq_len)
-        text = np.random.default_rng(0).integers(0, run.config.model.vocab_size, n).tolist()
-    tokens_BT = np.array([run.encode(text)], np.int64)
+    shape = (1, min(N_RANDOM, run.seq_len))
+    tokens_BT = np.random.default_rng(0).integers(0, run.config.model.vocab_size, shape)
     return report(our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance)
 
 

@@ -1,7 +1,6 @@
 """Exchange models with Hugging Face: python -m lm.hf import|export|check."""
 
 import argparse
-import re
 import sys
 
 from lm.command_line.checkpoint import STEP
@@ -56,16 +55,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--workdir", required=True, type=path_argument, metavar="DIR", help="the directory of the run")
     add("--output", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add("--step", **STEP)
-    add(
-        "--shard-gb", type=float, default=5.0, metavar="X", help="maximum size of a safetensors file in GB (default: 5)"
-    )
 
     add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
-    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
-    add("--workdir", type=path_argument, metavar="RUN", help="compare the weights of this run (default: those of DIR)")
+    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint; export a run first")
+    add("--workdir", type=path_argument, metavar="RUN", help="the run that was exported, to compare its own weights")
     add("--step", **STEP)
-    add("--prompt", metavar="TEXT", help="the text to compare on (default: random ids)")
-    add("--ids", metavar="N,N,...", help="the token ids to compare on (default: random ids)")
     add(
         "--tolerance",
         type=float,
@@ -91,30 +85,19 @@ def import_(a: argparse.Namespace) -> int:
 
 def export(a: argparse.Namespace) -> int:
     """Export a run, and return the exit code."""
-    if not 0 < a.shard_gb < 1e6:
-        raise UserError(f"--shard-gb: {a.shard_gb} must be greater than 0 and less than 1000000")
     start_jax()
     from lm.exchange import export_run
 
-    export_run(a.workdir, a.output, step=a.step, shard_bytes=int(a.shard_gb * 1e9))
+    export_run(a.workdir, a.output, a.step)
     return 0
 
 
 def check(a: argparse.Namespace) -> int:
     """Compare with transformers, and return the exit code."""
-    if a.prompt is not None and a.ids is not None:
-        raise UserError("--prompt and --ids: give one of them")
-    if a.prompt == "":
-        raise UserError("--prompt is empty; give at least one token")
-    text = a.prompt
-    if a.ids is not None:
-        if not re.fullmatch(r"\s*[0-9]{1,9}(\s*,\s*[0-9]{1,9})*\s*", a.ids):
-            raise UserError(f"--ids: {short(a.ids)} is not a list of token ids such as 5,17,3")
-        text = [int(n) for n in a.ids.split(",")]
     start_jax()
     from lm.exchange import compare
 
-    return 0 if compare(a.directory, a.workdir, a.step, text=text, tolerance=a.tolerance) else 3
+    return 0 if compare(a.directory, a.workdir, a.step, a.tolerance) else 3
 
 
 def start_jax() -> None:

@@ -1,6 +1,7 @@
 """Translate config.json of a checkpoint to our config and back. Imports no jax."""
 
 import dataclasses
+import json
 import math
 import os
 from pathlib import Path
@@ -182,19 +183,19 @@ def read_training_config(directory: str | Path) -> Config:
 # ---- To config.json ----------------------------------------------------------------------------------------------
 
 
-def export_fields(config: Resolved, settings: Path | None = None) -> tuple[Family, dict[str, Any]]:
+def export_fields(config: Resolved, settings: dict[str, str] | None = None) -> tuple[Family, dict[str, Any]]:
     """Return the family that has an equivalent of a model, and the fields of its config.json.
 
     Args:
         config: a resolved config.
-        settings: a directory with the config.json that the model came from, whose family is tried first; None, or an
-            empty directory: there is none.
+        settings: files of the checkpoint that the model came from, by name; the family of its config.json, if there is
+            one, is tried first.
 
     Raises:
         UserError: if no family has one, with the reasons of the closest family.
     """
     reasons = {}  # by model_type
-    before = read_fields(settings)["model_type"] if settings and is_checkpoint(settings) else None
+    before = json.loads((settings or {}).get("config.json", "{}")).get("model_type")
 
     def order(family):  # factors in weights are rounded
         return family.model_type != before, bool(fold(family, config.model)[1])

@@ -1,18 +1,18 @@
 """Read the tokenizer of a checkpoint, and write one for an exported model. Imports no jax."""
 
-import shutil
+import json
 from pathlib import Path
 
 from lm.config import Resolved
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
 from lm.errors import UserError
-from lm.files import read_json, to_json, write_text
-from lm.huggingface.config_files import MAX_BYTES, find_file, find_tokenizer
+from lm.files import parse_json, read_bytes, to_json
+from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file, find_tokenizer
 
-# Files with settings that we do not use, but that an exported model should have again.
+# Files with settings that an exported model should have again. Of config.json these are the family and the token ids.
 SETTINGS = (
-    "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
 # lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
@@ -35,42 +35,35 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
             f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
         )
-    return HFTokenizer(tokenizer.json, config.data.special_tokens, find_end_ids(directory))
+    return HFTokenizer(tokenizer.json, config.data.special_tokens, find_end_ids(read_settings(directory)))
 
 
-def find_end_ids(directory: str | Path) -> set[int]:
+def find_end_ids(settings: dict[str, str]) -> set[int]:
     """Return the ids that end a generated text: eos_token_id in generation_config.json and config.json."""
     found = set()
     for name in ("generation_config.json", "config.json"):
-        if path := find_file(directory, name, MAX_BYTES):
-            ids = read_json(path, dict, "download it again").get("eos_token_id")
-            ids = ids if isinstance(ids, list) else [ids]
-            found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
+        ids = json.loads(settings.get(name, "{}")).get("eos_token_id")
+        ids = ids if isinstance(ids, list) else [ids]
+        found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
     return found
 
 
-def copy_settings(source: Path, target: Path, names: tuple[str, ...] = SETTINGS) -> list[str]:
-    """Copy the files that exist, settings of tokenizer and generation, to a directory; returns their names."""
-    found = [name for name in names if find_file(source, name, MAX_BYTES)]
-    if found:
-        target.mkdir(exist_ok=True)
-    for name in found:
-        shutil.copyfile(source / name, target / name)
+def read_settings(directory: str | Path) -> dict[str, str]:
+    """Return the text of each file of SETTINGS that a checkpoint has, by name; raises UserError if one is damaged."""
+    found = {}
+    for name in SETTINGS:
+        if path := find_file(directory, name, MAX_TOKENIZER_BYTES):  # Gemma 3 lists 6,000 tokens in its settings
+            try:
+                found[name] = read_bytes(path).decode()
+                if path.suffix == ".json":
+                    parse_json(found[name])
+            except ValueError as error:
+                raise UserError(f"{path} is corrupted: {error}; download it again") from None
     return found
 
 
-def write_tokenizer(target: Path, tokenizer: Tokenizer, *, seq_len: int, keep: list[str]) -> list[str]:
-    """Write tokenizer.json and tokenizer_config.json, and return the names of the files.
-
-    Args:
-        target: an existing directory.
-        tokenizer: one of ours.
-        seq_len: the number of tokens that the model sees.
-        keep: files that are there already and must not be replaced.
-    """
-    write_text(target / "tokenizer.json", to_tokenizer_json(tokenizer))
-    if "tokenizer_config.json" in keep:
-        return ["tokenizer.json"]
+def tokenizer_settings(tokenizer: Tokenizer, seq_len: int) -> str:
+    """Return the tokenizer_config.json of one of our tokenizers, for a model that sees `seq_len` tokens."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
@@ -80,8 +73,7 @@ def write_tokenizer(target: Path, tokenizer: Tokenizer, *, seq_len: int, keep: l
         settings["eos_token"] = tokenizer.decode([tokenizer.end_of_text])
     if getattr(tokenizer, "unk", False):
         settings["unk_token"] = "<unk>"
-    write_text(target / "tokenizer_config.json", to_json(settings, indent=2) + "\n")
-    return ["tokenizer.json", "tokenizer_config.json"]
+    return to_json(settings, indent=2) + "\n"
 
 
 def to_tokenizer_json(tokenizer: Tokenizer) -> str:

@@ -1,13 +1,14 @@
 """Write a model as a checkpoint of Hugging Face: weights, config.json and tokenizer."""
 
+import json
 from pathlib import Path
 
 from lm.config import Resolved
 from lm.data.tokenizers import Tokenizer
-from lm.files import read_json, to_json, write_text
+from lm.files import to_json, write_text
 from lm.huggingface.config_files import export_fields
-from lm.huggingface.safetensors_files import SHARD_BYTES, write_tensors
-from lm.huggingface.tokenizer_files import copy_settings, write_tokenizer
+from lm.huggingface.safetensors_files import write_tensors
+from lm.huggingface.tokenizer_files import to_tokenizer_json, tokenizer_settings
 from lm.huggingface.weights import exported_tensors
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -18,9 +19,7 @@ def write_checkpoint(
     config: Resolved,
     params: dict,
     tokenizer: Tokenizer | None = None,
-    *,
-    settings: Path | None = None,
-    shard_bytes: int = SHARD_BYTES,
+    settings: dict[str, str] | None = None,
 ) -> list[str]:
     """Write a checkpoint of Hugging Face, and return the names of its files.
 
@@ -29,24 +28,24 @@ def write_checkpoint(
         config: a resolved config.
         params: parameters as nested dicts.
         tokenizer: None: write none.
-        settings: a directory with other files to copy, see `copy_settings`, and a config.json, see `export_fields`.
-        shard_bytes: see `write_tensors`.
+        settings: the files of the checkpoint that the model came from, see `read_settings`, which are written again.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons.
     """
+    settings = settings or {}
     family, fields = export_fields(config, settings)
-    files = write_tensors(target, exported_tensors(family, config.model, params), shard_bytes)
-    copied = copy_settings(settings, target) if settings else []
+    files = write_tensors(target, exported_tensors(family, config.model, params))
+    texts = {name: text for name, text in settings.items() if name != "config.json"}
     if tokenizer is not None:
-        files += write_tokenizer(target, tokenizer, seq_len=config.train.seq_len, keep=copied)
-    if "generation_config.json" in copied:
-        ids = read_json(target / "generation_config.json", advice="delete it in the workdir")
-    else:
-        ids = {"eos_token_id": tokenizer and tokenizer.end_of_text}
-        write_text(target / "generation_config.json", to_json(ids, indent=2) + "\n")
-        files.append("generation_config.json")
-    fields |= {name: ids[name] for name in TOKEN_IDS if name in ids}
+        texts["tokenizer.json"] = to_tokenizer_json(tokenizer)
+        texts.setdefault("tokenizer_config.json", tokenizer_settings(tokenizer, config.train.seq_len))
+    ids = {"eos_token_id": tokenizer and tokenizer.end_of_text}
+    for before in (json.loads(settings.get(name, "{}")) for name in ("config.json", "generation_config.json")):
+        ids |= {name: before[name] for name in TOKEN_IDS if before.get(name) is not None}
+    texts.setdefault("generation_config.json", to_json(ids, indent=2) + "\n")
     # Last: a directory without it is not a checkpoint.
-    write_text(target / "config.json", to_json(fields, indent=2) + "\n")
-    return [*files, *copied, "config.json"]
+    texts["config.json"] = to_json(fields | ids, indent=2) + "\n"
+    for name, text in texts.items():
+        write_text(target / name, text)
+    return [*files, *texts]

@@ -36,7 +36,7 @@ from lm.workdir.checkpoints import Checkpoints, read_metas
 from lm.workdir.directory import Workdir, default_workdir
 from lm.workdir.metrics import MetricsWriter
 from lm.workdir.mirror import Mirror
-from lm.workdir.saved_run import check_checkpoints, newest_checkpoint
+from lm.workdir.saved_run import SETTINGS, check_checkpoints, newest_checkpoint
 
 
 def train(
@@ -125,7 +125,7 @@ def train(
                     signals=signals,
                     program=program,
                     sources={"train": source},
-                    record=record | describe_run(run),
+                    record=record | describe_run(run) | ({SETTINGS: loaded.settings} if loaded else {}),
                     scorers=scoring,
                     clock=clock,
                 )

@@ -18,14 +18,14 @@ from lm.data import Corpus, tokenizers
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.huggingface.config_files import is_checkpoint, normalized, read_config
-from lm.huggingface.tokenizer_files import load_tokenizer
+from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import load_params
 from lm.parallel import processes, sharding
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
-from lm.workdir.saved_run import check_meta
+from lm.workdir.saved_run import SETTINGS, check_meta
 
-_Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool]  # see `_read_run`
+_Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool, dict[str, str]]  # see `_read_run`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,13 @@ class WarmStart:
         values: the parameters by path.
         title: where they come from.
         groups: a line for each group of parameters of both models.
+        settings: files of the checkpoint of Hugging Face that they come from, which an export writes again; {}: none.
     """
 
     values: dict[str, jax.Array]
     title: str
     groups: str
+    settings: dict[str, str]
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
@@ -72,17 +74,21 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
     read = _read_checkpoint if processes.from_first(is_checkpoint, directory) else _read_run
     table = parameters.parameter_table(config.model)
     try:
-        source, values, model, is_checked = read(directory, config, corpus, table)
+        source, values, model, is_checked, settings = read(directory, config, corpus, table)
     except UserError as error:
         raise UserError(*(f"config.init_from: {directory}: {problem}" for problem in error.problems)) from None
     warning = "" if is_checked else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
-    found = WarmStart(values, f"{warning}parameters of {source}:", _groups(values, model, config.model))
+    groups, kept = _groups(values, model, config.model), settings if is_checked else {}  # with ids of its tokenizer
+    found = WarmStart(values, f"{warning}parameters of {source}:", groups, kept)
     say(f"{found.title}\n{found.groups}")
     return found
 
 
 def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return what was read, the parameters that fit, the other model, and whether it has the tokenizer of the data."""
+    """Return what was read, the parameters that fit, the other model, and its settings.
+
+    Before the settings: whether both tokenizers are known, and thus equal.
+    """
 
     def choose(params: dict, meta: dict) -> dict:
         check_meta(meta, "its checkpoint")
@@ -93,7 +99,8 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
 
     step, params, meta = restore_params(directory, "best", choose=choose)
     values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
-    return f"{directory}, step {step}", values, saved_config(meta["config"]).model, True
+    model, settings = saved_config(meta["config"]).model, meta.get(SETTINGS, {})
+    return f"{directory}, step {step}", values, model, corpus.tokenizer is not None, settings
 
 
 def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
@@ -111,7 +118,8 @@ def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: pa
     fitting = _fitting(stored, table)
     places = parameters.flat(sharding.shard_state(parameters.nest(fitting), table))
     values = {path: _put(x, places[path]) for path, x in fitting.items()}
-    return f"{directory} (Hugging Face)", values, model, None not in (tokenizer, corpus.tokenizer)
+    is_checked = None not in (tokenizer, corpus.tokenizer)
+    return f"{directory} (Hugging Face)", values, model, is_checked, read_settings(directory)
 
 
 def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from huggingface_checkpoints import EXPECTED, checkpoint
-from running import checksums, summary_of
+from running import checksums, slow, summary_of
 
 import lm
 from lm import parameters
@@ -20,6 +20,7 @@ from lm.data import open_corpus
 from lm.data.hf_tokenizer import END_OF_TEXT
 from lm.data.tokenizers import CharTokenizer
 from lm.errors import UserError
+from lm.hf import main as hf_main
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
@@ -128,6 +129,46 @@ def test_another_tokenizer_is_an_error_and_a_missing_one_a_warning(model_dir):
     (model_dir / "tokenizer.json").unlink()
     _, printed = read(model_dir, "data.tokenizer=char")
     assert printed.startswith(f"WARNING: cannot check that {model_dir} has the tokenizer of the data\n")
+
+
+SETTINGS = {
+    "chat_template.jinja": "{{ messages }} and é\n",
+    "generation_config.json": '{"bos_token_id": 8, "eos_token_id": [9, 7], "top_k": 20}',
+    "tokenizer_config.json": '{"model_max_length": 16, "chat_template": "x"}',
+}
+
+
+@pytest.fixture
+def mistral_dir(model_dir):
+    """Return a Mistral without windows, which exports as llama unless something says where it came from."""
+    checkpoint(model_dir, "mistral", bos_token_id=8)
+    fields = json.loads((model_dir / "config.json").read_text()) | {"sliding_window": None}
+    (model_dir / "config.json").write_text(json.dumps(fields))
+    for name, text in SETTINGS.items():
+        (model_dir / name).write_text(text)
+    return model_dir
+
+
+@pytest.mark.parametrize("source", ["llama", slow("imported")])
+def test_a_continued_model_is_exported_as_what_it_came_from(source, mistral_dir, tmp_path, command):
+    if source == "imported":
+        assert command(hf_main, "import", mistral_dir, "--workdir", tmp_path / "imported")[0] == 0
+    keys = {"data.source": f"text:{tmp_path / 'text.txt'}", "init_from": tmp_path / source, "train.seq_len": 8}
+    keys |= {"eval.sample_prompt": "a", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+    run = [f"--config=hf:{mistral_dir}", *(f"--config.{name}={x}" for name, x in keys.items()), "--workdir=run"]
+    for steps in (1, 2):  # the second start resumes the run, and reads nothing from `source`
+        code, output = command(train_main, *run, f"--config.train.steps={steps}", "--resume")
+        assert code == 0, output
+    assert command(hf_main, "export", "--workdir=run", "--output=out", "--step=latest")[0] == 0
+    assert {name: (tmp_path / "out" / name).read_text() for name in SETTINGS} == SETTINGS
+    fields = json.loads((tmp_path / "out/config.json").read_text())
+    assert (fields["model_type"], fields["bos_token_id"], fields["eos_token_id"]) == ("mistral", 8, [9, 7])
+
+
+def test_settings_of_a_checkpoint_without_the_tokenizer_of_the_data_are_not_kept(mistral_dir):
+    assert read(mistral_dir)[0].settings.keys() == {"config.json", *SETTINGS}
+    (mistral_dir / "tokenizer.json").unlink()
+    assert read(mistral_dir, "data.tokenizer=char")[0].settings == {}
 
 
 def test_a_model_without_a_common_parameter_is_an_error_before_the_weights_are_read(model_dir, monkeypatch):

@@ -1,6 +1,6 @@
 """Agreement with transformers, which loads what we export and computes what we compute. Skipped without torch."""
 
-import json
+import functools
 
 import jax
 import numpy as np
@@ -12,8 +12,9 @@ import lm
 from lm import exchange, model
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.huggingface.config_files import export_fields, read_config, read_fields
-from lm.huggingface.tokenizer_files import write_tokenizer
+from lm.huggingface import writing
+from lm.huggingface.config_files import read_config, read_fields
+from lm.huggingface.safetensors_files import write_tensors
 from lm.huggingface.weights import load_params
 from lm.huggingface.writing import write_checkpoint
 
@@ -65,13 +66,14 @@ def test_transformers_loads_what_was_imported_and_exported_as_the_same_model(cas
 
 
 @pytest.mark.parametrize("family", RANDOM)
-def test_transformers_computes_the_logits_of_exported_models(family, tmp_path):
+def test_transformers_computes_the_logits_of_exported_models(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "write_tensors", functools.partial(write_tensors, shard_bytes=2000))
     ids = np.random.default_rng(0).integers(0, 19, (2, 8))
     for seed in range(12):
         config = tiny(model=drawn(family, seed) | {"scan_layers": True})
         params = redrawn(config.model)
         (directory := tmp_path / str(seed)).mkdir()
-        write_checkpoint(directory, config, params, shard_bytes=2000)
+        write_checkpoint(directory, config, params)
         assert read_fields(directory)["model_type"] == family
         theirs = their_logits(load(directory), ids)
         np.testing.assert_allclose(
@@ -84,8 +86,7 @@ def test_transformers_loads_exported_tokenizers(tmp_path):
     for spec in ("byte", "char", "word", "bpe:300"):
         ours = tokenizers.make(spec, [text])
         (directory := tmp_path / spec).mkdir()
-        write_tokenizer(directory, ours, seq_len=8, keep=[])
-        (directory / "config.json").write_text(json.dumps(export_fields(config)[1]))
+        write_checkpoint(directory, config, redrawn(config.model), ours)
         theirs = transformers.AutoTokenizer.from_pretrained(directory)
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert (ids, theirs.decode(ids)) == (ours.encode(text).tolist(), text)
@@ -94,7 +95,7 @@ def test_transformers_loads_exported_tokenizers(tmp_path):
 
 def test_check_finds_no_difference_and_names_the_layer_of_one(tmp_path, capsys):
     checkpoint(tmp_path)
-    assert exchange.compare(str(tmp_path), text=[1, 2, 3])
+    assert exchange.compare(str(tmp_path))
     assert "at all positions" in capsys.readouterr().out
     run, tokens = lm.load(tmp_path), np.array([[1, 2, 3]])
     run.params["layers"]["ffn"]["w_up_DF"] *= np.array([1.1, 1.0]).reshape(2, 1, 1)
