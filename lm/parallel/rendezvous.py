@@ -14,10 +14,8 @@ import time
 from lm.config.values import is_address
 from lm.errors import TemporaryError, UserError
 
-_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # where process 0 listens, if set
-REPLY_SECONDS = 10  # time limit for a line of another process
+CONNECT_SECONDS = 10  # time limit to connect, and to send a line
 RETRY_SECONDS = 0.2
-MAX_LINE = 2**16  # bytes
 
 
 def meet(address: str, num_processes: int, process_id: int, timeout: int) -> None:
@@ -31,49 +29,46 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 
     Raises:
         TemporaryError: the port is in use, or a process did not connect in time.
-        UserError: an id is too large or used twice, or `num_processes` differs between processes.
+        UserError: the id is too large, or `num_processes` differs between processes.
     """
     if not 0 <= process_id < num_processes:
         raise UserError(
             f"--process_id: {process_id} must be less than --num_processes = {num_processes}; ids start at 0"
         )
-    for name, given in (("--coordinator_address", address), (_BIND, os.environ.get(_BIND, address))):
-        if not is_address(given):
-            raise UserError(f"{name}: {given[:200]!r} is not HOST:PORT with a port from 1 to 65535")
+    if not is_address(address):
+        raise UserError(f"--coordinator_address: {address[:200]!r} is not HOST:PORT with a port from 1 to 65535")
+    host, _, port = address.rpartition(":")
     if process_id == 0:
-        _collect(address, num_processes, timeout)
+        _collect(int(port), num_processes, timeout)
     else:
-        _report(address, num_processes, process_id, timeout)
+        _report(host.strip("[]"), int(port), num_processes, process_id, timeout)
 
 
-def _collect(address: str, n: int, timeout: float) -> None:
+def _collect(port: int, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
-    waiting: dict[int, socket.socket] = {}  # by process id; -1: the one whose arguments are wrong
+    waiting: dict[int, socket.socket] = {}  # by process id; the last connection of one that was restarted
     answer = "1 process 0 was interrupted"
-    with _listen(address) as server, contextlib.ExitStack() as opened:
+    with _listen(port) as server, contextlib.ExitStack() as opened:
         try:
-            while missing := [i for i in range(1, n) if i not in waiting or not _is_open(waiting[i])]:
+            while missing := sorted({*range(1, n)} - {*waiting}):
                 if time.monotonic() > deadline:
                     ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
                     raise TemporaryError(
                         f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to process 0 within "
                         f"{timeout} s (--connect_timeout); see their output, and check that they can reach "
-                        "--coordinator_address"
+                        "--coordinator_address and that each process has its own --process_id"
                     )
                 server.settimeout(max(0.01, deadline - time.monotonic()))
                 with contextlib.suppress(OSError, ValueError):  # the time is over, or this is another program
                     connection = opened.enter_context(server.accept()[0])
-                    connection.settimeout(REPLY_SECONDS)
-                    i, count = map(int, connection.recv(MAX_LINE).split())
-                    repeated = i == 0 or (i in waiting and _is_open(waiting[i]))
-                    waiting[-1 if repeated or count != n else i] = connection
+                    connection.settimeout(CONNECT_SECONDS)
+                    i, count = map(int, connection.recv(100).split())
+                    waiting[i] = connection
                     if count != n:
                         raise UserError(
                             f"process {i} has --num_processes {count}, and process 0 has {n}; give all the same number"
                         )
-                    if repeated:
-                        raise UserError(f"two processes have --process_id {i}; give each process its own")
             answer = "0"
         except UserError as error:
             answer = f"{error.code} {error}"
@@ -84,44 +79,28 @@ def _collect(address: str, n: int, timeout: float) -> None:
                     connection.sendall(f"{answer}\n".encode())
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Return whether the other side waits; a process that was restarted has closed its first connection."""
-    connection.settimeout(None)  # with a time limit Python would wait for a byte
+def _listen(port: int) -> socket.socket:
+    """Listen where JAX listens afterwards: on all interfaces, IPv6 and IPv4."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-
-
-def _listen(address: str) -> socket.socket:
-    """Listen where JAX listens afterwards: on all interfaces, unless JAX_COORDINATOR_BIND_ADDRESS names one."""
-    host, _, port = os.environ.get(_BIND, f"[::]:{address.rpartition(':')[2]}").rpartition(":")
-    all_interfaces = host == "[::]"
-    dual = all_interfaces and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual or (":" in host and not all_interfaces) else socket.AF_INET
-    try:
-        name = "" if all_interfaces else host.strip("[]")
-        return socket.create_server((name, int(port)), family=family, dualstack_ipv6=dual, backlog=1024)
+        return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=1024)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
         raise TemporaryError(
-            f"process 0 cannot listen on port {port} ({reason}); choose another port, end the program that uses it, "
-            "or give each process its own --process_id"
+            f"process 0 cannot listen on port {port} ({os.strerror(error.errno)}); choose another port, end the "
+            "program that uses it, or give each process its own --process_id"
         ) from None
 
 
-def _report(address: str, n: int, process_id: int, timeout: float) -> None:
+def _report(host: str, port: int, n: int, process_id: int, timeout: float) -> None:
     """Connect to process 0, and raise the problem in its answer."""
-    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), min(timeout, REPLY_SECONDS)) as connection:
+            with socket.create_connection((host, port), min(timeout, CONNECT_SECONDS)) as connection:
                 connection.sendall(f"{process_id} {n}\n".encode())
-                connection.settimeout(timeout + REPLY_SECONDS)
-                code, _, message = connection.makefile("r").readline(MAX_LINE).strip().partition(" ")
+                connection.settimeout(timeout + CONNECT_SECONDS)
+                code, _, message = connection.makefile("r").readline().strip().partition(" ")
             if code == "0":
                 return
             if code in ("1", "2"):
@@ -131,7 +110,7 @@ def _report(address: str, n: int, process_id: int, timeout: float) -> None:
             reason = getattr(error, "strerror", None) or error
         if time.monotonic() > deadline:
             raise TemporaryError(
-                f"process {process_id} could not reach process 0 at {address} within {timeout} s (--connect_timeout): "
-                f"{reason}; see the output of process 0, and check --coordinator_address"
+                f"process {process_id} could not reach process 0 at {host}:{port} within {timeout} s "
+                f"(--connect_timeout): {reason}; see the output of process 0, and check --coordinator_address"
             )
         time.sleep(RETRY_SECONDS)
