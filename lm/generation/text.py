@@ -11,8 +11,7 @@ from lm.generation.filters import Sampling
 
 EVERY = 16  # tokens to draw before the text is checked for stop strings
 INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
-CONTEXT = 8  # tokens that are decoded before new ones: some tokenizers change spaces at the start of a text
-PENDING = 8  # the newest tokens, which are decoded again with the next ones: more than the bytes of a character
+CONTEXT = 8  # tokens of the prompt that are decoded before the drawn ones: some tokenizers drop a space at the start
 
 
 def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
@@ -44,8 +43,6 @@ class Continuation:
     ids: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
-    _n_settled: int = 0  # the number of ids whose text does not change any more
-    _settled: str = ""  # their text
 
     def add(self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int) -> None:
         """Add drawn ids, unless the text has ended.
@@ -70,36 +67,22 @@ class Continuation:
         # first to be complete counts, so that the result does not depend on how many ids are added at once.
         if found := [(at + len(string), at) for string in stop if (at := text.find(string, len(self.text))) >= 0]:
             self.text, self.finish = text[: min(found)[1]], "stop"
-            self._drop_ids_after_text(tokenizer)
+            suffices = lambda n: self._decode(tokenizer, n).startswith(self.text)  # noqa: E731
+            del self.ids[bisect.bisect_left(range(len(self.ids)), True, key=suffices) :]
         elif self.finish:
             self.text = text
         else:
             text = text.rstrip(INCOMPLETE)
             self.text = text[: len(text) - max((_overlap(text, string) for string in stop), default=0)]
 
-    def _decode(self, tokenizer: Tokenizer) -> str:
-        """Decode the ids. Only the last tokens are decoded again, so that the cost is linear in the length."""
-        tail = self._text_between(tokenizer, self._n_settled, len(self.ids))
-        for n in range(len(self.ids) - PENDING, max(self._n_settled, len(self.ids) - PENDING - 4), -1):
-            head = self._text_between(tokenizer, self._n_settled, n)
-            if tail == head + self._text_between(tokenizer, n, len(self.ids)):  # no character spans the border
-                self._n_settled, self._settled, tail = n, self._settled + head, tail[len(head) :]
-                break
-        return self._settled + tail
+    def _decode(self, tokenizer: Tokenizer, n: int | None = None) -> str:
+        """Return the text that the first n ids, or all, add to the prompt.
 
-    def _text_between(self, tokenizer: Tokenizer, first: int, end: int) -> str:
-        """Return the text that ids[first:end] add to that of the ids before them."""
-        prompt_ids = self.prompt_ids[max(0, len(self.prompt_ids) + first - CONTEXT) :]
-        before = [*prompt_ids, *self.ids[max(0, first - CONTEXT) : first]]
-        return _decode_after(tokenizer, before, self.ids[first:end])
-
-    def _drop_ids_after_text(self, tokenizer: Tokenizer) -> None:
-        """Drop the last ids if the text is complete without them."""
-
-        def suffices(n: int) -> bool:
-            return _decode_after(tokenizer, self.prompt_ids, self.ids[:n]).startswith(self.text)
-
-        del self.ids[bisect.bisect_left(range(len(self.ids)), True, key=suffices) :]
+        All are decoded each time: 4,000 ids of a BPE, drawn 16 at a time, take 0.1 s of a CPU in all.
+        """
+        before, ids = self.prompt_ids[-CONTEXT:], self.ids[:n]
+        start, text = tokenizer.decode(before), tokenizer.decode([*before, *ids])
+        return text[len(start) :] if text.startswith(start) else tokenizer.decode(ids)
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -109,12 +92,6 @@ def _overlap(text: str, stop: str) -> int:
     (3, 0)
     """
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def _decode_after(tokenizer: Tokenizer, before: Sequence[int], ids: Sequence[int]) -> str:
-    """Decode ids together with those before them, because some tokenizers drop a space at the start of a text."""
-    start, text = tokenizer.decode(before), tokenizer.decode([*before, *ids])
-    return text[len(start) :] if text.startswith(start) else tokenizer.decode(ids)
 
 
 def stream_texts(

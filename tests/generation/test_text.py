@@ -96,23 +96,6 @@ def test_the_text_is_that_of_all_ids_decoded_at_once(kind, data):
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(shown))
 
 
-@pytest.mark.parametrize("piece", [b"a", b"\xff", "\u65e5".encode(), b"\xe6\x97"])
-def test_the_work_of_decoding_grows_linearly(piece):
-    """Also for bytes that are no characters: at most 15 ids are decoded per drawn id."""
-    tokenizer, n_decoded = ByteTokenizer(), 0
-
-    class Counting(ByteTokenizer):
-        def decode(self, ids):
-            nonlocal n_decoded
-            n_decoded += len(ids)
-            return tokenizer.decode(ids)
-
-    ids = list(piece * 2000)
-    row, _ = grow([ids[i : i + 16] for i in range(0, len(ids), 16)], Counting(), n_tokens=len(ids))
-    assert row.text == tokenizer.decode(ids)
-    assert n_decoded < 15 * len(ids)
-
-
 @pytest.mark.slow
 def test_generated_texts_stop_and_differ_by_sample():
     config = tiny(model={"n_layers": 1})
