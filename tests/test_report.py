@@ -70,6 +70,17 @@ def test_every_verdict_has_a_sentence():
     assert "* No result: wide and plain (unstable: 1 of 5 and 0 of 5 runs diverged)." in text_of(record, diverged)
 
 
+def test_a_published_run_that_is_trained_again_is_compared():
+    record, runs = sweep()
+    published = next(r for r in runs if (r.phase, r.variant) == ("final", "plain"))
+    for loss, is_same in ((published.test_loss + 1e-5, True), (published.test_loss - 0.02, False), (None, False)):
+        text = text_of(record, [*runs, dataclasses.replace(published, phase="again", test_loss=loss)])
+        shown = "–" if loss is None else f"{loss:.4f}"
+        assert f"The published plain was trained again with seed 1: {shown} instead of 2.0000." in text
+        assert ("WARNING" in text.partition("## Results")[0]) is not is_same
+    assert "trained again" not in text_of(record, runs)
+
+
 def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
     text = text_of(*sweep(SIZES, "size"))
     assert re.search(r"^\* gated saves \d\d % \[.*\] of the training compute that plain needs", text, re.M)

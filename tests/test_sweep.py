@@ -246,16 +246,23 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
         bench, "--study", "demo", "--add", "tied head", "--set", "model.tie_embeddings=True", config=None
     )
     assert code == 0, output
-    assert "of mlp" not in output
+    assert output.count("of mlp") == 2  # one run in each cell, to compare it with the published one
     found = results(bench.base / "sweeps" / "demo+tied_head-full")
     kept = {key: run for key, run in before.items() if not key[1].startswith("glu")}
     assert {key: dataclasses.replace(run, curve=()) for key, run in kept.items()} == {key: found[key] for key in kept}
-    added = {key for key in found if key not in kept}
+    again = {key: run for key, run in found.items() if key[0] == "again"}
+    assert [key[1] for key in again] == ["mlp, one", "mlp, two"]
+    for key, run_again in again.items():
+        assert run_again.test_loss == pytest.approx(before["final", *key[1:]].test_loss, rel=1e-6)
+    added = found.keys() - kept.keys() - again.keys()
     assert {key[1] for key in added} == {"tied head, one", "tied head, two"}
     assert {key[3] for key in added} == {key[3] for key in kept}
     code, output = run(bench, "sweeps/demo+tied_head-full", main=report.main, config=None)
     assert code == 0, output
-    assert "Not preregistered" in (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
+    text = (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
+    assert "Not preregistered" in text
+    assert text.count("was trained again with seed") == 2
+    assert "WARNING" not in text
     for name, setting, advice in (
         ("glu", "model.ffn=glu", "choose another"), ("new", "optimizer.learning_rate=1.0", "leave it out"),
         ("new", "modl.ffn=glu", "did you mean"), ("new", "train.steps=960", "write a sweep file"),

@@ -23,6 +23,7 @@ from lm.sweeps.tuning import Choice
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
+REPEATED = 0.001  # nats: a published run that is trained again gives its loss within this difference
 MANY = 12  # claims; with more, reports are sorted and shorter
 NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS
 
@@ -186,6 +187,12 @@ class Analysis:
                 name = f"{against} over {len(of)} {self.record['axis']}s"
                 rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))
         return rows
+
+    def trained_again(self) -> list[tuple[str, int, float, float]]:
+        """Return variant, seed, test loss now and as published of each run that an addition repeats; nan: diverged."""
+        return [(run.variant, run.seed, math.nan if run.test_loss is None else run.test_loss,
+                 self.variants[run.variant].losses[run.seed])
+                for run in self.runs if run.phase == "again" and run.variant in self.variants]  # fmt: skip
 
     def of_kind(self, *kinds: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind in kinds]

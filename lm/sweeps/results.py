@@ -31,7 +31,7 @@ class Run:
     """One run.
 
     Attributes:
-        phase: "tuning" or "final".
+        phase: "tuning", "final", or "again": a final run of a published baseline that an addition repeats.
         variant: the variant's name, with its size or text.
         point: its value of every tuned config key.
         seed: train.seed.

@@ -59,7 +59,8 @@ def run_sweep(
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if published:
-        progress.say(f"{plural(len(published.runs), 'run')} of these are published and not trained again")
+        progress.say(f"{plural(len(published.runs), 'run')} of these are published and not trained again, but for one "
+                     "of the baseline in each cell, whose loss is compared")  # fmt: skip
     if dry_run and not timed:
         return 0
     # A sweep that was started before passed this check then; tracing takes a second for each variant.
@@ -80,7 +81,7 @@ def run_sweep(
         published.copy_to(workdir, record)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
-        return _Runner(variants, record, workdir, together, progress.say, signals).run()
+        return _Runner(variants, record, workdir, together, progress.say, signals).run(again=bool(published))
 
 
 def _runs_that_fit(variants: dict[str, Variant]) -> int:
@@ -125,11 +126,17 @@ class _Runner:
             self.runs = {run.key: run for run in read_runs(workdir, say)}
             drop_damaged_lines(workdir)
 
-    def run(self) -> int:
-        """Train everything that is missing, cell by cell; returns the exit code."""
+    def run(self, again: bool = False) -> int:
+        """Train everything that is missing, cell by cell; returns the exit code.
+
+        Args:
+            again: first train one run of each cell's baseline although its result is known from elsewhere.
+        """
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
-            self.train([("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].plan.seeds])
+            final = [("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].plan.seeds]
+            known = [key for key in final if again and self.variants[key[1]].plan.arm == self.record["baseline"]]
+            self.train([("again", *key[1:]) for key in known[:1]] + final)
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
             return 128 + self.signals.received
