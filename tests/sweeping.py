@@ -31,7 +31,7 @@ CHANGED = """
 import dataclasses
 import runpy
 
-from lm.sweeps import Budget, match_params, match_tokens
+from lm.sweeps import Budget, match_params
 
 
 def get_sweep():

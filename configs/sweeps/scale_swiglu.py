@@ -12,23 +12,30 @@ sizes; that the saving grows with the size is not shown.
 The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
 """
 
-from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, match_tokens
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
 
-WIDTHS = (32, 48, 64, 96)
+# By width: steps for 5 tokens per parameter, and warm-up and steps between evaluations in proportion.
+LENGTHS = {32: (141, 7, 18), 48: (309, 15, 39), 64: (542, 27, 68), 96: (1203, 60, 150)}
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)  # at width 64
 
 
 def get_sweep():
     sizes = {
-        str(d): {"model.d_model": d, "model.d_ff": 3 * d, LEARNING_RATE: tuple(rate * 64 / d for rate in RATES)}
-        for d in WIDTHS
+        str(d): {
+            "model.d_model": d,
+            "model.d_ff": 3 * d,
+            "train.steps": steps,
+            "optimizer.warmup_steps": warmup,
+            "eval.every": every,
+            LEARNING_RATE: tuple(rate * 64 / d for rate in RATES),
+        }
+        for d, (steps, warmup, every) in LENGTHS.items()
     }
     sizes["96"][LEARNING_RATE] = sizes["96"][LEARNING_RATE][1:4]
     return Sweep(
         question="With as many parameters, how much training compute does SwiGLU save against a plain SiLU "
         "feed-forward layer, from 58,000 to 490,000 parameters?",
         base="configs/shakespeare_small.py",
-        values={"train.steps": match_tokens(5)},
         variants={
             "SwiGLU": {"model.ffn": "glu"},
             "SiLU": {"model.ffn": "mlp", "model.d_ff": match_params("SwiGLU")},
@@ -39,7 +46,11 @@ def get_sweep():
         comparisons=(("SwiGLU", "SiLU"),),
         learning_rates=RATES,
         budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": match_tokens(0.6), "eval.max_batches": 2}),
+            "quick": Budget(
+                tuning_seeds=1,
+                seeds=2,
+                values={"train.steps": 20, "optimizer.warmup_steps": 2, "eval.every": 10, "eval.max_batches": 2},
+            ),
             "full": Budget(tuning_seeds=2, seeds=10),
         },
     )

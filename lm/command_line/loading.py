@@ -96,11 +96,6 @@ def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: d
     return config
 
 
-def check_config(config: Config) -> None:
-    """Check a config whose values were computed, as if it had been loaded; raises UserError with every mistake."""
-    _raise_problems(*from_flat(flatten(to_dict(config))))
-
-
 def run_file(path: str, function: str, folder: str) -> Any:
     """Return what a function of a Python file returns.
 

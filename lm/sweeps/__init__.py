@@ -1,6 +1,6 @@
 """Sweeps: compare variants of a config, each tuned, on fresh seeds. Sweep files import their names from here."""
 
-from lm.sweeps.declare import Budget, Sweep, each, match_flops, match_params, match_tokens, product
+from lm.sweeps.declare import Budget, Sweep, each, match_params, product
 from lm.sweeps.tuning import LEARNING_RATE
 
 __all__ = [
@@ -8,8 +8,6 @@ __all__ = [
     "Budget",
     "Sweep",
     "each",
-    "match_flops",
     "match_params",
-    "match_tokens",
     "product",
 ]

@@ -5,14 +5,12 @@ This module does not import jax.
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 MARGIN = 0.005  # nats per token
-MATCHED_KEYS = {"params": "model.d_ff", "flops": "model.d_ff", "tokens": "train.steps"}
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -25,7 +23,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per point of the tuned lists.
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
-        values: config values for all runs of this budget (`train.steps`, for example).
+        values: config values for all runs of this budget (`train.steps`, for example), also if a size or text sets
+            them.
     """
 
     tuning_seeds: int
@@ -45,14 +44,14 @@ class Sweep:
         question: what the sweep should answer, in one sentence.
         base: the path of the config file that all variants start from.
         variants: by name, the config values that each variant changes. The value of a tuned key is the variant's own
-            list, and that of `model.d_ff` may be `match_params` or `match_flops`.
-        baseline: the variant that the placebo changes, and whose parameters `match_tokens` counts.
+            list, and that of `model.d_ff` may be `match_params`.
+        baseline: the variant that the placebo changes.
         comparisons: pairs (variant, against). p-values are corrected for their number. None: only sizes or texts.
         learning_rates: the list from which each variant takes its best learning rate, in ascending order.
         tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
             (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.
         budgets: "quick", "full" or both; by default QUICK and FULL.
-        values: config values for all variants. `train.steps` may be `match_tokens`, here and in a budget.
+        values: config values for all variants.
         sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
             compared at every size. The value of a tuned key is the size's own list.
         texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
@@ -95,44 +94,17 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A config value that is computed from another variant.
+    """The value of model.d_ff at which the number of parameters is nearest to that of the variant `of`."""
 
-    Attributes:
-        what: "params" or "flops", for model.d_ff; "tokens", for train.steps.
-        of: the variant that is matched; "" for "tokens", until it is planned.
-        ratio: tokens per parameter.
-    """
-
-    what: str
     of: str
-    ratio: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.ratio:g} tokens per parameter" if self.what == "tokens" else f"{self.what} of {self.of!r}"
+        return f"params of {self.of!r}"
 
 
 def match_params(variant: str) -> Match:
     """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
-    return Match("params", variant)
-
-
-def match_flops(variant: str) -> Match:
-    """Set model.d_ff to the width whose FLOPs per token are nearest to those of `variant`."""
-    return Match("flops", variant)
-
-
-def match_tokens(per_parameter: float) -> Match:
-    """Set train.steps to this many tokens per parameter of the baseline, of the same size if there are sizes.
-
-    All variants of a size then train equally long. The warm-up, the decay and the steps between evaluations change in
-    proportion to train.steps.
-
-    Raises:
-        ValueError: the number is not positive, or infinite.
-    """
-    if not 0 < per_parameter < math.inf:
-        raise ValueError(f"match_tokens({per_parameter!r}): the number must be positive and finite")
-    return Match("tokens", "", per_parameter)
+    return Match(variant)
 
 
 def in_cell(arm: str, cell: str) -> str:

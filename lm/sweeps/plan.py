@@ -23,7 +23,7 @@ from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.errors import UserError
-from lm.sweeps.declare import MATCHED_KEYS, PLACEBO, Budget, Match, Sweep, Values, in_cell
+from lm.sweeps.declare import PLACEBO, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
 
 MIN_SEEDS = 5  # of the full budget
@@ -44,8 +44,8 @@ class PlannedVariant:
         lists: by tuned key, the values to choose from.
         seeds: fresh ones, of the final runs. Variants of a cell are paired by them; cells are independent.
         tuning_seeds: of the tuning runs; no final run has them.
-        config: its config with the first value of each list. Matched values are the base's.
-        matches: how model.d_ff or train.steps are computed, with the full name of the other variant.
+        config: its config with the first value of each list. A matched width is the base's.
+        match: the full name of the variant whose parameters model.d_ff matches; None: of no other.
     """
 
     arm: str
@@ -55,7 +55,7 @@ class PlannedVariant:
     seeds: range
     tuning_seeds: range
     config: Config
-    matches: dict[str, Match]
+    match: str | None
 
     @property
     def n_points(self) -> int:
@@ -153,11 +153,12 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
     problems: list[str] = []
     warn = functools.cache(print_warning)  # once for all variants
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
-        full_name, changes = in_cell(arm, cell), of_cell | of_arm
+        full_name = in_cell(arm, cell)
+        changes = {key: value for key, value in of_cell.items() if key not in budget.values} | of_arm
         lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
         values = {k: v for k, v in (sweep.values | budget.values | changes).items() if k not in lists}
-        matches = {key: values.pop(key) for key in list(values) if isinstance(values[key], Match)}
-        matches = {k: dataclasses.replace(m, of=in_cell(m.of or sweep.baseline, cell)) for k, m in matches.items()}
+        is_matched = isinstance(values.get("model.d_ff"), Match)
+        match = in_cell(values.pop("model.d_ff").of, cell) if is_matched else None
         if "train.seed" in values:
             problems.append(f"variant {full_name!r}: train.seed is set by the sweep; remove it")
         first = {key: found[0] for key, found in lists.items() if found}
@@ -173,7 +174,7 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
         if full_name in planned:
             problems.append(f"{full_name!r} would be the name of two variants; rename a variant, size or text")
         if configs:
-            planned[full_name] = PlannedVariant(arm, cell, changes, lists, seeds, tuning_seeds, configs[0], matches)
+            planned[full_name] = PlannedVariant(arm, cell, changes, lists, seeds, tuning_seeds, configs[0], match)
     return planned, problems
 
 
@@ -282,17 +283,14 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
 
 
 def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterator[str]:
-    """Yield the values that cannot be computed from another variant."""
+    """Yield the widths that cannot be computed from another variant."""
     names = [in_cell(arm, cell) for arm in sweep.variants for cell in sweep.cells]
     for name, planned in variants.items():
-        for key, match in planned.matches.items():
-            target = variants.get(match.of)
-            if key != MATCHED_KEYS[match.what]:
-                yield f"variant {name!r}: {key}: {match}: only {MATCHED_KEYS[match.what]} can be matched this way"
-            elif match.of not in names:
-                yield f"variant {name!r}: there is no variant {match.of!r}" + close_match(match.of, names)
-            elif target and key == "model.d_ff" and key in target.matches:
-                yield f"variant {name!r}: it is matched to a variant that is itself matched; match both to a third"
+        target = variants.get(planned.match or "")
+        if planned.match and planned.match not in names:
+            yield f"variant {name!r}: there is no variant {planned.match!r}" + close_match(planned.match, names)
+        elif target and target.match:
+            yield f"variant {name!r}: it is matched to a variant that is itself matched; match both to a third"
 
 
 def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]) -> Iterator[str]:

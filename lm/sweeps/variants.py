@@ -1,4 +1,4 @@
-"""Prepare the variants of a sweep: resolve configs, match widths and lengths, count costs, refuse duplicates."""
+"""Prepare the variants of a sweep: resolve configs, match widths, count costs, refuse duplicates."""
 
 import dataclasses
 import functools
@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import data, parameters
-from lm.command_line.loading import check_config
 from lm.config import MESH_AXES, Resolved, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus, batches
 from lm.errors import UserError, first_line
 from lm.step import init_state, train_steps
-from lm.sweeps.declare import Match
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.stacked import split_config, with_values
 from lm.text_tables import plural, table
@@ -77,7 +75,7 @@ class Variant:
 
 
 def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Variant]:
-    """Resolve all variants of a plan: open their data, compute matched widths and lengths, load warm starts.
+    """Resolve all variants of a plan: open their data, compute matched widths, load warm starts.
 
     Args:
         plan: what `load_sweep` returned.
@@ -92,14 +90,10 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
     """
     resolved = _resolve_configs(plan, say)
     for name, planned in plan.variants.items():
-        if match := planned.matches.get("model.d_ff"):
+        if planned.match:
             config, corpus = resolved[name]
-            resolved[name] = matched(config, match, resolved[match.of][0]), corpus
-    for name, planned in plan.variants.items():
-        if match := planned.matches.get("train.steps"):
-            (config, corpus), (target, _) = resolved[name], resolved[match.of]
-            resolved[name] = trained_on(config, match.ratio * _n_params(target)), corpus
-    _check(plan, resolved)
+            resolved[name] = matched(config, resolved[planned.match][0]), corpus
+    _check_memory(plan, resolved)
     variants = {}
     for name, planned in plan.variants.items():
         config, corpus = resolved[name]
@@ -150,14 +144,13 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
     return resolved
 
 
-def _check(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
-    """Raise UserError with the mistakes in the configs, some of whose widths and lengths were computed."""
+def _check_memory(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
+    """Raise UserError with the variants that do not fit, some of whose widths were computed."""
     problems = []
     for name, (config, _) in resolved.items():
-        matches = plan.variants[name].matches
-        computed = "".join(f", with {key} from {match}" for key, match in matches.items())
+        match = plan.variants[name].match
+        computed = f", with model.d_ff from params of {match!r}" if match else ""
         try:
-            check_config(config)
             check_memory(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
         except UserError as error:
             problems += [f"variant {name!r}{computed}: {problem}" for problem in error.problems]
@@ -180,41 +173,14 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
     return found
 
 
-def matched(config: Resolved, match: Match, target: Resolved) -> Resolved:
-    """Return a config with the d_ff at which its parameters or FLOPs, linear in d_ff, are nearest to another config's.
-
-    Args:
-        config: the resolved config whose width is to be set.
-        match: whether to match parameters or FLOPs.
-        target: the resolved config of the variant `match.of`.
-    """
+def matched(config: Resolved, target: Resolved) -> Resolved:
+    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those of another config."""
 
     def with_width(d_ff: int) -> Resolved:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
 
-    def measure(c: Resolved) -> float:
-        return flops.flops_per_token(c.model, c.train.seq_len) if match.what == "flops" else _n_params(c)
-
-    one, two = measure(with_width(1)), measure(with_width(2))
-    return with_width(max(1, 1 + round((measure(target) - one) / (two - one))))
-
-
-def trained_on(config: Resolved, tokens: float) -> Resolved:
-    """Return the config with train.steps for this many tokens, and warm-up, decay and evaluations in proportion."""
-    t, o = config.train, config.optimizer
-    steps = max(1, round(tokens / (t.batch_size * t.seq_len)))
-
-    def in_proportion(n: int) -> int:
-        return n and max(1, round(n * steps / max(t.steps, 1)))
-
-    warmup_steps = min(in_proportion(o.warmup_steps), steps - 1)
-    decay_steps = None if o.decay_steps is None else in_proportion(o.decay_steps)
-    return dataclasses.replace(
-        config,
-        train=dataclasses.replace(t, steps=steps),
-        optimizer=dataclasses.replace(o, warmup_steps=warmup_steps, decay_steps=decay_steps),
-        eval=dataclasses.replace(config.eval, every=in_proportion(config.eval.every)),
-    )
+    one, two = _n_params(with_width(1)), _n_params(with_width(2))
+    return with_width(max(1, 1 + round((_n_params(target) - one) / (two - one))))
 
 
 def _n_params(config: Resolved) -> int:
@@ -343,8 +309,8 @@ def _changes(name: str, variants: dict[str, Variant]) -> str:
     """Return what a variant changes, as in the sweep file, with a matched width and its remaining difference."""
     v = variants[name]
     changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
-    if match := v.plan.matches.get("model.d_ff"):
-        target = variants[match.of]
+    if match := v.plan.match:
+        target = variants[match]
         more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
-        changes["model.d_ff"] = f"{v.config.model.d_ff} ({match}: {more})"
+        changes["model.d_ff"] = f"{v.config.model.d_ff} (params of {match!r}: {more})"
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"

@@ -9,9 +9,8 @@ import pytest
 from running import ROOT
 
 from lm.errors import UserError
-from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_flops, match_params, match_tokens, product
+from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, product
 from lm.sweeps import plan as plan_module
-from lm.sweeps.declare import Match
 from lm.sweeps.plan import draw_seeds, load_sweep
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
@@ -42,7 +41,7 @@ def test_the_plan():
     plan = load_sweep(str(TINY), "full")
     lists = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert lists == {"mlp": (0.03, 0.1, 0.3), "glu": (0.02, 0.04, 0.08), "wild": (0.1, 0.2, 1e30)}
-    assert plan.variants["glu"].matches == {"model.d_ff": Match("params", "mlp")}
+    assert plan.variants["glu"].match == "mlp"
     config = plan.variants["mlp"].config
     assert (config.model.ffn, config.model.d_model, config.train.steps) == ("mlp", 16, 8)
     assert config.optimizer.learning_rate == 0.03
@@ -53,7 +52,7 @@ def test_the_plan():
 
 
 def test_every_variant_is_planned_at_every_size(planned):
-    values = {"data.source": "text:text.txt", "train.steps": match_tokens(5)}
+    values = {"data.source": "text:text.txt"}
     plan = planned(sizes=SIZES, values=values, placebo={"model.rope_pairing": "halves"})
     assert list(plan.variants) == [f"{n}, {size}" for size in "sm" for n in ("mlp", "glu", "wild", "placebo")]
     assert plan.comparisons == tuple((f"{name}, {size}", f"mlp, {size}") for name in ("glu", "wild") for size in "sm")
@@ -61,10 +60,22 @@ def test_every_variant_is_planned_at_every_size(planned):
     rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
     assert rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)  # a variant's own list is used at all sizes
-    length = {"train.steps": Match("tokens", "mlp, m", 5)}
-    assert plan.variants["glu, m"].matches == {"model.d_ff": Match("params", "mlp, m")} | length
-    assert plan.variants["wild, m"].matches == length
+    assert (plan.variants["glu, m"].match, plan.variants["wild, m"].match) == ("mlp, m", None)
     assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
+
+
+def test_the_values_of_a_budget_replace_those_of_a_size_but_not_those_of_a_variant(planned):
+    sizes = {"s": {"train.steps": 10, "model.n_layers": 2}, "m": {}}
+    variants = {"a": {}, "b": {"train.steps": 7}}
+    budgets = {"quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 4}), "full": FULL}
+    given = {"sizes": sizes, "variants": variants, "budgets": budgets, "values": {"optimizer.warmup_steps": 1}} | PAIR
+
+    def steps(budget):
+        return {name: v.config.train.steps for name, v in planned(budget, **given).variants.items()}
+
+    assert steps("full") == {"a, s": 10, "b, s": 7, "a, m": 12, "b, m": 7}
+    assert steps("quick") == {"a, s": 4, "b, s": 7, "a, m": 4, "b, m": 7}
+    assert planned(**given).variants["a, s"].changes == {"model.n_layers": 2}
 
 
 def test_every_variant_is_planned_on_every_text(planned):
@@ -113,10 +124,9 @@ MISTAKES = [
     ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
     ({"variants": TWO | {"b": {LEARNING_RATE: (1e-3, 2e-3)}}, **PAIR}, "'b' is tuned over 2 points and 'a' over 3"),
     ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
-    ({"variants": TWO | {"b": {"model.d_ff": match_flops("b")}}, **PAIR}, "a variant that is itself matched"),
-    ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "only model.d_ff can be matched"),
+    ({"variants": TWO | {"b": {"model.d_ff": match_params("b")}}, **PAIR}, "a variant that is itself matched"),
+    ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "config.model.d_model: Match(of='a') is"),
     ({"values": None}, "values: None must be dict["),
-    ({"values": {"model.d_ff": match_tokens(5)}}, "variant 'mlp': model.d_ff: 5 tokens per parameter: only train."),
     ({"values": {"model.d_ff": match_params("mpl")}}, "variant 'mlp': there is no variant 'mpl'; did you mean mlp?"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "variant 'wild': it is matched to a variant that is itself"),
     ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
@@ -203,9 +213,6 @@ def test_axes_refuse_what_would_be_ambiguous():
         product(a, {"b": {"model.norm": "layer"}})
     with pytest.raises(ValueError, match="an axis has no variants"):
         product(a, {})
-    for ratio in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="must be positive and finite"):
-            match_tokens(ratio)
 
 
 def test_seeds_follow_from_the_name_and_a_larger_budget_begins_with_the_smaller_one():

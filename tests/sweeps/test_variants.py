@@ -1,7 +1,6 @@
-"""Variants: matched widths and lengths, and the refusal of two that are the same experiment."""
+"""Variants: matched widths, and the refusal of two that are the same experiment."""
 
 import dataclasses
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ from running import slow
 from tiny import tiny
 
 from lm import parameters
-from lm.cost import flops
 from lm.data.corpus import Corpus, Split
 from lm.errors import UserError
-from lm.sweeps import Budget, Sweep, match_flops, match_params
+from lm.sweeps import Budget, Sweep
 from lm.sweeps import variants as module
-from lm.sweeps.declare import Match
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.tuning import LEARNING_RATE
 from lm.sweeps.variants import (
@@ -25,7 +22,6 @@ from lm.sweeps.variants import (
     refuse_duplicates,
     refuse_idle_changes,
     resolve_variants,
-    trained_on,
 )
 
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
@@ -33,8 +29,8 @@ SPLITS = {name: Split(name, TOKENS, 400, 400) for name in ("train", "validation"
 CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
 
 
-def planned(config, changes=(), rates=(1e-3,), matches=MappingProxyType({})) -> PlannedVariant:
-    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, matches)
+def planned(config, changes=(), rates=(1e-3,), match=None) -> PlannedVariant:
+    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, match)
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
@@ -47,57 +43,13 @@ def n_params(config) -> int:
     return parameters.count(parameters.parameter_table(config.model))
 
 
-def n_flops(config) -> float:
-    return flops.flops_per_token(config.model, config.train.seq_len)
-
-
-@pytest.mark.parametrize(("match", "measure"), [(match_params, n_params), (match_flops, n_flops)])
 @pytest.mark.parametrize("target", [{"ffn": "mlp", "d_ff": 64}, {"ffn": "mlp", "d_ff": 37}, {"n_layers": 4}])
-def test_the_matched_width_is_the_nearest_of_all(match, measure, target):
+def test_the_matched_width_is_the_nearest_of_all(target):
     ours, theirs = tiny(model={"ffn": "glu"}), tiny(model=target)
-    found = matched(ours, match("theirs"), theirs)
+    found = matched(ours, theirs)
     assert found == dataclasses.replace(ours, model=dataclasses.replace(ours.model, d_ff=found.model.d_ff))
-    off = {w: abs(measure(tiny(model={"ffn": "glu", "d_ff": w})) - measure(theirs)) for w in range(1, 400)}
+    off = {w: abs(n_params(tiny(model={"ffn": "glu", "d_ff": w})) - n_params(theirs)) for w in range(1, 400)}
     assert off[found.model.d_ff] == min(off.values())
-
-
-def test_the_schedule_and_the_evaluations_follow_the_steps():
-    config = tiny(
-        train={"steps": 400, "batch_size": 32, "seq_len": 64},
-        optimizer={"warmup_steps": 20, "decay_steps": 300},
-        eval={"every": 50},
-    )
-    ours = trained_on(config, 5 * 57_696)
-    assert (ours.train.steps, ours.eval.every) == (141, 18)
-    assert (ours.optimizer.warmup_steps, ours.optimizer.decay_steps) == (7, 106)
-    assert trained_on(ours, 141 * 2048) == ours
-    shortest = trained_on(config, 1)
-    assert (shortest.train.steps, shortest.optimizer.warmup_steps, shortest.eval.every) == (1, 0, 1)
-    never = trained_on(dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=0)), 1e6)
-    assert (never.eval.every, never.optimizer.warmup_steps) == (0, 24)
-
-
-def test_a_config_is_checked_again_after_its_steps_and_width_are_computed(monkeypatch):
-    """Both configs are right before: with 3 steps there is no decay after the warm-up, and no step to trace."""
-    long = {"steps": 300, "batch_size": 4, "seq_len": 16}
-    configs = {
-        "a": tiny(train=long, optimizer={"warmup_steps": 150, "decay_steps": 200}),
-        "b": tiny(train=long | {"profile": (10, 12)}),
-        "c": tiny(train=long | {"z_loss": 1e-4}),
-    }
-    monkeypatch.setattr(module, "_resolve_configs", lambda plan, say: {n: (c, CORPUS) for n, c in configs.items()})
-
-    def resolve(steps):
-        matches = {"train.steps": Match("tokens", "a", steps * 64 / n_params(configs["a"]))}
-        return resolve_variants(plan_of({n: planned(c, matches=matches) for n, c in configs.items()}), print)
-
-    assert {v.config.train.steps for v in resolve(30).values()} == {30}
-    with pytest.raises(UserError) as found:
-        resolve(3)
-    warmup, profile = found.value.problems
-    assert warmup.startswith("variant 'a', with train.steps from ")
-    assert "config.optimizer.warmup_steps: 2 is" in warmup
-    assert "config.train.profile: (10, 12) must be (first, last)" in profile
 
 
 def variants_of(changes: dict[str, dict], rates: dict[str, tuple]) -> dict[str, Variant]:
