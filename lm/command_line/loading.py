@@ -26,8 +26,13 @@ def print_warning(text: str) -> None:
     print(f"WARNING: {text}", file=sys.stderr, flush=True)
 
 
-def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_warning) -> Config:
+def load(
+    path: str, overrides: list[str], warn: Callable[[str], None] = print_warning, *, resuming: bool = False
+) -> Config:
     """Return the config of a file with overrides.
+
+    An override without effect is refused; such a key of the file only causes a warning, and so does an override of a
+    run that is resumed, which may have been started by code that did not refuse it.
 
     Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
     `warn` is called. In the same way log.every is shortened, without a warning: it changes no result.
@@ -36,6 +41,7 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
         path: a config file, or hf:DIR for the architecture of a Hugging Face checkpoint.
         overrides: strings such as "model.d_model=256".
         warn: receives the text of each warning.
+        resuming: whether the config belongs to a run that exists.
 
     Raises:
         UserError: with every mistake.
@@ -48,6 +54,14 @@ def load(path: str, overrides: list[str], warn: Callable[[str], None] = print_wa
         problems["--config"] = str(error)
     given, wrong = parse_settings(overrides, "--config.")
     problems |= {name: f"config.{name[:200]}: {problem}" for name, problem in wrong.items()}
+    config, wrong = from_flat(in_file | given)
+    for (name, *others), text in checks.problems(config, (checks.unused,)):
+        if {"--config", name, *others} & {*problems, *wrong}:
+            continue
+        if name in given and not resuming:
+            problems[name] = text
+        else:
+            warn(text)
     return _merged(in_file, given, warn, problems)
 
 
@@ -73,7 +87,10 @@ def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict
 
 
 def load_values(path: str, values: dict[str, Any], warn: Callable[[str], None] = print_warning) -> Config:
-    """Return the config of a file with values by dotted name; see `load`. Raises UserError with every mistake."""
+    """Return the config of a file with values by dotted name; see `load`. Raises UserError with every mistake.
+
+    Keys without effect are not reported: the variants of a sweep share them, and a sweep compares their programs.
+    """
     return _merged(_get_config(path), values, warn, {})
 
 

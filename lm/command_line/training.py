@@ -47,8 +47,9 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     """
     arguments, rest = _parser().parse_known_args(argv)
     problems = _problems(arguments, rest)
+    overrides = [a.removeprefix("--config.") for a in rest if a.startswith("--config.")]
     try:
-        config = load(arguments.config, [a.removeprefix("--config.") for a in rest if a.startswith("--config.")])
+        config = load(arguments.config, overrides, resuming=bool(arguments.resume or arguments.branch_from))
     except UserError as error:
         problems += error.problems
     if problems:

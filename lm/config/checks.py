@@ -35,6 +35,22 @@ def problems(config: Config, checks: tuple[Callable, ...] = ()) -> Iterator[tupl
             yield names, f"config.{names[0]}: {value}{text}"
 
 
+def unused(config: Config) -> Iterator[Problem]:
+    """Yield the keys that differ from their default and have no effect with the value of another key.
+
+    No config is wrong for that: a file may have keys for several update rules. lm/command_line/loading.py decides.
+    """
+    for key, (_, field) in schema().items():
+        if field.metadata["only"] and operator.attrgetter(key)(config) != field.default:
+            name, needed, kinds = field.metadata["only"]
+            other = f"{key.partition('.')[0]}.{name}"
+            values = sources(config) if other == "data.source" else [show(operator.attrgetter(other)(config))]
+            if needed != any(value.partition(":")[0] in kinds for value in values):
+                use = f"{other} = {' or '.join(kinds)}" if needed else f"another {other}"
+                use += f", or leave it at {show(field.default)}"
+                yield f"{key} {other}", f" has no effect with {other} = {', '.join(values)}; use {use}"
+
+
 # ---- The model -------------------------------------------------------------------------------------------------
 
 
@@ -77,11 +93,6 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
             "model.rope_width model.d_head model.d_model model.n_heads model.positions",
             " must be even and at most the width of a head" + (f", {d_head}" if d_head else ""),
         )
-    if m.rope_scaling == "none" and m.rope_factor != 1:
-        yield (
-            "model.rope_factor model.rope_scaling",
-            " has no effect with rope_scaling = none; use linear, llama3, yarn or dynamic",
-        )
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
         yield (
             "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",
@@ -92,15 +103,6 @@ def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
             "model.rope_beta_fast model.rope_beta_slow model.rope_theta model.rope_scaling",
             f" must be more than rope_beta_slow = {m.rope_beta_slow}, and rope_theta = "
             f"{m.rope_theta} more than 1; YaRN has 32 and 1",
-        )
-
-
-def qk_norm(config: Config) -> Iterator[Problem]:
-    m = config.model
-    if m.qk_norm_over != "head" and not m.qk_norm:
-        yield (
-            "model.qk_norm_over model.qk_norm",
-            " has no effect with qk_norm = false; use qk_norm = true, or qk_norm_over = head",
         )
 
 
@@ -175,9 +177,6 @@ def has_shards(config: Config) -> bool:
 def mixture(config: Config) -> Iterator[Problem]:
     d = config.data
     if d.mixture is None:
-        for name in ("mixture_stages", "max_epochs"):
-            if getattr(d, name) is not None:
-                yield f"data.{name} data.mixture", "has no effect without data.mixture; use none"
         return
     names, n = [name for name, *_ in d.mixture], len(d.mixture)
     if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
@@ -227,11 +226,6 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
             "data.tokenizer data.source",
             f" is learned from text, but {named} holds token ids; use none, byte or hf:PATH",
         )
-    if d.special_tokens and kind not in ("bpe", "hf"):
-        yield (
-            "data.special_tokens data.tokenizer",
-            f", but the tokenizer {d.tokenizer} has no special tokens; use bpe:SIZE or hf:PATH",
-        )
     if kind == "bpe" and int(size) < 257:
         yield "data.tokenizer", " is too small for 256 bytes and the end-of-text token; use bpe:257 or more"
 
@@ -258,8 +252,6 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
         yield "data.order data.packing", " cut across documents; use order = epochs with packing = documents"
     if packed and d.stride is not None:
         yield "data.stride data.packing", " has no effect with packing = documents; use none"
-    if d.order == "crops" and d.stride is not None:
-        yield "data.stride data.order", " has no effect with order = crops; use order = epochs"
 
 
 # ---- Training --------------------------------------------------------------------------------------------------
@@ -379,7 +371,7 @@ def packages(config: Config) -> Iterator[Problem]:
 
 
 CHECKS = (
-    heads, position_encoding, qk_norm, layer_norm, attention, depth, head_and_width, ideas,
+    heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas,
     mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation,
     compiler_options, packages,
 )  # fmt: skip

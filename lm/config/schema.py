@@ -6,6 +6,7 @@ two seconds.
 """
 
 import dataclasses
+import re
 import typing
 from typing import Any
 
@@ -18,14 +19,17 @@ MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 
 def key(
-    default, doc, *, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False, execution=False,
-    whole=(),
+    default, doc, *, only=None, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False,
+    execution=False, whole=(),
 ):  # fmt: skip
     """Declare a config key.
 
     Args:
         default: the value if neither the file nor the command line sets it.
-        doc: the meaning, for --help and docs/configuration.md. "NAME: ..." limits it to runs that use NAME.
+        doc: the meaning, for --help and docs/configuration.md.
+        only: the values of another key of the section with which this one has an effect, such as "norm=layer",
+            "tokenizer=bpe,hf" or "name!=sgd". The meaning begins with them; `unused` in lm/config/checks.py finds keys
+            without effect.
         low, above, high, below: the range: low <= value <= high and above < value < below.
         choices: the allowed strings.
         forms: the allowed strings with an argument, such as "bpe:SIZE" or "text:PATH".
@@ -34,8 +38,13 @@ def key(
             key may change when a run is resumed, and is left out of the digest that identifies an experiment.
         whole: the values that need whole sequences on a device.
     """
+    if only:
+        name, sign, values = re.split("(!?=)", only)
+        only, names = (name, sign == "=", values.split(",")), values.replace(",", ", ")
+        excluded = name if values in ("none", "false", "0.0") else f"not {names}"
+        doc = f"{names if sign == '=' else excluded}: {doc}"
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
-    others = {"doc": doc, "execution": execution, "path": path, "whole": whole}
+    others = {"doc": doc, "only": only, "execution": execution, "path": path, "whole": whole}
     return dataclasses.field(default=default, metadata=others | limits)
 
 
@@ -51,13 +60,14 @@ class ModelConfig:
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
     norm: str = key("rms", "normalization layer: RMSNorm, LayerNorm or DyT", choices=("rms", "layer", "dyt"))
     norm_eps: float = key(1e-5, "epsilon added to the variance or mean square before the root", above=0.0)
-    norm_bias: bool = key(True, "layer: add a bias (RMSNorm never has one)")
+    norm_bias: bool = key(True, "add a bias (RMSNorm never has one)", only="norm=layer")
     norm_algorithm: str = key(
         "two_pass",
-        "layer: algorithm that computes the variance",
+        "algorithm that computes the variance",
+        only="norm=layer",
         choices=("two_pass", "welford", "chan", "running_mean"),
     )
-    norm_ddof: int = key(0, "layer: divide the sum of squares by d_model - norm_ddof", low=0, high=1)
+    norm_ddof: int = key(0, "divide the sum of squares by d_model - norm_ddof", only="norm=layer", low=0, high=1)
     norm_placement: str = key(
         "pre", "position of the norms in a block (output: x + norm(f(x)), as in OLMo 2)",
         choices=("pre", "post", "sandwich", "output", "parallel", "none"),
@@ -75,13 +85,13 @@ class ModelConfig:
         None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a multiple of 64 (glu)",
         low=1,
     )  # fmt: skip
-    n_experts: int = key(8, "moe: number of experts, each of width d_ff", low=2)
-    experts_per_token: int = key(2, "moe: number of experts that a token uses", low=1)
-    normalize_experts: bool = key(True, "moe: divide the weights of a token's experts by their sum")
-    shared_expert: bool = key(False, "moe: one more expert that every token uses")
-    moe_first_layer: int = key(0, "moe: first layer with experts; earlier ones are glu", low=0)
-    moe_balance: float = key(0.01, "moe: weight of the balance of experts in the loss", low=0.0)
-    router_z: float = key(0.001, "moe: weight of the router's log(Z)^2 in the loss", low=0.0)
+    n_experts: int = key(8, "number of experts, each of width d_ff", only="ffn=moe", low=2)
+    experts_per_token: int = key(2, "number of experts that a token uses", only="ffn=moe", low=1)
+    normalize_experts: bool = key(True, "divide the weights of a token's experts by their sum", only="ffn=moe")
+    shared_expert: bool = key(False, "one more expert that every token uses", only="ffn=moe")
+    moe_first_layer: int = key(0, "first layer with experts; earlier ones are glu", only="ffn=moe", low=0)
+    moe_balance: float = key(0.01, "weight of the balance of experts in the loss", only="ffn=moe", low=0.0)
+    router_z: float = key(0.001, "weight of the router's log(Z)^2 in the loss", only="ffn=moe", low=0.0)
     ffn_bias: bool = key(False, "add biases in the feed-forward layer")
     attn_bias: bool = key(False, "add biases to the query, key and value projections")
     attn_out_bias: bool | None = key(
@@ -89,55 +99,63 @@ class ModelConfig:
     )
     head_bias: bool = key(False, "add a bias to the output head")
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
-    rope_theta: float = key(10_000.0, "rope: base of the wavelengths", above=0.0)
+    rope_theta: float = key(10_000.0, "base of the wavelengths", only="positions=rope", above=0.0)
     rope_window_theta: float | None = key(
-        None, "rope: base in layers with a window, without rope_scaling (Gemma 3, OLMo 3); none: as in the others",
-        above=0.0,
+        None, "base in layers with a window, without rope_scaling (Gemma 3, OLMo 3); none: as in the others",
+        only="positions=rope", above=0.0,
     )  # fmt: skip
-    rope_pairing: str = key("adjacent", "rope: which features are rotated together", choices=("adjacent", "halves"))
+    rope_pairing: str = key(
+        "adjacent", "which features are rotated together", only="positions=rope", choices=("adjacent", "halves")
+    )
     rope_pattern: tuple[int, ...] = key(
-        (1,), "rope: layers that rotate queries and keys (1) and layers that do not (0), repeated over the depth",
-        low=0, high=1,
+        (1,), "layers that rotate queries and keys (1) and layers that do not (0), repeated over the depth",
+        only="positions=rope", low=0, high=1,
     )  # fmt: skip
     rope_width: int | None = key(
-        None, "rope: number of features of each head that are rotated, the first ones; none: d_head", low=2
-    )
+        None, "number of features of each head that are rotated, the first ones; none: d_head", only="positions=rope",
+        low=2,
+    )  # fmt: skip
     rope_scaling: str = key(
-        "none", "rope: change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide "
-        "the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); dynamic: raise "
-        "the base with max_positions",
+        "none", "change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide the "
+        "low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); dynamic: raise the base "
+        "with max_positions", only="positions=rope",
         choices=("none", "linear", "llama3", "yarn", "dynamic"),
     )  # fmt: skip
-    rope_factor: float = key(1.0, "rope_scaling: divisor of the frequencies", low=1.0)
+    rope_factor: float = key(1.0, "divisor of the frequencies", only="rope_scaling!=none", low=1.0)
     rope_low_freq_factor: float = key(
-        1.0, "llama3: frequencies of less than this many turns in rope_original_max_positions are divided", above=0.0
-    )
+        1.0, "frequencies of less than this many turns in rope_original_max_positions are divided",
+        only="rope_scaling=llama3", above=0.0,
+    )  # fmt: skip
     rope_high_freq_factor: float = key(
-        4.0, "llama3: frequencies of more than this many turns in rope_original_max_positions do not change", above=0.0
-    )
+        4.0, "frequencies of more than this many turns in rope_original_max_positions do not change",
+        only="rope_scaling=llama3", above=0.0,
+    )  # fmt: skip
     rope_beta_fast: float = key(
-        32.0, "yarn: pairs of more than this many turns in rope_original_max_positions do not change", above=0.0
-    )
+        32.0, "pairs of more than this many turns in rope_original_max_positions do not change",
+        only="rope_scaling=yarn", above=0.0,
+    )  # fmt: skip
     rope_beta_slow: float = key(
-        1.0, "yarn: pairs of less than this many turns in rope_original_max_positions are divided", above=0.0
-    )
+        1.0, "pairs of less than this many turns in rope_original_max_positions are divided",
+        only="rope_scaling=yarn", above=0.0,
+    )  # fmt: skip
     rope_amplitude: float | None = key(
-        None, "yarn: factor of rotated queries and keys; none: 0.1 ln(rope_factor) + 1", above=0.0
+        None, "factor of rotated queries and keys; none: 0.1 ln(rope_factor) + 1", only="rope_scaling=yarn", above=0.0
     )
-    rope_original_max_positions: int = key(8192, "llama3, yarn, dynamic: context length before the change", low=1)
+    rope_original_max_positions: int = key(
+        8192, "context length before the change", only="rope_scaling=llama3,yarn,dynamic", low=1
+    )
     sinusoidal_order: str = key(
-        "sine_first",
-        "sinusoidal: order of the features in each pair",
+        "sine_first", "order of the features in each pair", only="positions=sinusoidal",
         choices=("sine_first", "cosine_first"),
-    )
+    )  # fmt: skip
     max_positions: int | None = key(
         None, "learned: rows of the position table, to train longer sequences from it later; rope_scaling = dynamic: "
         "context length; none: train.seq_len", low=1,
     )  # fmt: skip
     qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
     qk_norm_over: str = key(
-        "head", "qk_norm: features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
-        choices=("head", "all_heads"),
+        "head", "features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
+        only="qk_norm!=false", choices=("head", "all_heads"),
     )  # fmt: skip
     attn_gate: str = key(
         "none", "gate of attention's output for each head or each feature (element): sigmoid(x W), or 2 sigmoid(x W) "
@@ -201,9 +219,12 @@ class ModelConfig:
         choices=("standard", "mup"),
     )  # fmt: skip
     mup_base_d_model: int = key(
-        64, "mup: d_model at which both parametrizations are the same; d_ff must grow in proportion to d_model", low=1
+        64, "d_model at which both parametrizations are the same; d_ff must grow in proportion to d_model",
+        only="parametrization=mup", low=1,
+    )  # fmt: skip
+    mup_base_d_head: int = key(
+        16, "d_head at which both parametrizations are the same", only="parametrization=mup", low=1
     )
-    mup_base_d_head: int = key(16, "mup: d_head at which both parametrizations are the same", low=1)
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and matrix products", choices=("float32", "bfloat16"))
     scan_layers: bool = key(
@@ -231,7 +252,7 @@ class DataConfig:
         "CSV, Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own documentation, or "
         "synthetic text of known entropy", forms=SOURCES, path=True,
     )  # fmt: skip
-    field: str = key("text", "jsonl, csv, parquet, arrow, hf: the field or column with the text")
+    field: str = key("text", "the field or column with the text", only="source=jsonl,csv,parquet,arrow,hf")
     data_dir: str | None = key(
         None,
         "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default",
@@ -248,11 +269,11 @@ class DataConfig:
         forms=("char", "byte", "word", "bpe:SIZE", "hf:PATH", "none"), path=True,
     )  # fmt: skip
     special_tokens: bool = key(
-        False, "bpe, hf: encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these "
-        "tokens, and put the tokenizer's first token (<s>) before both; false: encode the names as text, for untrusted "
-        "text",
+        False, "encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these tokens, "
+        "and put the tokenizer's first token (<s>) before both; false: encode the names as text, for untrusted text",
+        only="tokenizer=bpe,hf",
     )  # fmt: skip
-    unk: bool = key(False, "char, word: replace what is not in the vocabulary by <unk>; false: fail")
+    unk: bool = key(False, "replace what is not in the vocabulary by <unk>; false: fail", only="tokenizer=char,word")
     splits: tuple[float, ...] | None = key(
         None,
         "fractions (train, validation, test) of the text, in this order; none: the source's own splits",
@@ -263,21 +284,23 @@ class DataConfig:
         None, "sources that are mixed in place of data.source: (name, source, weight by token) of each, with order = "
         "epochs; none: data.source alone",
     )  # fmt: skip
-    mixture_temperature: float = key(1.0, "mixture: weights are raised to 1 / temperature", above=0.0)
+    mixture_temperature: float = key(1.0, "weights are raised to 1 / temperature", only="mixture!=none", above=0.0)
     mixture_stages: tuple[tuple[float, ...], ...] | None = key(
-        None,
-        "mixture: later weights, (first step, weight of each source) of each stage; none: the same weights all along",
-    )
+        None, "later weights, (first step, weight of each source) of each stage; none: the same weights all along",
+        only="mixture!=none",
+    )  # fmt: skip
     max_epochs: tuple[float, ...] | None = key(
-        None, "mixture: most epochs of each source, or one number for all, after which the others share its weight; "
-        "none: no limit", above=0.0,
+        None, "most epochs of each source, or one number for all, after which the others share its weight; none: no "
+        "limit", only="mixture!=none", above=0.0,
     )  # fmt: skip
     order: str = key(
         "crops", "training sequences: independent random windows, or every window once per epoch",
         choices=("crops", "epochs"),
     )  # fmt: skip
-    shuffle: bool = key(True, "epochs: visit the windows in random order")
-    stride: int | None = key(None, "epochs: distance between the starts of two windows; none: train.seq_len", low=1)
+    shuffle: bool = key(True, "visit the windows in random order", only="order=epochs")
+    stride: int | None = key(
+        None, "distance between the starts of two windows; none: train.seq_len", only="order=epochs", low=1
+    )
     packing: str = key(
         "none", "documents: pack whole documents into rows, and attend within a document only",
         choices=("none", "documents"),
@@ -320,33 +343,39 @@ class OptimizerConfig:
         None, "step at which the decay ends; none: train.steps. With a number, a finished run may be resumed with more "
         "steps", low=1,
     )  # fmt: skip
-    decay_fraction: float = key(0.2, "wsd: fraction of decay_steps that decays, at the end", above=0.0, high=1.0)
-    final_fraction: float = key(0.1, "final learning rate / peak learning rate", low=0.0, high=1.0)
+    decay_fraction: float = key(
+        0.2, "fraction of decay_steps that decays, at the end", only="schedule=wsd", above=0.0, high=1.0
+    )
+    final_fraction: float = key(
+        0.1, "final learning rate / peak learning rate", only="schedule=linear,cosine,wsd", low=0.0, high=1.0
+    )
     b1: float = key(
-        0.9, "adamw, soap: decay rate of the first moment; lion: weight of the momentum in an update; schedule_free: "
-        "weight of the average where gradients are taken", low=0.0, below=1.0,
+        0.9, "decay rate of the first moment; lion: weight of the momentum in an update; schedule_free: weight of the "
+        "average where gradients are taken", only="name!=sgd", low=0.0, below=1.0,
     )  # fmt: skip
     b2: float = key(
-        0.95, "adamw, soap, normuon, schedule_free: decay rate of the second moment; soap: of its statistics; lion: of "
-        "the momentum", low=0.0, below=1.0,
+        0.95, "decay rate of the second moment; soap: of its statistics, too; lion: of the momentum", only="name!=sgd",
+        low=0.0, below=1.0,
     )  # fmt: skip
-    eps: float = key(1e-8, "adamw, soap, normuon, schedule_free: epsilon added to the denominator", above=0.0)
-    momentum: float = key(0.0, "sgd: decay rate of the momentum; 0: no momentum", low=0.0, below=1.0)
-    nesterov: bool = key(True, "sgd with momentum, muon, muonh: use Nesterov momentum")
-    muon_beta: float = key(0.95, "muon, normuon, muonh: decay rate of the momentum", low=0.0, below=1.0)
-    soap_every: int = key(10, "soap: steps between two updates of the eigenvectors", low=1)
+    eps: float = key(1e-8, "epsilon added to the denominator", only="name!=sgd,lion", above=0.0)
+    momentum: float = key(0.0, "decay rate of the momentum; 0: no momentum", only="name=sgd", low=0.0, below=1.0)
+    nesterov: bool = key(True, "use Nesterov momentum", only="name=sgd,muon,muonh")
+    muon_beta: float = key(0.95, "decay rate of the momentum", only="name=muon,normuon,muonh", low=0.0, below=1.0)
+    soap_every: int = key(10, "steps between two updates of the eigenvectors", only="name=soap", low=1)
     adam_learning_rate: float | None = key(
-        None, "muon, normuon, muonh, soap: peak learning rate of embeddings, head, gains and biases, which adamw "
-        "updates; none: learning_rate", above=0.0,
+        None, "peak learning rate of embeddings, head, gains and biases, which adamw updates; none: learning_rate",
+        only="name=muon,normuon,muonh,soap", above=0.0,
     )  # fmt: skip
     weight_decay: float = key(
         0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, for all parameters alike; muonh: not "
         "of matrices on a sphere", low=0.0,
     )  # fmt: skip
-    cautious_decay: bool = key(False, "apply weight decay only where the update does not increase a number's size")
-    decay_norms: bool = key(False, "apply weight decay to the gains of norms")
-    decay_biases: bool = key(False, "apply weight decay to biases")
-    decay_embeddings: bool = key(False, "apply weight decay to token and position embeddings")
+    cautious_decay: bool = key(
+        False, "decay only where the update does not increase a number's size", only="weight_decay!=0.0"
+    )
+    decay_norms: bool = key(False, "decay the gains of norms, too", only="weight_decay!=0.0")
+    decay_biases: bool = key(False, "decay biases, too", only="weight_decay!=0.0")
+    decay_embeddings: bool = key(False, "decay token and position embeddings, too", only="weight_decay!=0.0")
     clip_norm: float | None = key(1.0, "clip gradients to this global norm; none: do not clip", above=0.0)
 
 

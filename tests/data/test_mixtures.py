@@ -195,7 +195,7 @@ BAD = [
     ({"mixture_stages": "((2,1.0),)"}, ("data.mixture_stages", "2 of them")),
     ({"mixture_stages": "((2,0,0),)"}, ("data.mixture_stages", "not all 0")),
     ({"mixture_stages": "((2,1,1),(1,1,1))"}, ("data.mixture_stages", "ascending")),
-    ({"mixture": "none", "max_epochs": "2.0"}, ("data.max_epochs", "without data.mixture")),
+    ({"mixture": "none", "max_epochs": "2.0"}, ("data.max_epochs", "data.mixture = none")),
     ({"mixture": '(("a","text:{tmp}/a.txt",1.0),("s","text:{tmp}/short.txt",1.0))'}, ("train.seq_len", "split of s")),
     ({"mixture": '(("a","tokens:{tmp}/x",1.0),("b","tokens:{tmp}/y",1.0))', "tokenizer": "none"},
      ("tokenizers", "a and b")),
