@@ -31,6 +31,7 @@ config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/co
 
 
 CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
+DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains on
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
@@ -162,6 +163,12 @@ def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
         for argument in rest
         if not argument.startswith("--config.")
     ]
+    trains = not (arguments.plan or arguments.print_config)
+    if arguments.config.startswith("hf:") and trains and not any(a.startswith(DATA) for a in rest):
+        problems.append(
+            f"config.data.source: {arguments.config} names no text, and the default is Tiny Shakespeare; "
+            "give --config.data.source=text:FILE or another source"
+        )
     if arguments.resume and not arguments.workdir:
         problems.append("--resume: name the run to resume with --workdir DIR")
     if arguments.branch_from and not arguments.workdir:

@@ -266,6 +266,12 @@ def test_a_missing_architecture_is_an_error(model_dir):
             load(path.format(model_dir.parent), [])
 
 
+def test_training_an_architecture_needs_data(model_dir, command):
+    """The default would be Tiny Shakespeare; --plan and --print_config need no data."""
+    code, output = command(train_main, f"--config=hf:{model_dir}", f"--config.init_from={model_dir}")
+    assert (code, "config.data.source" in output, "--config.data.source=text:" in output) == (2, True, True)
+
+
 def test_an_architecture_is_planned_without_its_weights(command, model_dir):
     (model_dir / "tokenizer.json").unlink()
     checkpoint(model_dir, dtype="bfloat16")
