@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 from lm.command_line import sweeping, training
-from lm.config import Config
+from lm.config import Config, MeshConfig
 from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 from lm.sweeps.plan import load_sweep
 
+NOT_CHECKED = "not checked: whether the step compiles and fits into memory; --check{} finds out before the job starts"
 # Arguments of lm.train that a launcher sets, beside --workdir.
 RESERVED = (
     "--resume", "--platform", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan",
@@ -65,9 +66,11 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
     return arguments.config
 
 
-def compile_step(argv: list[str], device: str, n_slices: int = 1) -> int:
+def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1) -> int:
     """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled; return the exit code."""
     devices = ["--device", device, "--slices", str(n_slices)]
+    if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
+        devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
     command = [sys.executable, "-m", "lm.train", *argv, "--plan", "--compiled", *devices]
     return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # stdout may be for kubectl
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from launch.arguments import after_dashes, check_train, compile_step
+from launch.arguments import NOT_CHECKED, after_dashes, check_train, compile_step
+from lm.config import Config
 from lm.cost.devices import DEVICES, Device
 from lm.errors import UserError, with_exit_code
 from lm.files import read_bytes
@@ -44,11 +45,13 @@ DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; withou
 def main(argv: list[str] | None = None) -> int:
     """Print the manifest, and return the exit code."""
     args = parse_arguments(argv)
-    manifest = jobset(args)
+    manifest, config = jobset(args)
     if args.check:
-        kind = (args.tpu or args.gpu).partition(":")[0]
-        if code := compile_step(after_dashes(args.train), f"{kind}:{n_devices(manifest)}", args.slices):
+        device = f"{(args.tpu or args.gpu).partition(':')[0]}:{n_devices(manifest)}"
+        if code := compile_step(after_dashes(args.train), config, device, args.slices):
             return code
+    else:
+        print(NOT_CHECKED.format(""), file=sys.stderr)
     print(yaml.safe_dump(manifest, sort_keys=False), end="")
     return 0
 
@@ -86,8 +89,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def jobset(args: argparse.Namespace) -> dict:
-    """Return the manifest.
+def jobset(args: argparse.Namespace) -> tuple[dict, Config]:
+    """Return the manifest, and the config of the run.
 
     Raises:
         UserError: the name, the machines or the arguments of the run are wrong.
@@ -160,7 +163,7 @@ def jobset(args: argparse.Namespace) -> dict:
     if tolerations:
         pod["tolerations"] = tolerations
     template = merged({"spec": pod}, read_pod(args.pod)) if args.pod else {"spec": pod}
-    return _jobset_of_pods(metadata, template, n_pods, args)
+    return _jobset_of_pods(metadata, template, n_pods, args), config
 
 
 def read_pod(path: Path) -> dict:

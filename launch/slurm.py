@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch.arguments import after_dashes, check_sweep, check_train, compile_step
+from launch.arguments import NOT_CHECKED, after_dashes, check_sweep, check_train, compile_step
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_url
 from lm.parser import Parser
@@ -94,10 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     check_options(args)
     argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
+    n_devices = args.nodes * args.gpus_per_node or None
     if args.array:
         file, config = check_sweep(argv, workdir=workdir), None
     else:
-        n_devices = args.nodes * args.gpus_per_node or None
         file, config = check_train(argv, workdir=workdir, n_devices=n_devices)
     folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
@@ -106,8 +106,11 @@ def main(argv: list[str] | None = None) -> int:
         check_init_from(config, saved)
         for line in saved.changed_settings(config) if saved else ():
             print(line, file=sys.stderr)
-    if args.check and (code := compile_step(argv, f"{args.check}:{args.nodes * args.gpus_per_node}")):
-        return code
+        if args.check:
+            if code := compile_step(argv, config, f"{args.check}:{n_devices}"):
+                return code
+        elif n_devices:
+            print(NOT_CHECKED.format(" GPU, such as --check h100,"), file=sys.stderr)
     script = job_script(args, argv)
     if args.dry_run:
         print(script, end="")

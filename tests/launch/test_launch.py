@@ -26,6 +26,7 @@ from lm.workdir.directory import Workdir
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8", "--config.train.batch_size=384")
+NO_MESH = (*CONFIG[:3], "--config.train.batch_size=384")
 SWEEP = ("--", "--config", "configs/sweeps/positions.py", "--budget", "full")
 JOB = ("--name", "gpt2", "--image", "an/image", "--claim", "runs")
 GPUS = (*JOB, "--gpu", "h100:16")
@@ -180,6 +181,7 @@ def test_a_file_is_merged_into_the_pods_such_as_the_network_of_h100_machines(lau
 
 
 def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch, monkeypatch):
+    """On the mesh of the run: where none is set, --plan alone would choose the best one, but a run has replicas."""
     ran = []
     for code in (0, 2):
         result = subprocess.CompletedProcess([], code)
@@ -187,9 +189,13 @@ def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch,
         gpus = ("--nodes", "2", "--gpus-per-node", "8", "--dry-run", "--workdir", "/none/x", "--check", "h100")
         tpus = (*TPUS, "--slices", "2", "--check")
         for name, arguments, *devices in (("gke", tpus, "v5e:64", "2"), ("slurm", gpus, "h100:16", "1")):
-            done = launch(name, *arguments, *CONFIG)
-            assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-            assert ran[-1][3:] == [*CONFIG[1:], "--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
+            checked = ["--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
+            for config, mesh in ((CONFIG, []), (NO_MESH, [f"--config.mesh.replica={devices[0].partition(':')[2]}"])):
+                done = launch(name, *arguments, *config)
+                assert (done.returncode, bool(done.stdout)) == (code, code == 0)
+                assert ran[-1][3:] == [*config[1:], *checked, *mesh]
+    for name, arguments in (("gke", TPUS), ("slurm", gpus[:-2])):
+        assert "fits into memory; --check" in launch(name, *arguments, *CONFIG).stderr
 
 
 def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monkeypatch):
