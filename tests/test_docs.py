@@ -15,7 +15,8 @@ from running import ROOT
 
 from lm.config.schema import schema
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+FOLDERS = ("docs", "benchmarks", "launch")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 CHANGES = ROOT / "docs" / "changing-the-model.md"
 # Keys that pages name but the schema does not have: those of worked changes, and a misspelled one.
 NEW_KEYS = {"changing-the-model.md": {"model.head_scale", "train.head_l2"}, "getting-started.md": {"model.n_head"}}

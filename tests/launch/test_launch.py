@@ -93,7 +93,7 @@ def test_slurm_submits_a_sweep_as_an_array_of_jobs_with_one_task(launch, tmp_pat
 
 
 def test_documented_runs_fit_their_machines():
-    for path in ("docs/scaling.md", "launch/gke.py", "launch/slurm.py"):
+    for path in ("docs/scaling.md", "launch/README.md", "launch/gke.py", "launch/slurm.py"):
         text = re.sub(r"\\+\n\s*", "", (ROOT / path).read_text())
         found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)
         assert found
