@@ -107,13 +107,25 @@ def _schedule_free(o: OptimizerConfig, schedule: optax.Schedule, table: paramete
 
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
-# Updates without clipping and weight decay, scaled by minus the learning rate.
+# Updates without clipping and weight decay, scaled by minus the learning rate; `value` of their update is the loss.
 UPDATE_RULES: dict[str, Callable] = {
     "adamw": _adamw,
     "sgd": _sgd,
     "lion": _lion,
-    "schedule_free": _schedule_free,  # make_optimizer averages its steps
+    "schedule_free": _schedule_free,  # AVERAGES averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
+
+# Rules that evaluate other parameters than those at which they take gradients: a function (config, schedule, the
+# transformation of all steps, weight decay included) -> transformation; the name in its state of a tree of numbers like
+# the parameters; and a function (parameter, its number there, config) -> what to evaluate.
+AVERAGES: dict[str, tuple[Callable, str, Callable]] = {
+    "schedule_free": (  # Defazio et al. 2024, arXiv:2405.15682: the state has z, which makes Adam's steps; gradients
+        # are taken at y = (1 - b1) z + b1 x, and x is the average of z, weighted by the squared learning rate.
+        lambda o, schedule, steps: optax.contrib.schedule_free(steps, schedule, b1=o.b1),
+        "z",
+        lambda y, z, o: (y - (1 - o.b1) * z) / o.b1,
+    )
+}
 
 
 def _no_width_scales(factor: float):
@@ -156,7 +168,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 
 def make_optimizer(
     o: OptimizerConfig, steps: int, table: parameters.Table, factor: float = 1.0
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer: clipping by the global norm, the update rule, and decoupled weight decay.
 
     All rules share one decay, by learning rate times weight_decay (Loshchilov and Hutter 2019, eq. 12), masked by the
@@ -177,22 +189,14 @@ def make_optimizer(
     if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
         decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         chain.append(cautious(decay) if o.cautious_decay else decay)
-    if o.name == "schedule_free":
-        chain = [optax.contrib.schedule_free(optax.chain(*chain), schedule, b1=o.b1)]
+    if o.name in AVERAGES:
+        chain = [AVERAGES[o.name][0](o, schedule, optax.chain(*chain))]
     return optax.chain(*clip, *chain)
 
 
 def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
-    """Return the parameters to evaluate, keep and sample: those that are trained, or their average if schedule-free.
-
-    Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682) takes gradients at y = (1 - b1) z + b1 x, where z makes
-    Adam's steps, and x is the average of z, weighted by the squared learning rate. A train state holds y and z.
-    """
-    if o.name != "schedule_free":
+    """Return the parameters to evaluate, keep and sample: those that are trained, or what AVERAGES says of the rule."""
+    if o.name not in AVERAGES:
         return params
-    return jax.tree.map(lambda y, z: average_of(y, z, o.b1), params, opt_state[-1].z)
-
-
-def average_of(y, z, b1: float):
-    """Return x of y = (1 - b1) z + b1 x."""
-    return (y - (1 - b1) * z) / b1
+    _, name, average = AVERAGES[o.name]
+    return jax.tree.map(lambda x, own: average(x, own, o), params, optax.tree.get(opt_state, name))

@@ -41,7 +41,7 @@ class TrainState(flax.struct.PyTreeNode):
     recent: jax.Array | None = None  # with config.train.on_spike: losses and gradient norms of the last steps
 
 
-def optimizer(config: Resolved) -> optax.GradientTransformation:
+def optimizer(config: Resolved) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a resolved config."""
     c = config.model
     table, factor = parameters.parameter_table(c), parameters.width_factor(c)
@@ -64,7 +64,7 @@ def state_of_step_0(config: Resolved, params: dict, seed) -> TrainState:
 
 
 def evaluated_params(state: TrainState, config: Resolved) -> dict:
-    """Return the parameters to evaluate and to sample from: those of the state, or schedule-free's average."""
+    """Return the parameters to evaluate and to sample from: those of the state, or the update rule's average."""
     return averaged(state.params, state.opt_state, config.optimizer)
 
 
@@ -259,7 +259,7 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
     learning_rate = learning_rate_schedule(config.optimizer, t.steps)
     means, grads = gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
+    updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     n_updates = state.step - state.skipped
     params, ema = optax.apply_updates(state.params, updates), None
     if t.ema is not None and state.ema is not None:

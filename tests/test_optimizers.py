@@ -12,12 +12,13 @@ import optax
 import pytest
 from references import update_rules
 from running import slow
-from tiny import redrawn, tiny, unstack_layers
+from tiny import jit_gradients, redrawn, state_of, tiny, unstack_layers
 
 from lm.config import OptimizerConfig
 from lm.declarations import Parameter
-from lm.optimizers import averaged, decay_mask, learning_rate_schedule, make_optimizer
+from lm.optimizers import UPDATE_RULES, averaged, decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
+from lm.step import train_step
 
 # One parameter of each kind, because compiling all of them takes several times as long.
 KEPT = ("embedding", "positions", "ffn_norm/scale_D", "ffn_norm/bias_D", "w_q_DHK", "w_o_HKD", "w_up_DF", "b_up_F")
@@ -233,6 +234,18 @@ def test_schedule_free_follows_its_paper():
         params = {"w": params["w"] + change["w"]}
     np.testing.assert_allclose(params["w"], y, atol=1e-5)
     np.testing.assert_allclose(averaged(params, state, o)["w"], x, atol=1e-5)
+
+
+def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
+    """Polyak's step is loss / |gradient|^2 (Loizou et al. 2021, arXiv:2002.10542, with f* = 0)."""
+    monkeypatch.setitem(UPDATE_RULES, "sgd", lambda o, schedule, table: optax.polyak_sgd(1e9))
+    config = tiny(optimizer={"name": "sgd", "weight_decay": 0.0, "clip_norm": None})
+    state, batch = state_of(config), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
+    means, grads = jit_gradients(state, batch, config)
+    after, _ = jax.jit(lambda state: train_step(state, batch, config))(state)
+    squares = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads))
+    expected = jax.tree.map(lambda p, g: p - means["loss"] / squares * g, state.params, grads)
+    chex.assert_trees_all_close(after.params, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["sgd", slow("muonh")])

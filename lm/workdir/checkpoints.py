@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
-from lm.optimizers import average_of
+from lm.optimizers import AVERAGES
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
 from lm.text_tables import some
@@ -255,16 +256,17 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
         chosen.update(flat(choose(params, record["meta"]) if choose else params))
         if ema and not any(path.startswith("ema/") for path in leaves):
             raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
-        if _optimizer(record).get("name") == "schedule_free":  # then params are y, and its average needs z
-            first = next(iter(chosen))
-            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}"))
+        if not ema and (average := AVERAGES.get(_optimizer(record).get("name", ""))):
+            end = f"/{average[1]}/{next(iter(chosen))}"
+            parts.extend(path.removesuffix(end) + f"/{average[1]}" for path in leaves if path.endswith(end))
         places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 
     record, leaves = _read(directory, step, wanted)
-    found, *z = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
-    if z:
-        found = {path: average_of(y, z[0][path], _optimizer(record)["b1"]) for path, y in found.items()}
+    found, *own = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
+    if own:
+        o = SimpleNamespace(**_optimizer(record))
+        found = {path: AVERAGES[o.name][2](x, own[0][path], o) for path, x in found.items()}
     return {path: x.astype(chosen[path].dtype) for path, x in found.items()}, record["meta"]
 
 
