@@ -19,17 +19,17 @@ from products import forward_flops
 from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
-from lm import layer_stack, model, parameters
+from lm import layer_stack, model, optimizers, parameters
 from lm.config import MESH_AXES
 from lm.cost import flops
-from lm.declarations import Parameter
+from lm.declarations import Parameter, query_heads
 from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
 from lm.layers import variants
 from lm.layers.variants import OFF, attention_gate
-from lm.parallel import collectives
+from lm.parallel import collectives, sharding
 from lm.past import Past
 from lm.step import _sums, batch_fields, init_state, loss_terms, train_steps
 from lm.training.layer_statistics import layer_statistics
@@ -224,6 +224,22 @@ def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatc
     monkeypatch.setitem(variants.VALUES, "norm_bias", Values)
     found = unused(fsdp, qk_norm=False, **keys)
     assert re.findall(r"layers/\S*?(?=[,:])", found) == ["layers/attention/w_k_DGK", "layers/attention/w_v_DGK"]
+
+
+def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters():
+    """The key of lm/layers/__init__.py; heads of queries are doubled by differential attention."""
+    for row in (*VARIANTS.values(), *map(Row, PAIRS)):
+        c = config_of(row).model
+        sizes = {"D": c.d_model, "V": c.vocab_size, "F": c.d_ff, "G": c.n_kv_heads, "K": c.d_head, "E": c.n_experts}
+        sizes = {letter: {n} for letter, n in sizes.items()} | {"H": {c.n_heads, query_heads(c)}}
+        assert sizes.keys() >= optimizers.WIDTHS | sharding.RULES.keys()
+        wrong = [
+            (path, letter)
+            for path, p in parameters.parameter_table(c).items()
+            for letter, n in zip(p.axes, p.shape, strict=True)
+            if n not in sizes.get(letter, {n})
+        ]
+        assert not wrong
 
 
 @pytest.mark.slow
