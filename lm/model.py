@@ -136,6 +136,7 @@ class Attention(nn.Module):
         stream, options = at(variants.SCORES, here, stream, options)
         o_BTHK = context.past.attend(self, q_BTHK, k_BTGK, v_BTGK, context.window(layer), **options)
         stream, o_BTHK = at(variants.HEADS, here, stream, o_BTHK, v_BTGK)
+        o_BTHK = context.tap(self, "heads", o_BTHK)
         return stream, project(o_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)
 
 

@@ -46,8 +46,9 @@ def capture(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the logits of a text and named intermediates.
 
-    A pure function, which can be jitted and differentiated. It is compiled for each new length of the text and set of
-    names. With functions as patches it is compiled on every call, unless it is called inside a jitted function.
+    A pure function, which can be jitted and differentiated in reverse mode (products have no forward mode). It is
+    compiled for each new length of the text and set of names. With functions as patches it is compiled on every call,
+    unless it is called inside a jitted function.
 
     Args:
         run: a trained model, as returned by `lm.load`.
@@ -147,7 +148,7 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
             here = functools.partial(tap_module, module)
             q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
             options |= {"tap": here} if materializes(_name_of(module)) else {}
-            return here("heads", super().attend(module, q_THK, k_SGK, v_SGK, window, **options))
+            return super().attend(module, q_THK, k_SGK, v_SGK, window, **options)
 
     c = dataclasses.replace(c, scan_layers=False, remat="none")
     h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=tap_module)

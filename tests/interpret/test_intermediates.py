@@ -14,6 +14,7 @@ from lm.errors import UserError
 from lm.interpret import capture, logit_lens, names, patch
 from lm.trained_model import TrainedModel
 
+HEADS = {"attn_gate": "element", "attn_differential": True, "attn_exclusive": "full"}
 IDS = np.array([3, 14, 15, 9, 2, 6, 5, 8])
 T = len(IDS)
 
@@ -118,14 +119,20 @@ def test_patching_everything_with_its_own_value_changes_nothing(run, captured):
     np.testing.assert_allclose(patch(run, IDS, acts | {"logits": lambda x: x}), logits, atol=1e-6)
 
 
-def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_projection(run, captured):
+@pytest.mark.parametrize(
+    "idea", [{"scan_layers": True} | HEADS, *(slow({key: value}) for key, value in ({"qk_norm": True} | HEADS).items())]
+)
+def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_projection(idea):
+    """Also with ideas that change the output of the heads, alone and together."""
+    run = run_of(**idea)
     ablated = patch(run, IDS, {"layers/1/attention/heads": lambda heads_THK: heads_THK.at[:, 2].set(0)})
     params = jax.tree.map(lambda x: x, run.params)
     w_NHKD = params["layers"]["attention"]["w_o_HKD"]
     params["layers"]["attention"]["w_o_HKD"] = w_NHKD.at[1, 2].set(0)
-    expected, _ = capture(dataclasses.replace(run, params=params), IDS, "*")
+    expected, acts = capture(dataclasses.replace(run, params=params), IDS, "layers/1/attention/heads")
+    assert acts["layers/1/attention/heads"].shape == (T, 4, 4)
     np.testing.assert_allclose(ablated, expected, atol=1e-5)
-    assert np.abs(ablated - captured[0]).max() > 0.1
+    assert np.abs(ablated - run.logits(IDS)).max() > 0.01
 
 
 def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head_as_in_the_logit_lens(run, captured):
@@ -150,6 +157,18 @@ def test_patches_are_jitted_and_differentiated_by_their_values(run, captured):
     expected_HTS = np.zeros_like(gradient_HTS)
     expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(-1)  # heads 2 and 3 share key head 1
     np.testing.assert_allclose(gradient_HTS, expected_HTS, atol=1e-5)
+
+
+def test_second_derivatives_are_those_of_reverse_mode(run, captured):
+    """The gradient of <gradient, v> is the change of the gradient along v; there is no forward mode."""
+    x_TD = captured[1]["layers/0/residual"]
+    v_TD = jax.numpy.asarray(np.random.default_rng(0).standard_normal(x_TD.shape), x_TD.dtype)
+    gradient = jax.jit(jax.grad(lambda x_TD: patch(run, IDS, {"layers/0/residual": x_TD})[-1].max()))
+    product_TD = jax.jit(jax.grad(lambda x_TD: jax.numpy.vdot(gradient(x_TD), v_TD)))(x_TD)
+    change_TD = (gradient(x_TD + 1e-3 * v_TD) - gradient(x_TD - 1e-3 * v_TD)) / 2e-3
+    np.testing.assert_allclose(product_TD, change_TD, atol=2e-3 * np.abs(product_TD).max())
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(gradient, (x_TD,), (v_TD,))
 
 
 def test_a_function_among_the_patches_is_traced_on_every_call(run):
@@ -188,7 +207,7 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
     plain = program()
     assert program(tap=tap) == plain
     assert tapped == {"embedding", "attention_norm/output", "attention/output", "ffn_norm/output", "hidden",
-                      "ffn/output", "residual", "final_norm/output"}  # fmt: skip
+                      "heads", "ffn/output", "residual", "final_norm/output"}  # fmt: skip
 
 
 MISTAKES = {

@@ -97,7 +97,7 @@ class Here:
         x_BTD: the input of the module, after its norm.
         layer: the index of the layer, traced under a scan; None outside of the blocks.
         like: an index known while tracing, of a layer with the same parameters.
-        context: `Context` of lm/model.py: tokens_BT, positions, segments.
+        context: `Context` of lm/model.py: tokens_BT, past (its positions and segments may be None), tap, dropout.
         module: the module of lm/model.py.
     """
 
