@@ -23,31 +23,44 @@ on the text and on the devices is checked next, still before anything is compile
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
 in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
 
-A run is resumed with `--resume` by the config that started it. The last column says which keys may differ then: they
-change how a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of
-a step already trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
+A meaning may begin with values of another key, such as "moe:" or "not sgd:". With other values the key has no effect:
+on the command line it is then refused, and in a file, which may serve several runs, it causes a warning.
+
+A run is resumed with `--resume` by the config that started it. Only keys with a star may differ then: they change how
+a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of a step
+already trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
+
+The tables name keys without their section. The default is the value `in this type`.
 """
+GROUPS = {  # the first key of each, in the order of the schema
+    "model.d_model": "Sizes", "model.norm": "Norms", "model.ffn": "Feed-forward layers and experts",
+    "model.ffn_bias": "Biases", "model.positions": "Positions", "model.qk_norm": "Changes of attention",
+    "model.residual": "Changes of the residual stream and the loss", "model.window_pattern": "Windows, scales, caps",
+    "model.dropout": "Dropout, initial values and muP", "model.param_dtype": "Precision and execution",
+}  # fmt: skip
+HEAD = "\n| key | values | meaning |\n| --- | --- | --- |\n"
 
 
 def page() -> str:
-    """Return docs/configuration.md: an introduction, and a table of keys per section."""
+    """Return docs/configuration.md: an introduction, and a table of keys per section, or per group of its keys."""
     parts = [INTRODUCTION]
     for section, cls in {"": Config, **sections()}.items():
+        parts.append(f"\n## {section or 'Top level'}\n\n{cls.__doc__}\n")
         keys = {name: leaf for name, leaf in schema().items() if name.rpartition(".")[0] == section}
-        rows = [_row(name, type_, field) for name, (type_, field) in keys.items()]
-        heading = f"## {section or 'Top level'}\n\n{cls.__doc__}\n"
-        table = "| key | default | values | meaning | may change on resume |\n| --- | --- | --- | --- | --- |\n"
-        parts.append(f"{heading}\n{table}{''.join(rows)}")
-    return "\n".join(parts)
+        for i, (name, (type_, field)) in enumerate(keys.items()):
+            if i == 0 or name in GROUPS:
+                parts.append(f"\n### {GROUPS[name]}\n{HEAD}" if name in GROUPS else HEAD)
+            parts.append(_row(name.rpartition(".")[2], type_, field))
+    return "".join(parts)
 
 
 def _row(name: str, type_, field) -> str:
-    default, values, meaning = (
-        text.replace("|", "\\|") for text in (show(field.default), allowed(type_, field), field.metadata["doc"])
-    )
-    changes = {"train.steps": "may grow"}.get(name, "yes" if field.metadata["execution"] else "no")
-    shown = f"`{default}`" if default else "empty"
-    return f"| `{name}` | {shown} | {values} | {meaning.replace('<', '&lt;')} | {changes} |\n"
+    default, values = show(field.default), allowed(type_, field).split(" | ")
+    shown = [f"`{value}`" if value == default else value for value in values]
+    if default not in values:
+        shown[0] += f" (`{default}`)" if default else " (empty)"
+    cells = f"`{name}`" + "\\*" * field.metadata["execution"], " | ".join(shown), field.metadata["doc"]
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |\n"
 
 
 if __name__ == "__main__":
