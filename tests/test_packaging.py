@@ -1,4 +1,4 @@
-"""Installing and the checkout: an old Python is refused with the version that is needed; data is not a change."""
+"""Installing."""
 
 import runpy
 import sys

@@ -2,8 +2,7 @@
 
 import signal
 
-import pytest
-from running import CONFIG, summary_of
+from running import CONFIG
 
 from lm import data
 from lm.train import main as train_main
@@ -73,26 +72,6 @@ def test_mistakes_that_need_the_data(train, tmp_path):
     assert "config.eval.sample_prompt" in output
     assert "config.train.seq_len" in output
     assert not any(tmp_path.iterdir())
-
-
-@pytest.fixture
-def no_network(tmp_path, monkeypatch) -> list[str]:
-    """Return the arguments of a run on Tiny Shakespeare, which is not prepared and cannot be downloaded."""
-    from lm.data import shakespeare
-
-    monkeypatch.setattr(shakespeare, "URL", "http://127.0.0.1:9/input.txt")  # no server listens on this port
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    return ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path / 'tfds'}"]
-
-
-@pytest.mark.slow
-def test_the_fallback_prints_a_warning(train, no_network, tmp_path):
-    short = ["--config.train.steps=2", "--config.eval.final_splits=test", "--config.eval.batch_size=256"]
-    code, output = train(tmp_path / "run", *no_network, "--config.data.offline=python_docs", *short)
-    assert code == 0
-    assert "WARNING: training on python_docs INSTEAD of" in output
-    assert summary_of(tmp_path / "run")["data"] == "python_docs (fallback)"
-    assert summary_of(tmp_path / "run")["data_notices"]
 
 
 def test_ctrl_c_before_training_leaves_no_files(train, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 from running import assert_same_run, checkpoint_steps, metrics_of
-from tiny import tiny
 
 from lm.config import Config, DataConfig, TrainConfig
 from lm.config.schema import EvalConfig
@@ -16,8 +15,6 @@ from lm.data.concatenated import ConcatenatedArray
 from lm.data.prepare import main as prepare
 from lm.errors import UserError
 from lm.evaluate import main as evaluate
-from lm.step import take_batch
-from lm.training.batch_source import BatchSource
 
 SIZES = (4_000, 900, 333)
 
@@ -126,19 +123,6 @@ def test_an_evaluation_reads_each_source_apart_and_its_mean_is_weighted():
         n_windows = sum(batches.n_eval_windows(dataclasses.replace(split, parts=(p,)), config, 3) for p in split.parts)
         assert list(covered.values()) == ([size - 1 for size in SIZES] if max_batches == 0 else [96] * 3)
         assert batches.n_eval_windows(split, config, 3) == n_windows == 36
-
-
-@pytest.mark.parametrize("device_bytes", [2**20, 0], ids=["resident", "host"])
-def test_the_device_takes_the_same_batches(device_bytes):
-    split, mixture = mixed((0.6, 0.3, 0.1))
-    data = dataclasses.asdict(mixture.data) | {"device_bytes": device_bytes}
-    config = tiny(data=data, train={"steps_per_dispatch": 3})
-    source = BatchSource(split, config)
-    assert (source.resident is None) == (device_bytes == 0)
-    inputs = source.train(5, 3)
-    for i in range(3):
-        batch = take_batch(source.resident, {name: array[i] for name, array in inputs.items()}, config.train.seq_len)
-        np.testing.assert_array_equal(batch["tokens"], batches.train_batch(split, config, 5 + i)["tokens"])
 
 
 @pytest.fixture

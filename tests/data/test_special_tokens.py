@@ -131,7 +131,7 @@ def test_a_continuation_ends_at_the_end_of_text_and_of_a_turn_in_a_chat():
     ):
         row = Continuation(prompt, 0)
         row.add([*tokenizer.encode(text), stop, 7], tokenizer, (), 99)
-        assert (row.text, row.finish) == (text, "end_of_text")
+        assert (row.text, row.ids, row.finish) == (text, tokenizer.encode(text).tolist(), "end_of_text")
 
 
 # What is saved

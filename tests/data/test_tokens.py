@@ -120,26 +120,20 @@ def write_folder(root):
     return root
 
 
-def test_files_of_a_folder_are_joined_in_order_with_separators(config, tmp_path):
+def test_files_of_a_folder_are_joined_with_separators_and_tokenized_in_batches_of_any_size(
+    config, tmp_path, monkeypatch
+):
     source = f"text:{write_folder(tmp_path / 'folder')}"
-    chars = quiet(config(source=source, splits=(1.0, 0.0, 0.0)))
-    assert chars.tokenizer.decode(chars.splits["train"].tokens) == "one \ntwo \nthree "
-    assert chars.splits["train"].n_bytes == 16
-    bpe = quiet(config(source=source, splits=(1.0, 0.0, 0.0), tokenizer="bpe:260"))
-    assert bpe.tokenizer.decode(bpe.splits["train"].tokens) == "one <|endoftext|>two <|endoftext|>three "
-    assert bpe.splits["train"].n_bytes == 14
-
-
-def test_tokenizing_in_several_batches_gives_the_same_tokens(config, tmp_path, monkeypatch):
-    source = f"text:{write_folder(tmp_path / 'folder')}"
-    for tokenizer in ("char", "bpe:260"):
-        given = config(source=source, splits=(1.0, 0.0, 0.0), tokenizer=tokenizer)
-        found = []
+    for tokenizer, text, n_bytes in (
+        ("char", "one \ntwo \nthree ", 16),
+        ("bpe:260", "one <|endoftext|>two <|endoftext|>three ", 14),
+    ):
         for batch in (2**20, 8, 1):
             monkeypatch.setattr(encoding, "BATCH", batch)
-            found.append(quiet(given).splits["train"])
+            corpus = quiet(config(source=source, splits=(1.0, 0.0, 0.0), tokenizer=tokenizer))
+            split = corpus.splits["train"]
+            assert (corpus.tokenizer.decode(split.tokens), split.n_bytes) == (text, n_bytes)
             shutil.rmtree(tmp_path / "cache")
-        assert len({(split.tokens.tobytes(), split.n_bytes) for split in found}) == 1
 
 
 def test_each_file_is_a_packed_document(config, tmp_path):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from huggingface_checkpoints import EXPECTED, checkpoint
-from running import checksums, slow, summary_of
+from running import slow, summary_of
 
 import lm
 from lm import parameters
@@ -207,24 +207,6 @@ def test_on_a_mesh_parameters_get_the_models_shardings(model_dir):
         found, _ = read(model_dir)
     assert {type(x.sharding).__name__ for x in found.values.values()} == {"NamedSharding"}
     assert "tensor" in found.values["layers/attention/w_q_DHK"].sharding.spec
-
-
-@pytest.mark.slow
-def test_a_run_from_a_checkpoint_resumes_without_it(train, model_dir, tmp_path):
-    shutil.copyfile(model_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    model, config = dataclasses.asdict(read_config(model_dir).model), "--config."
-    names = ["d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff", "vocab_size", "rope_pairing"]
-    keys = {f"model.{name}": model[name] for name in names}
-    keys |= {"data.source": f"text:{tmp_path / 'text.txt'}", "data.tokenizer": f"hf:{tmp_path / 'tokenizer.json'}"}
-    keys |= {"optimizer.schedule": "constant", "init_from": model_dir, "train.seq_len": 8, "eval.sample_prompt": "a"}
-    more = [f"{config}{name}={value}" for name, value in keys.items()]
-    code, output = train(tmp_path / "grown", *more, "--config.train.steps=3")
-    assert (code, f"parameters of {model_dir} (Hugging Face):" in output) == (0, True), output
-    assert train(tmp_path / "whole", *more, "--config.train.steps=6")[0] == 0
-    shutil.rmtree(model_dir)
-    code, output = train(tmp_path / "grown", *more, "--config.train.steps=6", "--resume")
-    assert code == 0, output
-    assert checksums(tmp_path / "grown", 6) == checksums(tmp_path / "whole", 6)
 
 
 @pytest.mark.slow

@@ -130,16 +130,3 @@ def test_a_task_can_save_when_it_is_stopped(job):
 @pytest.mark.parametrize(("cpus", "expected"), [({}, "none"), ({"SLURM_CPUS_PER_TASK": "8"}, "8")])
 def test_tasks_get_all_cpus_unless_a_number_was_given(job, cpus, expected):
     assert f"cpus {expected}\n" in job()("echo cpus ${SRUN_CPUS_PER_TASK:-none}", **cpus)[2]
-
-
-def test_options_of_sbatch_keep_their_quotes_and_override_the_script(capsys, tmp_path):
-    given = "--sbatch=--comment='two words' -p gpu --no-requeue --time=1:00:00 --signal=TERM@600"
-    script = script_of(capsys, "--workdir", str(tmp_path), given)
-    lines = [line for line in script.splitlines() if line.startswith("#SBATCH")]
-    assert lines[-1] == "#SBATCH '--comment=two words' -p gpu --no-requeue --time=1:00:00 --signal=TERM@600"
-
-
-def test_names_are_quoted_for_sbatch(capsys, tmp_path):
-    script = script_of(capsys, "--workdir", str(tmp_path / "50%j"), "--name", "it's a \\ run")
-    assert "#SBATCH --job-name='it\\'s a \\\\ run'\n" in script
-    assert f"#SBATCH --output={tmp_path}/50%%j/slurm.log\n" in script  # SLURM replaces %j by the job's ID

@@ -7,6 +7,8 @@ import pytest
 from tiny import redrawn, tiny
 
 from lm.data import Split, batches
+from lm.data.concatenated import ConcatenatedArray
+from lm.data.mixtures import Part
 from lm.parallel import sharding
 from lm.step import take_batch
 from lm.training.batch_source import BatchSource
@@ -15,16 +17,19 @@ from lm.training.evaluation import evaluate
 TOKENS = np.random.default_rng(0).integers(0, 19, 9 * 30).astype(np.uint16)
 PLAIN = Split("validation", TOKENS, TOKENS.size, None)
 PACKED = Split("validation", TOKENS.reshape(30, 9), TOKENS.size, None, np.ones((30, 9), np.uint16))
+PARTS = tuple(Part(name, start, 135, 0.5, 1.0) for name, start in (("a", 0), ("b", 135)))
+MIXED = Split("validation", ConcatenatedArray(np.split(TOKENS, 2)), TOKENS.size, None, parts=PARTS)
+MIXTURE = {"mixture": (("a", "text:a", 1.0), ("b", "text:b", 1.0))}
 
 
 def config_of(device_bytes=2**20, **data):
     return tiny(data={"device_bytes": device_bytes} | data, train={"steps_per_dispatch": 3})
 
 
-@pytest.mark.parametrize("split", [PLAIN, PACKED], ids=["plain", "packed"])
+@pytest.mark.parametrize("split", [PLAIN, PACKED, MIXED], ids=["plain", "packed", "mixed"])
 @pytest.mark.parametrize("device_bytes", [2**20, 0], ids=["resident", "host"])
 def test_inputs_are_the_batches_of_the_steps(split, device_bytes):
-    config = config_of(device_bytes, order="epochs")
+    config = config_of(device_bytes, order="epochs", **(MIXTURE if split is MIXED else {}))
     source = BatchSource(split, config)
     assert (source.resident is None) == (device_bytes == 0)
     inputs = source.train(5, 2)
