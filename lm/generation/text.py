@@ -139,11 +139,3 @@ def stream_texts(
             yield rows
             if all(row.finish for row in part):
                 break
-
-
-def generate_texts(
-    decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], *args, **options
-) -> list[Continuation]:
-    """Return the finished continuations. The arguments are those of `stream_texts`."""
-    *_, rows = stream_texts(decoder, tokenizer, prompts, *args, **options)
-    return rows
