@@ -95,9 +95,12 @@ def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
 
 
 def load_params(directory: str | Path, config: Resolved) -> dict:
-    """Read the parameters of a checkpoint, as nested dicts of NumPy arrays.
+    """Return the parameters of a checkpoint as nested dicts of NumPy arrays; see `read_params`."""
+    return parameters.nest(dict(read_params(directory, config)))
 
-    One copy of the parameters and one tensor are in memory at a time.
+
+def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the path and the value of each parameter of a checkpoint. Beside it, one tensor is in memory at a time.
 
     Args:
         directory: the checkpoint's directory.
@@ -109,16 +112,15 @@ def load_params(directory: str | Path, config: Resolved) -> dict:
     family, c = family_of(directory, read_fields(directory)), config.model
     table, dtype = parameters.parameter_table(c), np.dtype(c.param_dtype)
     with TensorFiles(directory) as files:
-        names = _match(directory, family, c, files)
-        values = {path: np.empty(p.shape, dtype) for path, p in table.items()}
-        for place in places(family, c):
-            for path, value, p in zip(
-                place.paths, place.split(files.read(names[place.name])), place.parameters, strict=True
-            ):
+        names, found = _match(directory, family, c, files), list(places(family, c))
+        for path, p in table.items():
+            values = np.empty(p.shape, dtype)
+            for place in (place for place in found if path in place.paths):
+                value = place.split(files.read(names[place.name]))[place.paths.index(path)]
                 if family.gain_offset and p.kind == "norm":
                     value = value.astype(np.float32) + np.float32(family.gain_offset)
-                values[path][place.index] = value
-    return parameters.nest(values)
+                values[place.index] = value
+            yield path, values
 
 
 def to_device(params: dict) -> dict:

@@ -19,7 +19,7 @@ from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.huggingface.config_files import is_checkpoint, normalized, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
-from lm.huggingface.weights import load_params
+from lm.huggingface.weights import read_params
 from lm.parallel import processes, sharding
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
@@ -104,20 +104,22 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
 
 
 def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return the same for a checkpoint of Hugging Face, which every process reads in full."""
+    """Return the same for a checkpoint of Hugging Face, which every process reads in full, one parameter at a time."""
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
     if tokenizer and corpus.tokenizer and not _same_ids(tokenizer, corpus.tokenizer):
         raise UserError(f"it has another tokenizer; use config.data.tokenizer = hf:{directory}/tokenizer.json")
-    model = dataclasses.replace(theirs.model, param_dtype=config.model.param_dtype)
-    _fitting(parameters.parameter_table(model), table)  # raises before anything large is read
-    stored = parameters.flat(load_params(directory, dataclasses.replace(theirs, model=model)))
-    if jax.process_count() > 1:
-        sums = {path: zlib.crc32(x.view(np.uint8)) for path, x in stored.items()}
-        processes.check_equal("the checkpoint", repr(sums))
-    fitting = _fitting(stored, table)
-    places = parameters.flat(sharding.shard_state(parameters.nest(fitting), table))
-    values = {path: _put(x, places[path]) for path, x in fitting.items()}
+    dtype = config.model.param_dtype
+    model = dataclasses.replace(theirs.model, param_dtype=dtype)
+    stored = {path: jax.ShapeDtypeStruct(p.shape, dtype) for path, p in parameters.parameter_table(model).items()}
+    places = parameters.flat(sharding.shard_state(parameters.nest(_fitting(stored, table)), table))
+    values, sums = {}, {}
+    for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
+        if path in places:
+            values[path] = _put(x, places[path].sharding)
+        if jax.process_count() > 1:
+            sums[path] = zlib.crc32(x.view(np.uint8))
+    processes.check_equal("the checkpoint", repr(sums))
     is_checked = None not in (tokenizer, corpus.tokenizer)
     return f"{directory} (Hugging Face)", values, model, is_checked, read_settings(directory)
 
@@ -137,11 +139,11 @@ def _fitting(stored: dict[str, Any], table: parameters.Table) -> dict[str, Any]:
     return found
 
 
-def _put(x: np.ndarray, place) -> jax.Array:
-    """Return a host array on the devices of the sharding that `place` may have."""
-    if not hasattr(place, "sharding"):
+def _put(x: np.ndarray, place: jax.sharding.Sharding | None) -> jax.Array:
+    """Return a host array on the devices of a sharding, after the transfer; None: on the first device."""
+    if place is None:
         return jax.numpy.asarray(x)
-    return jax.make_array_from_callback(x.shape, place.sharding, lambda index: x[index])
+    return jax.block_until_ready(jax.make_array_from_callback(x.shape, place, lambda index: x[index]))
 
 
 def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:

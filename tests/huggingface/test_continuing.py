@@ -172,7 +172,7 @@ def test_settings_of_a_checkpoint_without_the_tokenizer_of_the_data_are_not_kept
 
 
 def test_a_model_without_a_common_parameter_is_an_error_before_the_weights_are_read(model_dir, monkeypatch):
-    monkeypatch.setattr(module, "load_params", None)
+    monkeypatch.setattr(module, "read_params", None)
     with pytest.raises(UserError, match="no parameter has the name and shape"):
         read(model_dir, "model.d_model=24", "model.d_head=2", "model.d_ff=6")
 
