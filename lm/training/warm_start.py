@@ -118,7 +118,7 @@ def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: pa
         if path in places:
             values[path] = _put(x, places[path].sharding)
         if jax.process_count() > 1:
-            sums[path] = zlib.crc32(x.view(np.uint8))
+            sums[path] = zlib.crc32(x.view(np.uint8).data)
     processes.check_equal("the checkpoint", repr(sums))
     is_checked = None not in (tokenizer, corpus.tokenizer)
     return f"{directory} (Hugging Face)", values, model, is_checked, read_settings(directory)
