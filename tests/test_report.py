@@ -73,11 +73,14 @@ def test_every_verdict_has_a_sentence():
 def test_a_published_run_that_is_trained_again_is_compared():
     record, runs = sweep()
     published = next(r for r in runs if (r.phase, r.variant) == ("final", "plain"))
-    for loss, is_same in ((published.test_loss + 1e-5, True), (published.test_loss - 0.02, False), (None, False)):
-        text = text_of(record, [*runs, dataclasses.replace(published, phase="again", test_loss=loss)])
+    for added, processor, agree in ((1e-5, "cpu A", True), (0.01, "cpu A", False), (0.01, "cpu B", True),
+                                    (-0.03, "cpu B", False), (None, "cpu A", False)):  # fmt: skip
+        loss = None if added is None else published.test_loss + added
+        again = dataclasses.replace(published, phase="again", test_loss=loss, processor=processor)
+        text = text_of(record, [*runs, again]).partition("## Results")[0]
         shown = "–" if loss is None else f"{loss:.4f}"
         assert f"The published plain was trained again with seed 1: {shown} instead of 2.0000." in text
-        assert ("WARNING" in text.partition("## Results")[0]) is not is_same
+        assert ("WARNING" in text) is not agree
     assert "trained again" not in text_of(record, runs)
 
 

@@ -23,7 +23,8 @@ from lm.sweeps.tuning import Choice
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
-REPEATED = 0.001  # nats: a published run that is trained again gives its loss within this difference
+# Nats by which a run that is trained again may differ: on the same kind of processor, and by rounding on another one.
+SAME_MACHINE, OTHER_MACHINE = 0.001, 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
 NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS
 
@@ -188,11 +189,17 @@ class Analysis:
                 rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))
         return rows
 
-    def trained_again(self) -> list[tuple[str, int, float, float]]:
-        """Return variant, seed, test loss now and as published of each run that an addition repeats; nan: diverged."""
-        return [(run.variant, run.seed, math.nan if run.test_loss is None else run.test_loss,
-                 self.variants[run.variant].losses[run.seed])
-                for run in self.runs if run.phase == "again" and run.variant in self.variants]  # fmt: skip
+    def trained_again(self) -> list[tuple[str, int, float, float, bool]]:
+        """Return of each run that an addition repeats: variant, seed, test loss, published one, whether they agree."""
+        found = []
+        for run in self.runs:
+            if run.phase == "again" and run.variant in self.variants:
+                v = self.variants[run.variant]
+                is_same = (run.processor, run.device) == (v.runs[run.seed].processor, v.runs[run.seed].device)
+                now, published = math.nan if run.test_loss is None else run.test_loss, v.losses[run.seed]
+                agree = abs(now - published) <= (SAME_MACHINE if is_same else OTHER_MACHINE)
+                found.append((run.variant, run.seed, now, published, agree))
+        return found
 
     def of_kind(self, *kinds: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind in kinds]

@@ -26,7 +26,7 @@ from lm.data import shards
 from lm.errors import UserError
 from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, REPEATED, Analysis, Claim, analyze
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
@@ -211,8 +211,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         stuck=STUCK,
         verdicts={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}",
                   SAME: f"the same within {margin}"},
-        MIN_ROWS=MIN_ROWS, REPEATED=REPEATED,
-        MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
+        MIN_ROWS=MIN_ROWS, MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
     )  # fmt: skip
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
