@@ -6,6 +6,7 @@ import pytest
 
 from lm import parameters
 from lm.huggingface.config_files import export_fields, read_config
+from lm.huggingface.tokenizer_files import read_settings
 
 LLAMA = {
     "model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1,
@@ -162,7 +163,7 @@ def test_a_published_config_gives_the_published_number_of_parameters_and_is_writ
     (tmp_path / "config.json").write_text(json.dumps(fields))
     config = read_config(tmp_path)
     assert parameters.count(parameters.parameter_table(config.model)) == n_parameters
-    family, written = export_fields(config, tmp_path)
+    family, written = export_fields(config, read_settings(tmp_path))
     assert family.model_type == fields["model_type"]
     (tmp_path / "config.json").write_text(json.dumps(written))
     assert read_config(tmp_path).model == config.model
