@@ -12,20 +12,11 @@ TINY = f"--config={CONFIG}"
 
 REFUSALS = {
     "every mistake at once": (
-        [
-            TINY,
-            "--config.model.d_modle=3",
-            "--config.train.steps=abc",
-            "--config.model.dropout=1",
-            "--config.trian.x=1",
-        ],
-        ["config.model.d_modle", "d_model?", "config.train.steps: 'abc'", "config.model.dropout", "config.trian"],
+        [TINY, "--resume", "--config.model.d_modle=3", "--config.train.steps=abc"],
+        ["--resume", "--workdir", "config.model.d_modle", "d_model?", "config.train.steps: 'abc'"],
     ),
-    "stray argument": ([TINY, "--config.model.tie_embeddings", "False"], ["False", "--config.SECTION.KEY=VALUE"]),
     "misspelled option": ([TINY, "--resum"], ["--resum"]),
     "no config": ([], ["--config"]),
-    "missing config file": (["--config=configs/shakespear.py"], ["configs/shakespear.py"]),
-    "resume where": ([TINY, "--resume"], ["--resume", "--workdir"]),
     "workdir is a file": ([TINY, f"--workdir={CONFIG}"], ["is a file"]),
     "workdir is a URL": ([TINY, "--workdir=gs://bucket/run"], ["--workdir gs://bucket/run", "mount the bucket"]),
 }

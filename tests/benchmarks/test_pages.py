@@ -1,11 +1,7 @@
 """Pages of docs/results that benchmarks write."""
 
-import json
 import re
 import sys
-
-import numpy as np
-from running import ROOT
 
 from benchmarks import layernorm_swap, mup_coordinates, page
 
@@ -21,23 +17,6 @@ def test_a_page_has_its_table_and_the_commands_that_reproduce_it(tmp_path):
     assert re.search(r"```\nfirst\nsecond\ncommit .*\nversions python 3.*jax.*\n.*, \d{4}-\d\d-\d\d\n```\n$", text)
     assert re.findall(r"(?<![\w.])/\w+", text) == [], "no local directory"
     assert (tmp_path / "check.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_both_parametrizations_are_the_same_at_the_base_width_only(monkeypatch):
-    monkeypatch.setattr(mup_coordinates, "STEPS", 2)
-    monkeypatch.setattr(mup_coordinates, "SEEDS", (0,))
-    same, wider = ([mup_coordinates.moved(name, width) for name in ("mup", "standard")] for width in (32, 64))
-    assert same[0] == same[1]
-    assert min(same[0].values()) > 0
-    assert not np.isclose(wider[0]["hidden states"], wider[1]["hidden states"], rtol=0.05)
-
-
-def test_a_resumed_run_has_one_training_command(tmp_path):
-    start = {"argv": [str(ROOT / "lm" / "train.py"), "--config", "configs/shakespeare.py", "--workdir=/home/me/one"]}
-    (tmp_path / "run.json").write_text(json.dumps({"starts": [start, start]}))
-    assert layernorm_swap.training_commands(str(tmp_path)) == [
-        "python -m lm.train --config configs/shakespeare.py --workdir=one"
-    ]
 
 
 def test_swapped_algorithms_in_a_trained_model(bench, tmp_path, monkeypatch, capsys):

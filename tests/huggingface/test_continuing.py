@@ -107,10 +107,12 @@ def test_all_parameters_are_loaded_bit_for_bit(model_dir):
 
 def test_switches_may_change_and_everything_that_changes_is_reported(model_dir):
     switches = ["norm=layer", "qk_norm=true", "ffn=mlp", "rope_theta=500", "rope_pairing=adjacent", "dropout=0.1"]
+    switches += ["n_kv_heads=2"]
     found, printed = read(model_dir, *(f"model.{switch}" for switch in switches), "model.param_dtype=bfloat16")
     lines = {line.partition(":")[0].strip(): line for line in printed.splitlines()}
     assert "layers/attention_norm/bias_D" in lines["newly initialized"]
     assert "layers/attention/q_scale_K" in lines["newly initialized"]
+    assert "layers/attention/w_k_DGK (2, 8, 1, 6) -> (2, 8, 2, 6)" in lines["newly initialized"]
     assert "layers/ffn/w_gate_DF" in lines["not used"]
     assert "layers/attention_norm/scale_D" in lines["loaded"]
     for difference in ("norm rms -> layer", "rope_theta 10000.0 -> 500.0", "rope_pairing halves -> adjacent"):

@@ -98,12 +98,6 @@ def test_equals_float64_for_all_masks_and_implementations(mask, n_kv_heads):
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_softcap_and_scale():
-    q, k, v = inputs()
-    expected = reference(q, k, v, everyone(**PLAIN), softcap=1.5, scale=0.7)
-    np.testing.assert_allclose(attend(q, k, v, softcap=1.5, scale=0.7, **PLAIN), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_equals_torch(torch_answers):
     a = torch_answers["attention"]
     q, k, v = (np.float32(a[name]) for name in "qkv")
