@@ -16,6 +16,7 @@ import numpy as np
 from lm import log_probabilities, model, parameters
 from lm.config import Resolved, saved_config
 from lm.data import tokenizers
+from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.generation import options
@@ -23,10 +24,10 @@ from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
-from lm.huggingface.tokenizer_files import load_tokenizer
+from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer
 from lm.huggingface.weights import load_params, to_device
 from lm.workdir import checkpoints
-from lm.workdir.saved_run import check_meta, is_step
+from lm.workdir.saved_run import SETTINGS, check_meta, is_step
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -196,6 +197,8 @@ def _load_run(path: Path, step: int | str) -> TrainedModel:
     # This device may not support the implementation of attention that the run used.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+    if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
+        tokenizer = HFTokenizer(tokenizer.json, tokenizer.encodes_special_tokens, find_end_ids(meta[SETTINGS]))
     return _checked(TrainedModel(path, step, config, params, tokenizer))
 
 

@@ -165,6 +165,7 @@ def test_a_continued_model_is_exported_as_what_it_came_from(source, mistral_dir,
     assert {name: (tmp_path / "out" / name).read_text() for name in SETTINGS} == SETTINGS
     fields = json.loads((tmp_path / "out/config.json").read_text())
     assert (fields["model_type"], fields["bos_token_id"], fields["eos_token_id"]) == ("mistral", 8, [9, 7])
+    assert lm.load("run").tokenizer.stop_ids >= {9, 7}
 
 
 def test_settings_of_a_checkpoint_without_the_tokenizer_of_the_data_are_not_kept(mistral_dir):
