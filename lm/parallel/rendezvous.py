@@ -86,8 +86,9 @@ def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=1024)
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else error
         raise TemporaryError(
-            f"process 0 cannot listen on port {port} ({os.strerror(error.errno)}); choose another port, end the "
+            f"process 0 cannot listen on port {port} ({reason}); choose another port, end the "
             "program that uses it, or give each process its own --process_id"
         ) from None
 
