@@ -112,9 +112,8 @@ class ModelConfig:
         only="positions=rope", low=0, high=1,
     )  # fmt: skip
     rope_width: int | None = key(
-        None, "number of features of each head that are rotated, the first ones; none: d_head", only="positions=rope",
-        low=2,
-    )  # fmt: skip
+        None, "number of the first features of a head that are rotated; none: d_head", only="positions=rope", low=2
+    )
     rope_scaling: str = key(
         "none", "change the frequencies for a longer context. linear: divide all by rope_factor; llama3: divide the "
         "low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); dynamic: raise the base "
@@ -222,9 +221,7 @@ class ModelConfig:
         64, "d_model at which both parametrizations are the same; d_ff must grow in proportion to d_model",
         only="parametrization=mup", low=1,
     )  # fmt: skip
-    mup_base_d_head: int = key(
-        16, "d_head at which both parametrizations are the same", only="parametrization=mup", low=1
-    )
+    mup_base_d_head: int = key(16, "d_head at which both are the same", only="parametrization=mup", low=1)
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and matrix products", choices=("float32", "bfloat16"))
     scan_layers: bool = key(
@@ -343,9 +340,7 @@ class OptimizerConfig:
         None, "step at which the decay ends; none: train.steps. With a number, a finished run may be resumed with more "
         "steps", low=1,
     )  # fmt: skip
-    decay_fraction: float = key(
-        0.2, "fraction of decay_steps that decays, at the end", only="schedule=wsd", above=0.0, high=1.0
-    )
+    decay_fraction: float = key(0.2, "fraction of decay_steps that decays", only="schedule=wsd", above=0.0, high=1.0)
     final_fraction: float = key(
         0.1, "final learning rate / peak learning rate", only="schedule=linear,cosine,wsd", low=0.0, high=1.0
     )
@@ -370,9 +365,7 @@ class OptimizerConfig:
         0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, for all parameters alike; muonh: not "
         "of matrices on a sphere", low=0.0,
     )  # fmt: skip
-    cautious_decay: bool = key(
-        False, "decay only where the update does not increase a number's size", only="weight_decay!=0.0"
-    )
+    cautious_decay: bool = key(False, "decay only numbers that the update does not enlarge", only="weight_decay!=0.0")
     decay_norms: bool = key(False, "decay the gains of norms, too", only="weight_decay!=0.0")
     decay_biases: bool = key(False, "decay biases, too", only="weight_decay!=0.0")
     decay_embeddings: bool = key(False, "decay token and position embeddings, too", only="weight_decay!=0.0")
