@@ -68,3 +68,14 @@ def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(mo
         first, last = caught.value.problems
         assert expected in first
         assert last == "config.train.steps: 'x' is not an int"
+
+
+def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branched_one(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    arguments = ["--config=configs/shakespeare_small.py", "--config.optimizer.momentum=0.9", "--workdir=x"]
+    with pytest.raises(UserError, match=r"use optimizer\.name = sgd"):
+        parse_arguments(arguments)
+    for flag in ("--resume", "--branch_from=y"):
+        _, config = parse_arguments([*arguments, flag])
+        assert config.optimizer.momentum == 0.9
+        assert capsys.readouterr().err.startswith("WARNING: config.optimizer.momentum: 0.9 has no effect")
