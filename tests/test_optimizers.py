@@ -19,6 +19,7 @@ from lm.declarations import Parameter
 from lm.optimizers import UPDATE_RULES, averaged, decay_mask, learning_rate_schedule, make_optimizer
 from lm.parameters import flat, nest, parameter_table
 from lm.step import train_step
+from lm.training.layer_statistics import layer_statistics
 
 # One parameter of each kind, because compiling all of them takes several times as long.
 KEPT = ("embedding", "positions", "ffn_norm/scale_D", "ffn_norm/bias_D", "w_q_DHK", "w_o_HKD", "w_up_DF", "b_up_F")
@@ -243,6 +244,7 @@ def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
     state, batch = state_of(config), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
     means, grads = jit_gradients(state, batch, config)
     after, _ = jax.jit(lambda state: train_step(state, batch, config))(state)
+    jax.eval_shape(lambda state: layer_statistics(state, batch, config), state)  # which measures updates, too
     squares = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads))
     expected = jax.tree.map(lambda p, g: p - means["loss"] / squares * g, state.params, grads)
     chex.assert_trees_all_close(after.params, expected, rtol=1e-4, atol=1e-5)

@@ -37,8 +37,8 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
     the batch, without padding; a model without layers has neither. Gradients are those of the full batch, before
     clipping.
     """
-    _, grads = gradients(state, batch, config)
-    updates, _ = optimizer(config).update(grads, state.opt_state, state.params)
+    means, grads = gradients(state, batch, config)
+    updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     table = parameters.parameter_table(config.model)
     magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
     found = {kind: _root_mean_squares(tree, table) for kind, tree in magnitudes.items()}
