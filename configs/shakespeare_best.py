@@ -7,7 +7,7 @@ checkpoints. A CPU without such units takes longer; there, --config.model.comput
 Result: 1.4389 nats per character on validation+test (seed 0, on an AMD EPYC; 2.7 million parameters, 7.8 million
 characters). With the former Muon of Optax, on the Xeon, the mean of 5 seeds was 1.436, the range 1.434 to 1.438. For
 comparison, nanoGPT's README reports 1.4697 on random batches of the same text for its GPU run with 10.7 million
-parameters. The values but the number of steps were chosen on another text, Python's documentation: see the end of
+parameters. All values except the number of steps were chosen on another text, Python's documentation: see the end of
 benchmarks/NOTES.md.
 """
 

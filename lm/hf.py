@@ -58,7 +58,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
     add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
     add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint; export a run first")
-    add("--workdir", type=path_argument, metavar="RUN", help="the run that was exported, to compare its own weights")
+    add("--workdir", type=path_argument, metavar="RUN", help="compare the weights of this run, exported to DIR")
     add("--step", **STEP)
     add(
         "--tolerance",

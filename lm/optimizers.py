@@ -107,7 +107,7 @@ def _schedule_free(o: OptimizerConfig, schedule: optax.Schedule, table: paramete
 
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
-# Updates without clipping and weight decay, scaled by minus the learning rate; `value` of their update is the loss.
+# Updates without clipping and weight decay, scaled by minus the learning rate; they receive the loss as `value`.
 UPDATE_RULES: dict[str, Callable] = {
     "adamw": _adamw,
     "sgd": _sgd,
@@ -115,9 +115,10 @@ UPDATE_RULES: dict[str, Callable] = {
     "schedule_free": _schedule_free,  # AVERAGES averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
 
-# Rules that evaluate other parameters than those at which they take gradients: a function (config, schedule, the
-# transformation of all steps, weight decay included) -> transformation; the name in its state of a tree of numbers like
-# the parameters; and a function (parameter, its number there, config) -> what to evaluate.
+# Rules that evaluate an average of the parameters, not those at which they take gradients:
+# * a function (config, schedule, transformation of a step with weight decay) -> transformation;
+# * the name of a tree in its state that has an array for each parameter;
+# * a function (parameter, its array in that tree, config) -> the average.
 AVERAGES: dict[str, tuple[Callable, str, Callable]] = {
     "schedule_free": (  # Defazio et al. 2024, arXiv:2405.15682: the state has z, which makes Adam's steps; gradients
         # are taken at y = (1 - b1) z + b1 x, and x is the average of z, weighted by the squared learning rate.
@@ -195,7 +196,7 @@ def make_optimizer(
 
 
 def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
-    """Return the parameters to evaluate, keep and sample: those that are trained, or what AVERAGES says of the rule."""
+    """Return the parameters to evaluate, keep and sample: those that are trained, or the average of the rule."""
     if o.name not in AVERAGES:
         return params
     _, name, average = AVERAGES[o.name]

@@ -31,8 +31,8 @@ def load(
 ) -> Config:
     """Return the config of a file with overrides.
 
-    An override without effect is refused; such a key of the file only causes a warning, and so does an override of a
-    run that is resumed, which may have been started by code that did not refuse it.
+    An override without effect is refused. In a file it only causes a warning, and so it does when a run is resumed,
+    because earlier code may have accepted it.
 
     Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
     `warn` is called. In the same way log.every is shortened, without a warning: it changes no result.

@@ -36,9 +36,9 @@ def problems(config: Config, checks: tuple[Callable, ...] = ()) -> Iterator[tupl
 
 
 def unused(config: Config) -> Iterator[Problem]:
-    """Yield the keys that differ from their default and have no effect with the value of another key.
+    """Yield the keys that differ from their default and have no effect because of the value of another key.
 
-    No config is wrong for that: a file may have keys for several update rules. lm/command_line/loading.py decides.
+    Such a config is valid: a file may set keys of several update rules. lm/command_line/loading.py refuses or warns.
     """
     for key, (_, field) in schema().items():
         if field.metadata["only"] and operator.attrgetter(key)(config) != field.default:

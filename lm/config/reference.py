@@ -23,19 +23,20 @@ on the text and on the devices is checked next, still before anything is compile
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
 in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
 
-A meaning may begin with values of another key, such as "moe:" or "not sgd:". With other values the key has no effect:
-on the command line it is then refused, and in a file, which may serve several runs, it causes a warning.
+A meaning that begins with values of another key ("moe:", "not sgd:"), or with the name of a key that must be set
+("qk_norm:"), says when the key has an effect. Otherwise the key is refused on the command line, and causes a warning in
+a file, which may serve several runs.
 
 A run is resumed with `--resume` by the config that started it. Only keys with a star may differ then: they change how
 a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of a step
 already trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
 
-The tables name keys without their section. The default is the value `in this type`.
+The tables leave out the section of each key. Among the values, the default is in `code font`.
 """
 GROUPS = {  # the first key of each, in the order of the schema
     "model.d_model": "Sizes", "model.norm": "Norms", "model.ffn": "Feed-forward layers and experts",
-    "model.ffn_bias": "Biases", "model.positions": "Positions", "model.qk_norm": "Changes of attention",
-    "model.residual": "Changes of the residual stream and the loss", "model.window_pattern": "Windows, scales, caps",
+    "model.ffn_bias": "Biases", "model.positions": "Positions", "model.qk_norm": "Variants of attention",
+    "model.residual": "Variants of the residual stream and the loss", "model.window_pattern": "Windows, scales, caps",
     "model.dropout": "Dropout, initial values and muP", "model.param_dtype": "Precision and execution",
 }  # fmt: skip
 HEAD = "\n| key | values | meaning |\n| --- | --- | --- |\n"

@@ -148,8 +148,8 @@ class ModelConfig:
         choices=("sine_first", "cosine_first"),
     )  # fmt: skip
     max_positions: int | None = key(
-        None, "learned: rows of the position table, to train longer sequences from it later; rope_scaling = dynamic: "
-        "context length; none: train.seq_len", low=1,
+        None, "rows of the table of learned positions, to train longer sequences from it later; context length with "
+        "rope_scaling = dynamic; none: train.seq_len", low=1,
     )  # fmt: skip
     qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
     qk_norm_over: str = key(
@@ -252,7 +252,7 @@ class DataConfig:
     field: str = key("text", "the field or column with the text", only="source=jsonl,csv,parquet,arrow,hf")
     data_dir: str | None = key(
         None,
-        "tfds: folder of prepared data sets; none: TFDS_DATA_DIR, else TFDS's default",
+        "folder of prepared TFDS data sets; none: TFDS_DATA_DIR, else TFDS's default",
         execution=True,
         path=True,
     )
@@ -267,7 +267,7 @@ class DataConfig:
     )  # fmt: skip
     special_tokens: bool = key(
         False, "encode the names of special tokens in documents and prompts, such as <|endoftext|>, as these tokens, "
-        "and put the tokenizer's first token (<s>) before both; false: encode the names as text, for untrusted text",
+        "and put the tokenizer's first token (<s>) before each; false: encode the names as text, for untrusted text",
         only="tokenizer=bpe,hf",
     )  # fmt: skip
     unk: bool = key(False, "replace what is not in the vocabulary by <unk>; false: fail", only="tokenizer=char,word")
@@ -283,11 +283,11 @@ class DataConfig:
     )  # fmt: skip
     mixture_temperature: float = key(1.0, "weights are raised to 1 / temperature", only="mixture!=none", above=0.0)
     mixture_stages: tuple[tuple[float, ...], ...] | None = key(
-        None, "later weights, (first step, weight of each source) of each stage; none: the same weights all along",
+        None, "later weights, (first step, weight of each source) of each stage; none: the weights do not change",
         only="mixture!=none",
     )  # fmt: skip
     max_epochs: tuple[float, ...] | None = key(
-        None, "most epochs of each source, or one number for all, after which the others share its weight; none: no "
+        None, "maximum epochs of each source, or one number for all; afterwards the others share its weight; none: no "
         "limit", only="mixture!=none", above=0.0,
     )  # fmt: skip
     order: str = key(
@@ -365,7 +365,7 @@ class OptimizerConfig:
         0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, for all parameters alike; muonh: not "
         "of matrices on a sphere", low=0.0,
     )  # fmt: skip
-    cautious_decay: bool = key(False, "decay only numbers that the update does not enlarge", only="weight_decay!=0.0")
+    cautious_decay: bool = key(False, "decay only weights that the update does not enlarge", only="weight_decay!=0.0")
     decay_norms: bool = key(False, "decay the gains of norms, too", only="weight_decay!=0.0")
     decay_biases: bool = key(False, "decay biases, too", only="weight_decay!=0.0")
     decay_embeddings: bool = key(False, "decay token and position embeddings, too", only="weight_decay!=0.0")

@@ -100,7 +100,7 @@ def load_params(directory: str | Path, config: Resolved) -> dict:
 
 
 def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the path and the value of each parameter of a checkpoint. Beside it, one tensor is in memory at a time.
+    """Yield the path and the value of each parameter of a checkpoint. One more tensor is in memory at a time.
 
     Args:
         directory: the checkpoint's directory.
@@ -115,7 +115,7 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
         names, found = _match(directory, family, c, files), list(places(family, c))
         for path, p in table.items():
             values = np.empty(p.shape, dtype)
-            for place in (place for place in found if path in place.paths):
+            for place in (x for x in found if path in x.paths):
                 value = place.split(files.read(names[place.name]))[place.paths.index(path)]
                 if family.gain_offset and p.kind == "norm":
                     value = value.astype(np.float32) + np.float32(family.gain_offset)

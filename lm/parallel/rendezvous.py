@@ -47,7 +47,7 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 def _collect(port: int, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
-    waiting: dict[int, socket.socket] = {}  # by process id; the last connection of one that was restarted
+    waiting: dict[int, socket.socket] = {}  # by process id; a restarted process replaces its connection
     answer = "1 process 0 was interrupted"
     with _listen(port) as server, contextlib.ExitStack() as opened:
         try:

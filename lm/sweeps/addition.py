@@ -18,7 +18,7 @@ from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
 
-SHARED = ("train.steps", "train.batch_size", "train.seq_len")  # by a study's runs: they decide the training tokens
+SHARED = ("train.steps", "train.batch_size", "train.seq_len")  # one value per study: they decide the tokens
 RESULTS, STUDIES = Path("docs/results"), Path("configs/studies")
 
 
@@ -77,8 +77,8 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     if tuned := sweep.lists.keys() & values.keys():
         raise UserError(f"--set {min(tuned)}: the study tunes this key over its own list; leave it out")
     if others := [key for key in SHARED if key in values]:
-        raise UserError(f"--set {others[0]}: the published baseline was trained with another value; write a sweep file "
-                        "whose baseline has this one, too (docs/sweeps.md)")  # fmt: skip
+        raise UserError(f"--set {others[0]}: the published baseline was trained with the study's value; for another "
+                        "one write a sweep file with its own baseline (docs/sweeps.md)")  # fmt: skip
     sweep = dataclasses.replace(
         sweep,
         question=f"Is {name} better than the baseline of {study}?",

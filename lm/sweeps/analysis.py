@@ -23,7 +23,7 @@ from lm.sweeps.tuning import Choice
 CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
-# Nats by which a run that is trained again may differ: on the same kind of processor, and by rounding on another one.
+# Largest difference in nats of a run trained again: on the same kind of processor, and, by rounding, on another one.
 SAME_MACHINE, OTHER_MACHINE = 0.001, 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
 NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS

@@ -23,8 +23,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per point of the tuned lists.
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
-        values: config values for all runs of this budget (`train.steps`, for example), also if a size or text sets
-            them.
+        values: config values for all runs of this budget (`train.steps`, for example); they replace those of a size or
+            text.
     """
 
     tuning_seeds: int

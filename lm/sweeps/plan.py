@@ -30,7 +30,7 @@ MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
 MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
-# Keys that lm.train follows, and runs of a sweep do not (lm/sweeps/stacked.py).
+# Keys of lm.train that runs of a sweep ignore (lm/sweeps/stacked.py).
 UNUSED = ("eval.patience", "eval.harness_every", "eval.harness_tasks", "log.detail_every", "train.on_nonfinite")
 
 
@@ -44,8 +44,8 @@ class PlannedVariant:
         lists: by tuned key, the values to choose from.
         seeds: fresh ones, of the final runs. Variants of a cell are paired by them; cells are independent.
         tuning_seeds: of the tuning runs; no final run has them.
-        config: its config with the first value of each list. A matched width is the base's.
-        match: the full name of the variant whose parameters model.d_ff matches; None: of no other.
+        config: its config with the first value of each list, before its width is matched.
+        match: the full name of the variant whose number of parameters is matched, or None.
     """
 
     arm: str

@@ -59,8 +59,8 @@ def run_sweep(
     variants = resolve_variants(plan, progress.say)
     progress.say(describe_variants(plan, variants))
     if published:
-        progress.say(f"{plural(len(published.runs), 'run')} of these are published and not trained again, but for one "
-                     "of the baseline in each cell, whose loss is compared")  # fmt: skip
+        progress.say(f"{plural(len(published.runs), 'run')} of these are published and reused; one of the baseline in "
+                     "each cell is trained again, to compare its loss")  # fmt: skip
     if dry_run and not timed:
         return 0
     # A sweep that was started before passed this check then; tracing takes a second for each variant.
@@ -130,7 +130,7 @@ class _Runner:
         """Train everything that is missing, cell by cell; returns the exit code.
 
         Args:
-            again: first train one run of each cell's baseline although its result is known from elsewhere.
+            again: in each cell, first train one run of the baseline again, although its result is published.
         """
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])

@@ -1,4 +1,4 @@
-"""Notice parameters on which the loss does not depend: they are counted, and sweeps match widths to their number."""
+"""Find parameters that the loss does not read. Counts, and so matched widths, include them."""
 
 import jax
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -9,7 +9,7 @@ from lm.step import TrainState
 def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | None:
     """Return a sentence on the parameters that the losses of a step do not read; None if there are none.
 
-    Behind an optimization barrier, as with micro-batches over fsdp, all count as read.
+    Parameters that pass through an optimization barrier, as in micro-batches over fsdp, all count as read.
 
     Args:
         traced: the jitted `train_steps` after its tracing, with the state as its first argument.
@@ -27,8 +27,8 @@ def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | Non
         return None
     paths = ", ".join(name.removeprefix("params/") for name in unused)
     return (
-        f"the loss does not depend on {paths}: they count as parameters and FLOPs (match_params makes other "
-        "layers narrower for them), but do not change the model; use them, or do not declare them in lm/parameters.py"
+        f"the loss does not depend on {paths}: they are included in counts of parameters and FLOPs, and in "
+        "match_params, but do not change the model; use them, or do not declare them (lm/parameters.py)"
     )
 
 

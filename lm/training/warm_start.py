@@ -85,10 +85,7 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
 
 
 def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return what was read, the parameters that fit, the other model, and its settings.
-
-    Before the settings: whether both tokenizers are known, and thus equal.
-    """
+    """Return the source, the parameters that fit, the other model, whether both tokenizers are known, its settings."""
 
     def choose(params: dict, meta: dict) -> dict:
         check_meta(meta, "its checkpoint")

@@ -14,7 +14,7 @@ from lm.workdir.config_changes import compare_configs
 from lm.workdir.metrics import read_metrics
 
 ARRIVING = "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
-SETTINGS = "huggingface"  # where the record of a checkpoint has the `read_settings` of what the run began from
+SETTINGS = "huggingface"  # key of a checkpoint's record: `read_settings` of the model that the run began from
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
