@@ -11,11 +11,10 @@ Sharding (RULES of lm/parallel/sharding.py) and muP (WIDTHS of lm/optimizers.py)
 a parameter, which therefore have no other meaning in its axes. 1 is an axis of length 1. The meaning of other letters,
 and of E without experts, depends on the file:
 
-    C  features or streams of an idea; chunks; B G in a cache    I  inputs of a matrix      O  its outputs
-    R  runs; likely tokens; queries that share a key             J  taps of a filter        Q  pairs of heads
-    M, X, Y  maps, flattened and earlier outputs of a            k  chosen experts          n  positions
-             residual idea
-
+    C  features or streams of an idea, chunks, B G in a cache         I, O  inputs and outputs of a matrix
+    R  runs, likely tokens, queries that share a key                  J  taps of a filter
+    M, X, Y  maps, flattened and earlier outputs (residual ideas)     Q  pairs of heads
+    k  chosen experts                                                 n  positions
 
 For bfloat16 and float16 inputs, statistics and softmax are computed in float32 and the result has the input's dtype.
 """
