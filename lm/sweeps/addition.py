@@ -1,7 +1,7 @@
 """Add a change to a published study: python -m lm.sweep --study changes_2026 --add "my change" --set model.key=value
 
-The change is tuned and trained in the published cells with the study's seeds, and compared with the published baseline,
-of whose runs only one per cell is trained again, as a check. This module does not import jax.
+The change is tuned and trained in the published cells with the study's seeds, and compared with the published baseline.
+As a check, one run of the baseline in each cell is trained again. This module does not import jax.
 """
 
 import dataclasses

@@ -108,14 +108,14 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
 
 
 def _refuse_other_tokens(plan: Plan, variants: dict[str, Variant]) -> None:
-    """Raise UserError if the losses of a comparison would be of different tokens.
+    """Raise UserError if the variants of a comparison are tested on different tokens.
 
-    Two mixtures of the same sources may have other weights: their report compares each source.
+    Two mixtures of the same sources may have different weights: the report then compares each source.
     """
     problems = []
     for pair in (*plan.comparisons, *plan.placebos):
         a, b = (variants[name] for name in pair)
-        if a.corpus.fingerprint != b.corpus.fingerprint and not a.sources == b.sources != {}:
+        if a.corpus.fingerprint != b.corpus.fingerprint and (a.sources != b.sources or not a.sources):
             ours, theirs = (flatten(to_dict(v.config)) for v in (a, b))
             keys = [key for key in ours if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]]
             problems.append(
