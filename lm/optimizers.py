@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -115,16 +116,26 @@ UPDATE_RULES: dict[str, Callable] = {
     "schedule_free": _schedule_free,  # AVERAGES averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
 
-# Rules that evaluate an average of the parameters, not those at which they take gradients:
-# * a function (config, schedule, transformation of a step with weight decay) -> transformation;
-# * the name of a tree in its state that has an array for each parameter;
-# * a function (parameter, its array in that tree, config) -> the average.
-AVERAGES: dict[str, tuple[Callable, str, Callable]] = {
-    "schedule_free": (  # Defazio et al. 2024, arXiv:2405.15682: the state has z, which makes Adam's steps; gradients
-        # are taken at y = (1 - b1) z + b1 x, and x is the average of z, weighted by the squared learning rate.
-        lambda o, schedule, steps: optax.contrib.schedule_free(steps, schedule, b1=o.b1),
-        "z",
-        lambda y, z, o: (y - (1 - o.b1) * z) / o.b1,
+
+class Average(NamedTuple):
+    """How a rule averages the parameters; it is evaluated at the average, and takes gradients elsewhere.
+
+    wrap: (config, schedule, transformation of a step with weight decay) -> transformation. tree: the name of a tree in
+    its state that has an array for each parameter. read: (parameter, its array in that tree, config) -> the average.
+    """
+
+    wrap: Callable
+    tree: str
+    read: Callable
+
+
+AVERAGES = {
+    # Defazio et al. 2024, arXiv:2405.15682: z in the state makes Adam's steps, gradients are taken at
+    # y = (1 - b1) z + b1 x, and x is the average of z, weighted by the squared learning rate.
+    "schedule_free": Average(
+        wrap=lambda o, schedule, steps: optax.contrib.schedule_free(steps, schedule, b1=o.b1),
+        tree="z",
+        read=lambda y, z, o: (y - (1 - o.b1) * z) / o.b1,
     )
 }
 
@@ -191,7 +202,7 @@ def make_optimizer(
         decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         chain.append(cautious(decay) if o.cautious_decay else decay)
     if o.name in AVERAGES:
-        chain = [AVERAGES[o.name][0](o, schedule, optax.chain(*chain))]
+        chain = [AVERAGES[o.name].wrap(o, schedule, optax.chain(*chain))]
     return optax.chain(*clip, *chain)
 
 
@@ -199,5 +210,5 @@ def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
     """Return the parameters to evaluate, keep and sample: those that are trained, or the average of the rule."""
     if o.name not in AVERAGES:
         return params
-    _, name, average = AVERAGES[o.name]
-    return jax.tree.map(lambda x, own: average(x, own, o), params, optax.tree.get(opt_state, name))
+    rule = AVERAGES[o.name]
+    return jax.tree.map(lambda x, own: rule.read(x, own, o), params, optax.tree.get(opt_state, rule.tree))

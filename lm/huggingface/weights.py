@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,7 +101,9 @@ def load_params(directory: str | Path, config: Resolved) -> dict:
 
 
 def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the path and the value of each parameter of a checkpoint. One more tensor is in memory at a time.
+    """Yield the path and the value of each parameter of a checkpoint.
+
+    In memory are one parameter, or those that the checkpoint joins, such as queries, keys and values; and one tensor.
 
     Args:
         directory: the checkpoint's directory.
@@ -112,15 +115,17 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
     family, c = family_of(directory, read_fields(directory)), config.model
     table, dtype = parameters.parameter_table(c), np.dtype(c.param_dtype)
     with TensorFiles(directory) as files:
-        names, found = _match(directory, family, c, files), list(places(family, c))
-        for path, p in table.items():
-            values = np.empty(p.shape, dtype)
-            for place in (x for x in found if path in x.paths):
-                value = place.split(files.read(names[place.name]))[place.paths.index(path)]
-                if family.gain_offset and p.kind == "norm":
-                    value = value.astype(np.float32) + np.float32(family.gain_offset)
-                values[place.index] = value
-            yield path, values
+        names = _match(directory, family, c, files)
+        of_all_layers = itertools.groupby(places(family, c), key=lambda place: place.paths)
+        for paths, group in of_all_layers:
+            values = [np.empty(table[path].shape, dtype) for path in paths]
+            for place in group:
+                parts = place.split(files.read(names[place.name]))
+                for value, part, p in zip(values, parts, place.parameters, strict=True):
+                    if family.gain_offset and p.kind == "norm":
+                        part = part.astype(np.float32) + np.float32(family.gain_offset)
+                    value[place.index] = part
+            yield from zip(paths, values, strict=True)
 
 
 def to_device(params: dict) -> dict:

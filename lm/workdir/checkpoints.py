@@ -257,8 +257,8 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
         if ema and not any(path.startswith("ema/") for path in leaves):
             raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
         if not ema and (average := AVERAGES.get(_optimizer(record).get("name", ""))):
-            end = f"/{average[1]}/{next(iter(chosen))}"
-            parts.extend(path.removesuffix(end) + f"/{average[1]}" for path in leaves if path.endswith(end))
+            first = next(iter(chosen))
+            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/{average.tree}/{first}"))
         places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 
@@ -266,7 +266,7 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
     found, *own = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
     if own:
         o = SimpleNamespace(**_optimizer(record))
-        found = {path: AVERAGES[o.name][2](x, own[0][path], o) for path, x in found.items()}
+        found = {path: AVERAGES[o.name].read(x, own[0][path], o) for path, x in found.items()}
     return {path: x.astype(chosen[path].dtype) for path, x in found.items()}, record["meta"]
 
 

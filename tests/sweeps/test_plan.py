@@ -165,7 +165,6 @@ MISTAKES = [
     ({"values": {"eval.patience": 2}}, "eval.patience is 2, and a sweep does not use it; set it to 0 in values"),
     ({"variants": TWO | {"b": {"log.detail_every": 4}}, **PAIR}, "log.detail_every is 4, and a sweep does not"),
     ({"values": {"train.on_nonfinite": "skip"}}, "set it to 'stop' in values"),
-    ({"values": {"eval.harness_every": 4, "eval.harness_tasks": ("arc_easy",)}}, "eval.harness_tasks is ('arc_easy',)"),
     ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
 ]  # fmt: skip
 

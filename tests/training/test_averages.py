@@ -59,7 +59,7 @@ def lookahead(steps, every=2, rate=0.5):
 def test_another_rule_may_evaluate_and_export_numbers_of_its_state(tmp_path, monkeypatch):
     """Slow weights move half of the way to the fast ones, which include weight decay, in every second step."""
     wrap = lambda o, schedule, steps: lookahead(steps)  # noqa: E731
-    monkeypatch.setitem(optimizers.AVERAGES, "sgd", (wrap, "slow", lambda fast, slow, o: slow))
+    monkeypatch.setitem(optimizers.AVERAGES, "sgd", optimizers.Average(wrap, "slow", lambda fast, slow, o: slow))
     config = tiny(optimizer={"name": "sgd", "learning_rate": 0.1, "warmup_steps": 0})
     plain = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="lion"))
     monkeypatch.setitem(optimizers.UPDATE_RULES, "lion", optimizers.UPDATE_RULES["sgd"])
