@@ -198,7 +198,7 @@ def _load_run(path: Path, step: int | str) -> TrainedModel:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
     if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
-        tokenizer = HFTokenizer(tokenizer.json, tokenizer.encodes_special_tokens, find_end_ids(meta[SETTINGS]))
+        tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
     return _checked(TrainedModel(path, step, config, params, tokenizer))
 
 

@@ -134,6 +134,11 @@ def apply(text: str, place: str, code: str) -> str:
         assert start, f"the schema has no key {choices[1]}"
         end = text.index(")", text.index("choices=(", start.end()))
         return f"{text[:end]}, {code}{text[end:]}"
+    if keys := re.fullmatch(r"in only= of (\w+) and (\w+)", place):
+        for key in keys.groups():
+            text, n = re.subn(rf'(\n    {key}: [^=]* = key\([^#]*?only=)"[^"]*"', rf"\g<1>{code}", text, count=1)
+            assert n == 1, f"the schema has no key {key} with only="
+        return text
     if dictionary := re.fullmatch(r"in ([A-Z_]+)", place):
         lines = re.findall(rf"\n{dictionary[1]}(?:: .*)? = {{", text)
         assert len(lines) == 1, f"there is no dictionary {dictionary[1]}"
@@ -206,4 +211,5 @@ def test_worked_changes_train(tmp_path):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "has no effect with model" not in done.stderr
     assert (tmp_path / "run" / "summary.json").exists()

@@ -10,6 +10,7 @@ from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
 from lm.parser import Parser
 from lm.urls import is_url
+from lm.workdir.saved_run import holds_run
 
 EPILOG = """\
 examples:
@@ -50,7 +51,9 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     problems = _problems(arguments, rest)
     overrides = [a.removeprefix("--config.") for a in rest if a.startswith("--config.")]
     try:
-        config = load(arguments.config, overrides, resuming=bool(arguments.resume or arguments.branch_from))
+        a = arguments
+        resuming = bool(a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir)))
+        config = load(a.config, overrides, resuming=resuming)
     except UserError as error:
         problems += error.problems
     if problems:

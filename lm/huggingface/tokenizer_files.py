@@ -15,6 +15,7 @@ SETTINGS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
+ENDS = ("generation_config.json", "config.json")  # those that have the ids at which a generated text ends
 # lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
 WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
 
@@ -35,23 +36,24 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
             f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
         )
-    return HFTokenizer(tokenizer.json, config.data.special_tokens, find_end_ids(read_settings(directory)))
+    tokenizer.end_ids = sorted(find_end_ids(read_settings(directory, ENDS)))
+    return tokenizer
 
 
 def find_end_ids(settings: dict[str, str]) -> set[int]:
     """Return the ids that end a generated text: eos_token_id in generation_config.json and config.json."""
     found = set()
-    for name in ("generation_config.json", "config.json"):
+    for name in ENDS:
         ids = json.loads(settings.get(name, "{}")).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [ids]
         found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
     return found
 
 
-def read_settings(directory: str | Path) -> dict[str, str]:
-    """Return the text of each file of SETTINGS that a checkpoint has, by name; raises UserError if one is damaged."""
+def read_settings(directory: str | Path, names: tuple[str, ...] = SETTINGS) -> dict[str, str]:
+    """Return the text of each of these files that a checkpoint has, by name; raises UserError if one is damaged."""
     found = {}
-    for name in SETTINGS:
+    for name in names:
         if path := find_file(directory, name, MAX_TOKENIZER_BYTES):  # Gemma 3 lists 6,000 tokens in its settings
             try:
                 found[name] = read_bytes(path).decode()

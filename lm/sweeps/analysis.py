@@ -193,12 +193,13 @@ class Analysis:
         """Return of each run that an addition repeats: variant, seed, test loss, published one, whether they agree."""
         found = []
         for run in self.runs:
-            if run.phase == "again" and run.variant in self.variants:
-                v = self.variants[run.variant]
-                is_same = (run.processor, run.device) == (v.runs[run.seed].processor, v.runs[run.seed].device)
-                now, published = math.nan if run.test_loss is None else run.test_loss, v.losses[run.seed]
+            known = self.variants[run.variant].runs if run.variant in self.variants else {}
+            if run.phase == "again" and (first := known.get(run.seed)):
+                is_same = (run.processor, run.device) == (first.processor, first.device)
+                now, published = (math.nan if r.test_loss is None else r.test_loss for r in (run, first))
                 agree = abs(now - published) <= (SAME_MACHINE if is_same else OTHER_MACHINE)
-                found.append((run.variant, run.seed, now, published, agree))
+                both_diverged = math.isnan(now) and math.isnan(published)
+                found.append((run.variant, run.seed, now, published, agree or both_diverged))
         return found
 
     def of_kind(self, *kinds: str) -> list[Claim]:

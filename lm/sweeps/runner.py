@@ -136,7 +136,8 @@ class _Runner:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
             final = [("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].plan.seeds]
             known = [key for key in final if again and self.variants[key[1]].plan.arm == self.record["baseline"]]
-            self.train([("again", *key[1:]) for key in known[:1]] + final)
+            self.train([("again", *key[1:]) for key in known[:1]])
+            self.train(final)
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
             return 128 + self.signals.received
@@ -220,6 +221,8 @@ class _Runner:
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
             self.failed.append(group)
+            if group[0][0] == "again":  # the published result of this run is there
+                return False
             with contextlib.suppress(OSError):  # a full disk must not stop the other runs
                 failure.parent.mkdir(exist_ok=True)
                 names = list(dict.fromkeys(name for _, name, _, _ in group))

@@ -259,6 +259,7 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
         if not ema and (average := AVERAGES.get(_optimizer(record).get("name", ""))):
             first = next(iter(chosen))
             parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/{average.tree}/{first}"))
+            assert len(parts) == 2, f"the state of the update rule has no tree {average.tree!r}"
         places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 

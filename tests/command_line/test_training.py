@@ -70,12 +70,14 @@ def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(mo
         assert last == "config.train.steps: 'x' is not an int"
 
 
-def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branched_one(monkeypatch, capsys):
+def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branched_one(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
-    arguments = ["--config=configs/shakespeare_small.py", "--config.optimizer.momentum=0.9", "--workdir=x"]
-    with pytest.raises(UserError, match=r"use optimizer\.name = sgd"):
-        parse_arguments(arguments)
-    for flag in ("--resume", "--branch_from=y"):
-        _, config = parse_arguments([*arguments, flag])
+    arguments = ["--config=configs/shakespeare_small.py", "--config.optimizer.momentum=0.9"]
+    for new in (["--workdir=x"], [f"--workdir={tmp_path}", "--resume"]):  # launchers always resume
+        with pytest.raises(UserError, match=r"use optimizer\.name = sgd"):
+            parse_arguments([*arguments, *new])
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    for old in ([f"--workdir={tmp_path}", "--resume"], ["--workdir=x", "--branch_from=y"]):
+        _, config = parse_arguments([*arguments, *old])
         assert config.optimizer.momentum == 0.9
         assert capsys.readouterr().err.startswith("WARNING: config.optimizer.momentum: 0.9 has no effect")

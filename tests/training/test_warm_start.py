@@ -1,5 +1,7 @@
 """config.init_from: parameters that fit are loaded bit for bit, and all others are reported."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -33,6 +35,25 @@ def test_a_run_without_steps_evaluates_the_loaded_parameters(bench, train, tmp_p
     assert summary_of(tmp_path / "run")["steps"] == 0
     source, ours = (flat(restore_params(w, "latest")[1]) for w in (reference, tmp_path / "run"))
     assert all(np.array_equal(source[path], ours[path]) for path in source.keys() | ours.keys())
+
+
+@pytest.mark.slow
+def test_the_architecture_may_change_and_every_parameter_is_reported(bench, train, tmp_path):
+    reference = bench.reference()
+    switches = ("--config.model.ffn=mlp", "--config.model.n_kv_heads=1", "--config.model.qk_norm=true")
+    code, output = train(tmp_path / "run", *ONCE, *switches, f"--config.init_from={reference}")
+    assert code == 0
+    reported = {line.partition(":")[0].strip(): line for line in output.splitlines() if line.startswith("  ")}
+    assert "layers/ffn/w_in_DF, layers/ffn/w_out_FD" in reported["newly initialized"]
+    assert "layers/attention/q_scale_K" in reported["newly initialized"]
+    assert "layers/attention/w_k_DGK (1, 16, 2, 8) -> (1, 16, 1, 8)" in reported["newly initialized"]
+    assert "layers/ffn/w_gate_DF" in reported["not used"]
+    assert "embedding" in reported["loaded"]
+    assert "ffn glu -> mlp" in reported.pop("config.model differs")
+    table, before = (flat(restore_params(w, "latest")[1]) for w in (tmp_path / "run", reference))
+    paths = set(re.findall(r"[a-z_/]+_[A-Z]+|embedding", "".join(reported.values())))
+    assert paths == table.keys() | before.keys()
+    assert np.array_equal(table["embedding"], before["embedding"])
 
 
 def test_a_source_without_checkpoints_or_with_another_tokenizer_is_refused(bench, train, tmp_path):
