@@ -43,14 +43,16 @@ HEAD = "\n| key | values | meaning |\n| --- | --- | --- |\n"
 
 
 def page() -> str:
-    """Return docs/configuration.md: an introduction, and a table of keys per section, or per group of its keys."""
+    """Return docs/configuration.md: an introduction, and a table of the keys of each section."""
     parts = [INTRODUCTION]
     for section, cls in {"": Config, **sections()}.items():
         parts.append(f"\n## {section or 'Top level'}\n\n{cls.__doc__}\n")
         keys = {name: leaf for name, leaf in schema().items() if name.rpartition(".")[0] == section}
         for i, (name, (type_, field)) in enumerate(keys.items()):
-            if i == 0 or name in GROUPS:
-                parts.append(f"\n### {GROUPS[name]}\n{HEAD}" if name in GROUPS else HEAD)
+            if i == 0:
+                parts.append(HEAD)
+            if name in GROUPS:
+                parts.append(f"| **{GROUPS[name]}** | | |\n")
             parts.append(_row(name.rpartition(".")[2], type_, field))
     return "".join(parts)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import compare, generation, gpu, growth, page, shapes, startup, train_speed
+from benchmarks import compare, generation, gpu, page, shapes, startup, train_speed
 from benchmarks.calibration import __main__ as calibration
 from lm.errors import UserError
 
@@ -21,7 +21,7 @@ TABLES = {
 
 
 def test_examples_in_docstrings():
-    for module in (compare, shapes, growth, gpu, calibration):
+    for module in (compare, shapes, gpu, calibration):
         failed, tried = doctest.testmod(module)
         assert (failed, tried > 0) == (0, True), module
 
