@@ -71,6 +71,9 @@ def test_a_config_trains_on_other_data(name, command, tmp_path):
         keys["data.source"] = f"text:{tmp_path / 'text.txt'}"
     if name == "cs336_tinystories":
         keys |= {"data.tokenizer": "bpe:300", "data.splits": "(0.8,0.2,0.0)"}
+    if name == "mixture":  # whose own sources may have to be downloaded
+        source = f"text:{tmp_path / 'text.txt'}"
+        keys["data.mixture"] = repr((("plays", source, 0.7), ("docs", source, 0.3)))
     if name == "cmu_15780":
         keys["data.stride"] = 32
     code, output = command(main, *arguments(name, **keys), "--workdir=run")
