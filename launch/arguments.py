@@ -46,7 +46,7 @@ def check_train(
     _refuse(argv, ("--workdir",), workdir)
     _refuse(argv, RESERVED, "the launcher sets this; remove it")
     checked = [argument for argument in argv if argument.partition("=")[0] not in unchecked]
-    arguments, config = training.parse_arguments([*checked, "--workdir", ".", "--resume"])  # as it will run
+    arguments, config = training.parse_arguments([*checked, "--workdir", "."])  # --mirror needs one
     if n_devices is not None:
         check_mesh(config, n_devices)
     return arguments.config, config

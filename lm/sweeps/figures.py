@@ -173,7 +173,7 @@ def tuning(a: Analysis) -> Figure:
         is_scale = all(type(x) is float and x > 0 for x in values)
         at = {x: x if is_scale else i for i, x in enumerate(values)}
         fresh = {v.name: [run.val_loss for run in v.runs.values() if run.val_loss is not None] for v in variants}
-        low, high = _loss_limits(a, variants, [*lines.values(), *({0: x} for xs in fresh.values() for x in xs)])
+        low, high = _loss_limits(variants, [*lines.values(), *({0: x} for xs in fresh.values() for x in xs)])
         for i, v in enumerate(variants):
             look, line = _look(i), lines[v.name]
             xs, ys = [at[x] for x in line], np.array(list(line.values()))
@@ -200,7 +200,7 @@ def _tuning_line(a: Analysis, v: Variant, key: str) -> dict:
     return {x: float(np.mean(found[x])) for x in sorted(found, key=_order)}
 
 
-def _loss_limits(a: Analysis, variants: list[Variant], lines: list[dict]) -> tuple[float, float]:
+def _loss_limits(variants: list[Variant], lines: list[dict]) -> tuple[float, float]:
     """Return the limits of an axis for most losses; it ends not far above the loss of the unigram baseline."""
     losses = [y for line in lines for y in line.values() if math.isfinite(y)] or [0.0, 1.0]
     unigram = max(v.about["data"]["unigram"]["validation"] for v in variants)
