@@ -117,8 +117,9 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
     An outlier reaches more than 4 times as far from 0 as the median of the comparisons.
     """
     found = [c for c in claims if c.difference]
-    # The interval of two differences is too wide to be shown.
-    ends = [(-margin, margin, *c.differences, *((c.holm_low, c.holm_high) if len(c.differences) > 2 else ()))
+    # The interval of two seeds is too wide to be shown; that of two cells is not, because it has the seeds of each.
+    ends = [(-margin, margin, *c.differences,
+             *((c.holm_low, c.holm_high) if c.cell == MEAN or len(c.differences) > 2 else ()))
             for c in found]  # fmt: skip
     reach = [max(map(abs, values)) for values in ends]
     shown = [v for v, far in zip(ends, reach, strict=True) if far <= 4 * np.median(reach)] or [(-1.0, 1.0)]

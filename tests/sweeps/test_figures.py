@@ -32,9 +32,17 @@ def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
 def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     record, runs = sweep(SIZES, "size")
     runs = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.seed) == ("wide, large", 201) else r for r in runs]
-    axes = figures.differences(analyze(record, runs)).axes[0]
+    a = analyze(record, runs)
+    axes = figures.differences(a).axes[0]
     assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2  # of gated, and of the placebo
     assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
+
+
+def test_the_axis_has_the_whole_interval_of_a_mean_over_two_cells():
+    a = analyze(*sweep(SIZES, "size"))
+    wide = dataclasses.replace(a.claims[0], holm_low=-0.4, holm_high=0.2)  # its two differences are -0.1
+    low, high = figures.differences(dataclasses.replace(a, claims=[wide])).axes[0].get_xlim()
+    assert low < -0.4 and high > 0.2
 
 
 def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
