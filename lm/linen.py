@@ -1,4 +1,4 @@
-"""The parameters of Linen modules."""
+"""Declare the parameters of a Linen module from a table."""
 
 import flax.linen as nn
 import jax

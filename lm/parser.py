@@ -1,4 +1,4 @@
-"""The parser of every command, which a shell can complete."""
+"""The argument parser of all commands, with completion in shells."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""The settings of JAX. Importing this imports no jax."""
+"""Set up JAX for a process. Importing this module does not import jax."""
 
 import functools
 import os

@@ -23,9 +23,9 @@ on the text and on the devices is checked next, still before anything is compile
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
 in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
 
-A meaning that begins with values of another key ("moe:", "not sgd:"), or with the name of a key that must be set
-("qk_norm:"), says when the key has an effect. Otherwise the key is refused on the command line, and causes a warning in
-a file, which may serve several runs.
+Some meanings begin with the setting that the key needs: "moe:", "not sgd:", or the name of a key that must be set
+("qk_norm:"). Without it, the key is refused on the command line. In a file, which may serve several runs, it causes a
+warning.
 
 A run is resumed with `--resume` by the config that started it. Only keys with a star may differ then: they change how
 a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of a step

@@ -95,7 +95,8 @@ class ModelConfig:
     ffn_bias: bool = key(False, "add biases in the feed-forward layer")
     attn_bias: bool = key(False, "add biases to the query, key and value projections")
     attn_out_bias: bool | None = key(
-        None, "add a bias to the output projection of attention; none: attn_bias (false with attn_bias: Qwen2)"
+        None,
+        "add a bias to the output projection of attention; none: the value of attn_bias (Qwen2: false, with attn_bias)",
     )
     head_bias: bool = key(False, "add a bias to the output head")
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
@@ -181,8 +182,8 @@ class ModelConfig:
     residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
     residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
     conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,))
-    conv_values: bool = key(False, "the same of the values", whole=(True,))
-    conv_stream: bool = key(False, "the same of the residual stream before each layer", whole=(True,))
+    conv_values: bool = key(False, "add such a convolution to the values", whole=(True,))
+    conv_stream: bool = key(False, "add such a convolution to the residual stream before each layer", whole=(True,))
     token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
     multi_token_prediction: bool = key(
         False, "also predict the second and third next token, with weights 1/2 and 1/4 that fall to 0", whole=(True,)
@@ -362,8 +363,8 @@ class OptimizerConfig:
         only="name=muon,normuon,muonh,soap", above=0.0,
     )  # fmt: skip
     weight_decay: float = key(
-        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, for all parameters alike; muonh: not "
-        "of matrices on a sphere", low=0.0,
+        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate for all parameters; muonh: not of "
+        "matrices on a sphere", low=0.0,
     )  # fmt: skip
     cautious_decay: bool = key(False, "decay only weights that the update does not enlarge", only="weight_decay!=0.0")
     decay_norms: bool = key(False, "decay the gains of norms, too", only="weight_decay!=0.0")
