@@ -19,7 +19,7 @@ from products import forward_flops
 from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
-from lm import layer_stack, model, optimizers, parameters
+from lm import layer_stack, model, optimizers, parameters, past
 from lm.config import MESH_AXES
 from lm.cost import flops
 from lm.declarations import Parameter, query_heads
@@ -282,6 +282,30 @@ def test_cached_decoding_equals_the_full_forward_pass(row):
         at = time - starts_B
         h_B1D, cache = step(cache, np.take_along_axis(TOKENS, at[:, None], 1), time)
         np.testing.assert_allclose(h_B1D[:, 0], expected[np.arange(B), at], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeypatch):
+    """Parameters are float32, activations bfloat16; a scan also refuses a stream that changes its dtype."""
+    attend = past.causal_attention
+    for name, row in VARIANTS.items():
+        c = config_of(row, compute_dtype="bfloat16", scan_layers=scan_layers, n_layers=2).model
+        params = {path: jax.ShapeDtypeStruct(p.shape, "float32") for path, p in parameters.parameter_table(c).items()}
+        found = {}
+
+        def attention(*args, found=found, **options):
+            out = attend(*args, **options)
+            found |= {"q": args[0].dtype, "k": options["k_BSGK"].dtype, "v": options["v_BSGK"].dtype}
+            return out
+
+        def tap(module, name, x, found=found):
+            found["/".join((*module.path, name))] = x.dtype
+            return x
+
+        monkeypatch.setattr(past, "causal_attention", attention)
+        jax.eval_shape(lambda p, c=c, tap=tap: model.hidden(p, c, TOKENS, tap=tap), parameters.nest(params))
+        assert {"final_norm/output", "k"} < found.keys()
+        assert {*found.values()} == {jnp.dtype("bfloat16")}, (name, found)
 
 
 @ROWS

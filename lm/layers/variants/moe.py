@@ -74,8 +74,9 @@ def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
     order = jnp.argsort(experts_BTk.reshape(-1), stable=True)  # of pairs of a token and one of its experts
     sizes_E = jnp.bincount(experts_BTk.reshape(-1), length=n_experts).astype(jnp.int32)
     rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // k]
-    gate, up = (jax.lax.ragged_dot(rows, p[name], sizes_E) for name in ("w_gate_EDF", "w_up_EDF"))
-    y = jax.lax.ragged_dot(activation(gate) * up, p["w_down_EFD"], sizes_E)
+    w_gate, w_up, w_down = (p[name].astype(x_BTD.dtype) for name in ("w_gate_EDF", "w_up_EDF", "w_down_EFD"))
+    gate, up = (jax.lax.ragged_dot(rows, w, sizes_E) for w in (w_gate, w_up))
+    y = jax.lax.ragged_dot(activation(gate) * up, w_down, sizes_E)
     y_BTkD = y[jnp.argsort(order)].reshape(*experts_BTk.shape, -1)
     return jnp.sum(weights_BTk[..., None].astype(y.dtype) * y_BTkD, axis=-2)
 

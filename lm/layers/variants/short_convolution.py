@@ -34,7 +34,7 @@ class ShortConvolution:
         flat_BTC = x if self.place == "stream" else x.reshape(*x.shape[:-2], -1)
         w_JC = here.p[f"w_conv_{self.place}_J{'D' if self.place == 'stream' else 'GK'}"].reshape(KERNEL, -1)
         last_BTJC = here.last(f"conv_{self.place}", flat_BTC, KERNEL)
-        return x + jnp.einsum("...JC,JC->...C", last_BTJC, w_JC).reshape(x.shape)
+        return x + jnp.einsum("...JC,JC->...C", last_BTJC, w_JC.astype(x.dtype)).reshape(x.shape)
 
 
 keys, values, stream = map(ShortConvolution, ("keys", "values", "stream"))
