@@ -58,7 +58,8 @@ def claims(directory: Path) -> list[dict]:
     """
     rows = []
     for page in pages(directory):
-        rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
+        if "+" not in page.name:  # an addition has the placebo of its study
+            rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
     compared = [row for row in rows if row["kind"] == CLAIM]
     for row, p in zip(compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True):
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
@@ -69,7 +70,7 @@ def summary(rows: list[dict]) -> str:
     """Return the part of the index that counts the claims and lists those that are significant on their page."""
     bound = 1 - statistics.LEVEL
     compared = [row for row in rows if row["kind"] == CLAIM]
-    placebos = [row for row in rows if row["kind"] == PLACEBO]
+    placebos = [row for row in rows if row["kind"] == PLACEBO and row["cell"] != MEAN]
     listed = [row for row in compared if row["p_holm"] and float(row["p_holm"]) < bound]
     n_all = sum(float(row["p_all_pages"]) < bound for row in listed)
     n_wrong = sum(float(row["p"]) < bound for row in placebos if row["p"])

@@ -49,8 +49,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--publish",
         metavar="DIR",
         type=Path,
-        help="also write the page NAME.md and NAME/ with its tables and figures into DIR (docs/results); needs a "
-        "complete full budget",
+        help="also write the page NAME.md and NAME/ with its tables and figures into DIR (docs/results); needs the "
+        "full budget, and leaves out cells that are not finished",
     )
     return parser.parse_args(argv)
 
@@ -59,7 +59,7 @@ def report(arguments: argparse.Namespace) -> int:
     """Write the report, publish it if asked to, and return the exit code."""
     from lm.sweeps.report import publish, read_page, write_page, write_report  # imports matplotlib
 
-    directory = arguments.sweep
+    directory = arguments.sweep.resolve()
     if is_page(directory):
         if arguments.publish:
             raise UserError(f"{directory} is published already; leave out --publish")
@@ -84,12 +84,13 @@ def read_finished(directory: Path) -> Analysis:
         UserError: the directory holds no sweep, or every cell lacks runs that did not fail.
     """
     record, runs, failed = read_record(directory), read_runs(directory), read_failures(directory)
-    unfinished = {
+    lacking = {
         name: about["cell"]
         for name, about in record["variants"].items()
-        if name not in failed
-        and (choice_of(record, runs, name).missing or len(final_runs(record, runs, name)) < len(about["seeds"]))
+        if choice_of(record, runs, name).missing or len(final_runs(record, runs, name)) < len(about["seeds"])
     }
+    failed = {name: error for name, error in failed.items() if name in lacking}  # others were trained since
+    unfinished = {name: cell for name, cell in lacking.items() if name not in failed}
     left = [cell for cell in record["cells"] if cell in unfinished.values()]
     if left == record["cells"]:
         command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])

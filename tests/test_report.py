@@ -91,6 +91,9 @@ def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
     assert "| gated − plain at small |" in text
     assert re.search(r"^\* wide needs \d+ % \[\d+, \d+\] more training compute than plain", text, re.M)
     assert re.search(r"^\| gated − plain over 2 sizes \|.*\| 2 / 0 \| \d\.\d+ \| \[.*\] \|.*\| × 1.00 \|", text, re.M)
+    a = analyze(*sweep(SIZES, "size"))
+    corrected = dataclasses.replace(a, claims=[dataclasses.replace(c, p_holm=0.3) for c in a.claims])
+    assert "* That gated saves training compute, or needs more, is not shown" in report.to_markdown(corrected, {})
 
 
 def test_many_comparisons_are_sorted_below_the_placebo_with_a_table_of_the_cells(monkeypatch):
@@ -161,6 +164,13 @@ def test_finished_cells_are_reported_before_the_others(tmp_path, undrawn, capsys
     assert "| gated − plain at small | -0.1" in text
     assert "* Not finished, and not in this report: large." in text
     assert "large" not in (tmp_path / "runs.csv").read_text()
+
+
+def test_a_failure_that_was_made_up_for_is_not_reported(tmp_path, undrawn, capsys, monkeypatch):
+    workdir = write(tmp_path, *sweep())
+    monkeypatch.setattr(command, "read_failures", lambda _: {"wide": "out of memory"})
+    assert command.main([str(workdir)]) == 0
+    assert "out of memory" not in (workdir / "report.md").read_text()
 
 
 @pytest.fixture(scope="module")

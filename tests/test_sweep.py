@@ -12,6 +12,7 @@ from running import ROOT
 from sweeping import SWEEP, changed, command, results, run
 
 from lm import report, sweep
+from lm.command_line.sweeping import parse_arguments
 from lm.sweeps.plan import draw_seeds
 
 SEEDS = draw_seeds("tiny_sweep", 2)
@@ -37,6 +38,12 @@ def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(bench, t
     assert "9 runs to tune (1 tuning seed)" in output
     assert "6 runs at the tuned values" in output
     assert not (tmp_path / "sweep").exists()
+
+
+def test_measuring_belongs_to_a_dry_run(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--config", "configs/sweeps/norms.py", "--measure"])
+    assert "--dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.slow

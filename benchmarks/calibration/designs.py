@@ -18,7 +18,10 @@ NOISE_SD = 0.009  # of each run
 N_RATES = 5
 MIDDLE = N_RATES // 2
 
-RULES = {"vertex": 2, "best rate": 2, "vertex, 3 tuning seeds": 3}  # the tuning seeds of each rule
+DECAY_CURVATURE, CROSS = 0.01, 0.4  # of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
+
+# The tuning seeds of each rule.
+RULES = {"vertex": 2, "best rate": 2, "vertex, 3 tuning seeds": 3, "vertex, 2 lists": 2, "vertex, 2 lists, 4 seeds": 4}
 
 
 def p_values(rule: str, n_seeds: int, difference: float, apart: float | None, n_sweeps: int, draw) -> np.ndarray:
@@ -38,9 +41,12 @@ def p_values(rule: str, n_seeds: int, difference: float, apart: float | None, n_
     seeds_WN = draw.normal(0, SEED_SD, (n_sweeps, n_seeds))
     losses = []
     for optimum_W, minimum in zip(optima_W2.T, (difference, 0.0), strict=True):
-        x_W = chosen(rule, optimum_W, draw)
+        if "2 lists" in rule:
+            above_W = above_by_two_lists(RULES[rule], optimum_W - MIDDLE, draw)
+        else:
+            above_W = CURVATURE * (chosen(rule, optimum_W, draw) - optimum_W) ** 2
         noise_WN = draw.normal(0, NOISE_SD, (n_sweeps, n_seeds))
-        losses.append(minimum + CURVATURE * (x_W - optimum_W)[:, None] ** 2 + seeds_WN + noise_WN)
+        losses.append(minimum + above_W[:, None] + seeds_WN + noise_WN)
     return stats.ttest_rel(*losses, axis=1).pvalue
 
 
@@ -58,3 +64,27 @@ def chosen(rule: str, optimum_W: np.ndarray, draw) -> np.ndarray:
         return x_R[best_W].astype(float)
     near_W3 = best_W[:, None] + np.array([-1, 0, 1])
     return parabola_vertex(x_R[near_W3], np.take_along_axis(loss_WR, near_W3, axis=1))
+
+
+def above_by_two_lists(n_tuning: int, optimum_W: np.ndarray, draw) -> np.ndarray:
+    """Return how far above its minimum a loss of two values is where a sweep that tunes both trains its final runs.
+
+    That is at the vertex in each direction through the best point of the grid, which has 5 x 5 points after extensions
+    and one more on each side. The optimum of the second value is anywhere within a step.
+    """
+    optima_W2 = np.stack([optimum_W, draw.uniform(-0.5, 0.5, len(optimum_W))], axis=1)
+
+    def above(xy):
+        x, y = np.moveaxis(xy - optima_W2.reshape(-1, *[1] * (xy.ndim - 2), 2), -1, 0)
+        return CURVATURE * x**2 + DECAY_CURVATURE * y**2 + 2 * CROSS * np.sqrt(CURVATURE * DECAY_CURVATURE) * x * y
+
+    at = np.arange(-3, 4)
+    grid = np.stack(np.meshgrid(at, at, indexing="ij"), axis=-1)[None]
+    loss_WXY = above(grid) + draw.normal(0, NOISE_SD / np.sqrt(n_tuning), (len(optimum_W), len(at), len(at)))
+    best_W = loss_WXY[:, 1:-1, 1:-1].reshape(len(optimum_W), -1).argmin(axis=1)
+    i_W, j_W = (index + 1 for index in np.divmod(best_W, len(at) - 2))
+    near_3, w = np.array([-1, 0, 1]), np.arange(len(optimum_W))[:, None]
+    rows, columns = i_W[:, None] + near_3, j_W[:, None] + near_3
+    x_W = parabola_vertex(at[rows], loss_WXY[w, rows, j_W[:, None]])
+    y_W = parabola_vertex(at[columns], loss_WXY[w, i_W[:, None], columns])
+    return above(np.stack([x_W, y_W], axis=-1))

@@ -65,6 +65,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--add and --set belong to --study; a sweep file has its changes in variants")
     if arguments.study is not None and not (arguments.study and arguments.add and arguments.set):
         parser.error('--study NAME needs --add "my change" and at least one --set model.key=value')
+    if arguments.measure and not arguments.dry_run:
+        parser.error("--measure belongs to --dry-run; add --dry-run, or leave out --measure to train")
     if arguments.study and arguments.budget == "quick":
         parser.error("--study: the published runs have the full budget; leave out --budget")
     arguments.budget = arguments.budget or "quick"

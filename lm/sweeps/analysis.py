@@ -172,6 +172,8 @@ class Analysis:
             a, b = (self.variants[name] for name in pair)
             if a.about["data"].get("sources") != b.about["data"].get("sources"):
                 continue
+            if any(v.n_diverged or v.n_stuck == len(v.losses) for v in (a, b)):
+                continue
             losses = [{seed: run.sources for seed, run in v.runs.items()} for v in (a, b)]
             seeds = [seed for seed in losses[0] if losses[0][seed] and losses[1].get(seed)]
             for source in losses[0][seeds[0]] if len(seeds) > 1 else ():

@@ -10,6 +10,7 @@ from typing import Any
 from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
+PLACEBO_KEYS = ("model.rope_pairing", "model.sinusoidal_order")  # tests/sweeps/test_placebo.py has the proof
 MARGIN = 0.005  # nats per token
 
 Values = dict[str, Any]  # dotted config keys and their values
@@ -79,7 +80,7 @@ class Sweep:
     def lists(self) -> dict[str, Any]:
         """Return the lists by config key, the learning rate first."""
         rates = {} if self.learning_rates is None else {LEARNING_RATE: self.learning_rates}
-        return {**rates, **self.tune}
+        return dict(sorted({**rates, **self.tune}.items(), key=lambda item: item[0] != LEARNING_RATE))
 
     @property
     def cells(self) -> Variants:

@@ -23,7 +23,7 @@ from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.errors import UserError
-from lm.sweeps.declare import PLACEBO, Budget, Match, Sweep, Values, in_cell
+from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
 
 MIN_SEEDS = 5  # of the full budget
@@ -233,6 +233,8 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
     if not pairs and len(sweep.cells) == 1:
         yield "comparisons: there are none; name the pairs (variant, against) whose difference is the question"
+    for key in sweep.placebo.keys() - PLACEBO_KEYS:
+        yield f"placebo: {key} may change the loss; only {' and '.join(PLACEBO_KEYS)} are known not to"
     if sweep.placebo and not pairs:
         yield "placebo: it checks comparisons, and this sweep has none; remove it"
     where = [("baseline", sweep.baseline), *(("comparisons", name) for pair in sweep.comparisons for name in pair)]

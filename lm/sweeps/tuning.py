@@ -104,14 +104,12 @@ class Choice(NamedTuple):
     """What the finished tuning runs of a variant say.
 
     Attributes:
-        lists: the lists of values, with their extensions.
         missing: the points that are still to be trained; the other fields are None until there are none.
         best: the best point of the grid.
         point: where the final runs train.
         at_edge: the keys whose best value is still at the edge of its list.
     """
 
-    lists: dict[str, tuple]
     missing: tuple[Point, ...] = ()
     best: Point | None = None
     point: Point | None = None
@@ -141,15 +139,15 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
     while True:
         points: list[Point] = list(itertools.product(*longer.values()))
         if len(points) == 1:
-            return Choice(longer, (), points[0], points[0])
+            return Choice((), points[0], points[0])
         if missing := tuple(point for point in points if point not in outcomes):
-            return Choice(longer, missing)
+            return Choice(missing)
         found = [outcomes[point].rank for point in points]
         lowest = points[found.index(min(found))]
         best = dict(zip(longer, lowest, strict=True))
         edges = [key for key, values in longer.items() if _is_scale(values) and best[key] in (values[0], values[-1])]
         if not at_vertex:
-            return Choice(longer, (), lowest, lowest, tuple(edges))
+            return Choice((), lowest, lowest, tuple(edges))
         before = longer
         for key in edges:
             if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:
@@ -157,7 +155,7 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
         if longer == before:
             break
     point = tuple(_vertex_along(key, longer, best, outcomes) for key in longer)
-    return Choice(longer, (), lowest, point, tuple(edges))
+    return Choice((), lowest, point, tuple(edges))
 
 
 def extended(key: str, values: Sequence[Any], best: Any) -> tuple:

@@ -19,6 +19,7 @@ from lm.errors import UserError, first_line
 from lm.step import init_state, train_steps
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.stacked import split_config, with_values
+from lm.sweeps.tuning import LEARNING_RATE
 from lm.text_tables import plural, table
 from lm.training.batch_source import BatchSource
 from lm.training.memory import check_memory
@@ -211,7 +212,8 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
 def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Two variants without a common point may be equal otherwise: then they compare learning rates.
+    Two variants without a common point may be equal otherwise: then they compare learning rates. So may two with other
+    lists of another key, and two of different cells, which have different seeds.
 
     Args:
         variants: the variants by name.
@@ -219,12 +221,13 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
     """
     problems = []
     for a, b in itertools.combinations(fingerprints, 2):
-        if fingerprints[a] != fingerprints[b]:
+        if fingerprints[a] != fingerprints[b] or variants[a].plan.cell != variants[b].plan.cell:
             continue
         first, second = flatten(to_dict(variants[a].config)), flatten(to_dict(variants[b].config))
         lists = variants[a].plan.lists, variants[b].plan.lists
         keys = [key for key in first if first[key] != second[key] and key not in lists[0]]
-        if not keys and any(not set(lists[0][key]) & set(lists[1][key]) for key in lists[0]):
+        pairs = [(key, lists[0][key], lists[1][key]) for key in lists[0]]
+        if not keys and any(not set(x) & set(y) or (key != LEARNING_RATE and x != y) for key, x, y in pairs):
             continue
         # Keys that the sweep file sets differently, or for one of the two only, but whose resolved values are equal.
         ours, theirs = ({k: repr(v) for k, v in variants[name].plan.changes.items()} for name in (a, b))

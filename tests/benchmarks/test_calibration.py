@@ -26,6 +26,16 @@ def test_the_vertex_is_that_of_a_sweep(monkeypatch):
         assert np.log2(found) == pytest.approx(optimum, abs=5e-3)  # three significant digits
 
 
+def test_two_lists_reach_the_minimum_if_neither_shifts_the_other(monkeypatch):
+    monkeypatch.setattr(designs, "NOISE_SD", 0.0)
+    shifts = np.array([-0.3, 0.0, 0.3])
+    monkeypatch.setattr(designs, "CROSS", 0.0)
+    assert designs.above_by_two_lists(2, shifts, np.random.default_rng(0)) == pytest.approx(0.0, abs=1e-12)
+    monkeypatch.setattr(designs, "CROSS", 0.4)
+    found = designs.above_by_two_lists(2, shifts, np.random.default_rng(0))
+    assert np.all((found > 0) & (found < designs.DECAY_CURVATURE / 4))
+
+
 def test_without_tuning_errors_the_power_is_that_of_the_t_test(monkeypatch):
     monkeypatch.setattr(designs, "CURVATURE", 0.0)
     n, sd = 20_000, designs.NOISE_SD * 2**0.5

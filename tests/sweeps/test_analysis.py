@@ -157,4 +157,7 @@ def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
     assert text.count("| code |") == len(found) / 2
     record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"sources": {"web": "3", "code": "2"}}
     assert {variant for variant, *_ in analyze(record, runs).by_source()} == {"gated"}
+    diverged = [dataclasses.replace(r, test_loss=None, sources={}) if (r.variant, r.seed) == ("gated", 3) else r
+                for r in runs]  # fmt: skip
+    assert analyze(record, diverged).by_source() == []
     assert "By source" not in report.to_markdown(analyze(*sweep()), {})

@@ -102,6 +102,8 @@ def test_tuned_keys_are_a_product_of_lists_that_a_variant_may_replace(planned):
     assert lists["c"] == ((1e-3, 2e-3), (0.0, 0.1, 0.2))
     b = planned("full", **changes).variants["b"]
     assert (b.n_points, b.config.optimizer.weight_decay) == (6, 0.0)
+    other_order = planned(variants=TWO, **PAIR, learning_rates=None, tune={DECAY: (0.1,), LEARNING_RATE: (1e-3,)})
+    assert list(other_order.variants["b"].lists) == [LEARNING_RATE, DECAY]
 
 
 def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned, capsys):
@@ -145,6 +147,7 @@ MISTAKES = [
     ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
     ({"comparisons": (("placebo", "mlp"),), "placebo": {"model.qk_norm": True}}, "'placebo' is always compared"),
     ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
+    ({"placebo": {"model.qk_norm": True}}, "placebo: model.qk_norm may change the loss; only model.rope_pairing and"),
     ({"baseline": "base"}, "baseline: there is no variant 'base'"),
     ({"learning_rates": None}, "learning_rates is missing: give a tuple of numbers"),
     ({"learning_rates": (2e-3, 1e-3)}, f"{LEARNING_RATE}: (0.002, 0.001) must be values in ascending order"),

@@ -24,6 +24,7 @@ from lm.sweeps.variants import (
     resolve_variants,
 )
 
+DECAY = "optimizer.weight_decay"
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19
 SPLITS = {name: Split(name, TOKENS, 400, 400) for name in ("train", "validation", "test")}
 CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
@@ -87,6 +88,15 @@ def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, ra
         with pytest.raises(UserError, match=expected):
             refuse_duplicates(variants, dict.fromkeys("ab", "the same"))
     refuse_duplicates(variants, {"a": "one", "b": "another"})
+
+
+def test_variants_of_other_lists_or_cells_are_not_the_same():
+    variants = variants_of({"a": {}, "b": {}}, {"a": (2e-3,), "b": (2e-3,)})
+    lists = {"a": {LEARNING_RATE: (2e-3,), DECAY: (0.1,)}, "b": {LEARNING_RATE: (2e-3,), DECAY: (0.1, 0.3)}}
+    for changes in ({n: {"lists": lists[n]} for n in "ab"}, {"a": {}, "b": {"cell": "large"}}):
+        plans = {name: dataclasses.replace(variants[name].plan, **changes[name]) for name in "ab"}
+        others = {name: dataclasses.replace(variants[name], plan=plans[name]) for name in "ab"}
+        refuse_duplicates(others, dict.fromkeys("ab", "the same"))
 
 
 def test_variants_that_differ_in_how_they_are_executed_are_refused(monkeypatch):
