@@ -1,7 +1,7 @@
 """Every idea of lm/layers/variants keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
 
 A new idea adds a row, and its keys to some of the configs of PAIRS, in which each two ideas meet. Fast tests run each
-promise for two of these configs; the slow ones for all, for each idea alone, and on meshes of 8 devices.
+promise for half of these configs; the slow ones for all, for each idea alone, and on meshes of 8 devices.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import layer_stack, model, optimizers, parameters, past
-from lm.config import MESH_AXES
+from lm.config import MESH_AXES, checks
 from lm.cost import flops
 from lm.declarations import Parameter, query_heads
 from lm.errors import UserError
@@ -91,23 +91,28 @@ VARIANTS = {
     "value residual, half": Row({"value_residual": "half"}),
     "value residual, learned": Row({"value_residual": "learned"}, identity=True),
 }
-BOTH = dict.fromkeys(["conv_keys", "conv_values", "token_shift", "attn_sink", "attn_differential"], True)
-BOTH |= {"value_embeddings": True, "multi_token_prediction": True, "norm": "dyt", "ffn": "moe", "n_experts": 4}
-DEPTH = BOTH | {"residual_scalars": True, "conv_stream": True, "residual": "depth_attention"}
-HYPER = BOTH | {"residual": "hyper_connections"}
-FORGET, PATTERN = {"attn_forget": True, "positions": "none"}, {"rope_pattern": (1, 0)}
+ALL = dict.fromkeys(["conv_keys", "conv_values", "token_shift", "attn_differential", "value_embeddings"], True)
+ALL |= {"multi_token_prediction": True, "norm": "dyt", "ffn": "moe", "n_experts": 4}
+DEPTH, HYPER = ALL | {"residual": "depth_attention"}, ALL | {"residual": "hyper_connections"}
+SUM = {"residual_scalars": True, "conv_stream": True}
+FORGET, PATTERN = {"attn_forget": True, "positions": "none"}, {"rope_pattern": (1, 0), "attn_sink": True}
 LATER = {"moe_first_layer": 1, "shared_expert": True, "normalize_experts": False, "n_layers": 5}
-PAIRS = [  # Each two ideas that go together meet in one of these; the first and the third are fast and have all ideas.
+PAIRS = [  # Each two ideas that go together meet in one of these; every second one is fast, and these have all ideas.
     # After the first layer a scan over periods of the pattern.
     DEPTH | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "learned", "value_residual": "learned"},
     DEPTH | FORGET | LATER | {"attn_gate": "head", "attn_exclusive": "learned", "value_residual": "half"},
     HYPER | FORGET | {"attn_gate": "head_identity", "attn_exclusive": "full", "value_residual": "half", "n_layers": 2},
     HYPER | PATTERN | LATER | {"attn_gate": "element_identity", "attn_exclusive": "full", "value_residual": "learned"},
+    SUM | FORGET | {"n_layers": 2},
+    ALL | SUM | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "full", "value_residual": "learned"},
 ]
 APART = [  # these do not go together
     {("attn_forget", True), ("rope_pattern", (1, 0))},
+    {("attn_forget", True), ("attn_sink", True)},
     {("residual", "hyper_connections"), ("residual_scalars", True)},
     {("residual", "hyper_connections"), ("conv_stream", True)},
+    {("residual", "depth_attention"), ("residual_scalars", True)},
+    {("residual", "depth_attention"), ("conv_stream", True)},
 ]
 BASE = {"n_layers": 4, "scan_layers": True}
 B, T = 2, 8
@@ -165,6 +170,8 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     ideas = set().union(*on) - {(key, True) for key in ("positions", "n_experts", "n_layers")}
     for a, b in itertools.combinations(ideas, 2):
         assert a[0] == b[0] or {a, b} in APART or any({a, b} <= found for found in on), (a, b)
+    assert not [problem for c in PAIRS for problem in checks.problems(config_of(Row(c)))]
+    assert all(list(checks.problems(config_of(Row(dict(pair))))) for pair in APART[1:])
 
 
 @ROWS

@@ -15,6 +15,7 @@ from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
 from lm.config.values import checked, close_match, divisors, show
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
+OTHER_STREAMS = ("depth_attention", "hyper_connections")  # values of model.residual whose layers do not read one sum
 Problem = tuple[str, str]
 
 
@@ -317,17 +318,19 @@ def ideas(config: Config) -> Iterator[Problem]:
             "model.residual_multiplier model.norm_placement",
             f" has no effect before the norms of {m.norm_placement}; use 1, or pre",
         )
-    if m.residual != "sum" and m.norm_placement == "post":
+    if m.residual != "sum" and m.norm_placement in ("post", "parallel"):
         yield (
             "model.norm_placement model.residual",
             f" normalizes the plain sum, which residual = {m.residual} replaces; use pre",
         )
     for name in ("residual_scalars", "conv_stream"):
-        if m.residual == "hyper_connections" and getattr(m, name):
+        if m.residual in OTHER_STREAMS and getattr(m, name):
             yield (
                 f"model.{name} model.residual",
-                "it changes the one stream of residual = sum, which hyper_connections replaces; use one of both",
+                f"it changes the one stream of residual = sum, which {m.residual} replaces; use one of both",
             )
+    if m.attn_sink and m.attn_forget:
+        yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
     whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
         yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"

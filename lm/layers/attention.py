@@ -85,7 +85,7 @@ def causal_attention(
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
         scale: factor of the scores; None: 1 / sqrt(K).
         bias_BSH: added to the scores of each key after the cap, or None. What a query adds to all of its scores changes
-            nothing, so this includes differences of sums up to key and query.
+            nothing without a sink, so this includes differences of sums up to key and query.
         sink_H: logits of one more key for each head, whose value is 0, or None.
         implementation: see `choose_implementation` of lm/kernels/fused_attention.py.
         tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after the softmax; its

@@ -34,6 +34,12 @@ CONTRADICTIONS = [
     ("model.embed_scale=0", "model.embed_scale: 0.0 is out of range"),
     ("mesh.sequence=2 model.ffn=moe", "mesh.sequence: 2, but model.ffn needs whole sequences on a device; use 1"),
     ("model.conv_stream=true model.residual=hyper_connections", "model.conv_stream: it changes the one stream"),
+    ("model.residual_scalars=true model.residual=depth_attention", "model.residual_scalars: it changes the one stream"),
+    (
+        "model.residual=hyper_connections model.norm_placement=parallel",
+        "model.norm_placement: parallel normalizes the plain sum",
+    ),
+    ("model.attn_sink=true model.attn_forget=true", "model.attn_sink: true, but the gates of attn_forget"),
     ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
     ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
     ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
