@@ -16,9 +16,8 @@ A config file is Python: its `get_config()` starts from `default_config()`, chan
 (`configs/shakespeare.py` is an example). `--config.SECTION.KEY=VALUE` on the command line overrides the file, and the
 last override of a key wins. A value is written as in Python or as plain text: `none`, `true`, `2e-3`, `(128, 0)`.
 
-The config is checked before JAX is imported: every key and value first, then what several keys say together. All
-mistakes are reported at once, each with the key and a value that would be right, and the exit code is 2. What depends
-on the text and on the devices is checked next, still before anything is compiled.
+All mistakes of a config are reported at once, before JAX is imported, each with the key and a value that would be
+right; the exit code is 2. What depends on the text and on the devices is checked next, before anything is compiled.
 
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
 in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
@@ -28,8 +27,10 @@ Some meanings begin with the setting that the key needs: "moe:", "not sgd:", or 
 warning.
 
 A run is resumed with `--resume` by the config that started it. Only keys with a star may differ then: they change how
-a run is carried out, not what it computes (beyond rounding). `train.steps` may grow if no learning rate of a step
-already trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`.
+a run is carried out, not what it computes (beyond rounding), except `train.on_spike` and `train.on_nonfinite`, which
+reject updates, and `eval.patience`, which ends a run. `train.steps` may grow if no learning rate of a step already
+trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`, and without
+`model.multi_token_prediction`, whose weights depend on it.
 
 The tables leave out the section of each key. Among the values, the default is in `code font`.
 """

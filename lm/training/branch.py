@@ -30,7 +30,7 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
         source: the directory of the run.
         directory: the new directory.
         config: the config of the new run, as the user gave it.
-        say: called with a line that names the step of the state.
+        say: called with lines that name the step of the state, and the settings that differ.
 
     Raises:
         UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.
@@ -38,15 +38,17 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
     """
     if holds_run(directory):
         return
-    step = _shared_step(Path(source), config)
+    step, changed = _shared_step(Path(source), config)
     if jax.process_count() == 1:  # several would have to read it together
         verify(source, step)
     fill(Path(directory), lambda copy: _copy(Path(source), copy, step, config))
     say(f"branching from step {step} of {source}")
+    for line in changed:
+        say(f"with another setting: {line}")
 
 
-def _shared_step(source: Path, config: Config) -> int:
-    """Return the newest step with a checkpoint up to which both runs have the same learning rates."""
+def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
+    """Return the newest step with a checkpoint up to which both learning rates are equal, and other settings."""
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:
@@ -54,7 +56,10 @@ def _shared_step(source: Path, config: Config) -> int:
     o, steps = config.optimizer, config.train.steps
     if o.schedule != "wsd" or o.decay_steps is not None:
         raise UserError("--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps = none")
-    if problems := compare_configs(old, config)[0]:
+    if config.model.multi_token_prediction:
+        raise UserError("--branch_from: the weights of model.multi_token_prediction depend on train.steps")
+    problems, changed = compare_configs(old, config)
+    if problems:
         raise UserError(f"--branch_from: {source} holds a run of another experiment; set these back:", *problems)
     last = min(stable_steps(n, o) for n in (steps, old["train"]["steps"]))
     found = checkpoint_steps(source)
@@ -64,7 +69,7 @@ def _shared_step(source: Path, config: Config) -> int:
             f"--branch_from: {source} has checkpoints of steps {', '.join(map(str, found)) or '-'}, and none up to "
             f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which exist"
         )
-    return shared[-1]
+    return shared[-1], changed
 
 
 def _copy(source: Path, copy: Path, step: int, config: Config) -> None:

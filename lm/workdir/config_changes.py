@@ -46,7 +46,7 @@ def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[l
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
     if steps_made is not None and (steps := old["train"]["steps"]) != config.train.steps:
-        refusal = refuse_growth(steps, config.train.steps, config.optimizer, steps_made)
+        refusal = refuse_growth(steps, config.train.steps, config, steps_made)
         notice = f"config.train.steps: {steps} -> {config.train.steps} (run -> now)"
         differences[refusal is None].append(refusal or notice)
     return differences
@@ -68,19 +68,21 @@ def stable_steps(steps: int, optimizer) -> int:
     return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))
 
 
-def refuse_growth(old: int, new: int, optimizer, steps_made: int) -> str | None:
+def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
     """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
-    It can if the learning rate of each of the `steps_made` steps stays what it was.
+    It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay what they were.
 
     Args:
         old, new: train.steps of the run and of the new config.
-        optimizer: optimizer section of the config, whose schedule both share.
+        config: the new config, whose optimizer and model both share.
         steps_made: the steps that the run has taken.
     """
     if new == old:
         return None
-    line = f"config.train.steps: {old} -> {new} (run -> now)"
+    line, optimizer = f"config.train.steps: {old} -> {new} (run -> now)", config.optimizer
+    if steps_made and config.model.multi_token_prediction:
+        return f"{line}: the weights of model.multi_token_prediction in the steps already trained would change"
     ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
     if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):
         return f"{line}: a run can grow but not shrink; start a new one in another workdir"

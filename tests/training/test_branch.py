@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from checkpointing import assert_same, make_state, save_steps
 from running import assert_same_run
+from tiny import with_keys
 
 from lm.config import Config, to_dict
 from lm.errors import TemporaryError, UserError
@@ -77,6 +78,8 @@ def test_a_branch_starts_at_the_last_shared_checkpoint(source, tmp_path):
         assert_same(restore_params(new)[1], make_state(expected).params)
         assert len((new / "metrics.jsonl").read_text().splitlines()) == expected
         assert json.loads((new / "config.json").read_text())["train"]["steps"] == steps
+    lines = branched(source, tmp_path / "other", with_keys(config(), train_on_spike="skip"))
+    assert lines[1:] == ["with another setting: config.train.on_spike: none -> skip (run -> now)"]
 
 
 def test_a_branch_that_would_differ_is_refused(source, tmp_path):
@@ -84,6 +87,7 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
         (config(28), "has checkpoints of steps 20, 40, 60, and none up to step 19"),
         (config(schedule="cosine"), "needs optimizer.schedule = 'wsd'"),
         (config(decay_steps=50), "and optimizer.decay_steps = none"),
+        (with_keys(config(), model_multi_token_prediction=True), "model.multi_token_prediction depend on train.steps"),
         (config(learning_rate=0.5), "another experiment; set these back:\nconfig.optimizer.learning_rate"),
     ):
         with pytest.raises(UserError) as caught:

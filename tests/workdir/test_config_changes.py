@@ -11,6 +11,7 @@ from tiny import with_keys
 
 from lm import files
 from lm.config import Config, OptimizerConfig, from_dict, to_dict
+from lm.layers import variants
 from lm.optimizers import learning_rate_schedule
 from lm.workdir import config_changes
 
@@ -89,7 +90,7 @@ def check_growth(o: OptimizerConfig, old: int, new: int) -> None:
     n = min(old, new)
     before, after = (jax.vmap(learning_rate_schedule(o, total))(jnp.arange(n + 1)).tolist() for total in (old, new))
     for made in range(n):
-        if config_changes.refuse_growth(old, new, o, made) is None:
+        if config_changes.refuse_growth(old, new, Config(optimizer=o), made) is None:
             assert before[:made] == after[:made]
         else:
             assert before[: made + 1] != after[: made + 1]
@@ -105,11 +106,22 @@ def test_a_run_can_be_extended_exactly_if_its_past_learning_rates_stay():
 
 def test_a_run_can_be_shortened_only_where_both_lengths_are_stable():
     for schedule in ("constant", "linear", "cosine"):
-        o = OptimizerConfig(schedule=schedule, warmup_steps=20)
-        assert config_changes.refuse_growth(100, 100, o, 100) is None
-        assert "can grow but not shrink" in config_changes.refuse_growth(100, 99, o, 10)
+        config = Config(optimizer=OptimizerConfig(schedule=schedule, warmup_steps=20))
+        assert config_changes.refuse_growth(100, 100, config, 100) is None
+        assert "can grow but not shrink" in config_changes.refuse_growth(100, 99, config, 10)
     for warmup in (0, 30):
         o = OptimizerConfig(schedule="wsd", warmup_steps=warmup, decay_fraction=0.3)
         check_growth(o, 100, 60)
-        fixed = dataclasses.replace(o, decay_steps=100)
+        fixed = Config(optimizer=dataclasses.replace(o, decay_steps=100))
         assert "can grow but not shrink" in config_changes.refuse_growth(100, 60, fixed, 10)
+
+
+def test_weights_of_the_loss_that_change_in_training_fix_the_number_of_steps():
+    ideas = {key: idea for sites in variants.SITES.values() for site in sites for key, idea in site.items()}
+    ideas |= variants.FEED_FORWARDS | variants.RESIDUALS
+    config = with_keys(Config(), optimizer_schedule="constant", model_multi_token_prediction=True)
+    weights = {key: idea.loss_weights for key, idea in ideas.items() if hasattr(idea, "loss_weights")}
+    changing = [key for key, of in weights.items() if of(config.model, 0.0) != of(config.model, 0.5)]
+    assert changing == ["multi_token_prediction"]  # which refuse_growth and lm/training/branch.py name
+    assert config_changes.refuse_growth(100, 150, config, 0) is None
+    assert "model.multi_token_prediction" in config_changes.refuse_growth(100, 150, config, 1)
