@@ -60,7 +60,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
     if saved and saved.finished_at == config.train.steps and not mirror:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
-    if not mirror:  # whose copy a resumption may start from, without the other run
+    if not mirror and not a.branch_from:  # which may start from a copy, without the other run
         check_init_from(config, saved)
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes

@@ -87,11 +87,13 @@ def test_the_metrics_have_every_step_and_its_learning_rate(bench):
 def test_splits_are_joined_by_their_tokens_and_bytes():
     common = {"windows": 4, "data": "text"}
     parts = [
-        common | {"loss": 2.0, "tokens": 300, "bits_per_byte": 2 / np.log(2) / 1.5},  # 1.5 bytes per token
-        common | {"loss": 3.0, "tokens": 100, "bits_per_byte": 3 / np.log(2)},
+        # 1.5 bytes per token
+        common | {"loss": 2.0, "tokens": 300, "bits_per_byte": 2 / np.log(2) / 1.5, "ema_loss": 1.0, "best_loss": 0.5},
+        common | {"loss": 3.0, "tokens": 100, "bits_per_byte": 3 / np.log(2), "ema_loss": 2.0, "best_loss": 0.1},
     ]
     line = joined(parts)
     assert (line["loss"], line["tokens"], line["windows"]) == (900 / 400, 400, 8)
+    assert (line["ema_loss"], line["best_loss"]) == (500 / 400, 160 / 400)
     assert line["bits_per_byte"] == pytest.approx(900 / np.log(2) / (450 + 100))
     assert joined([part | {"bits_per_byte": None} for part in parts])["bits_per_byte"] is None
 

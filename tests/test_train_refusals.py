@@ -57,6 +57,9 @@ def test_mistakes_that_need_the_data(train, tmp_path):
     assert "absent.txt" in output
     code, output = train(tmp_path / "run", "--config.data.cache_dir=gs://bucket/cache")
     assert (code, "config.data.cache_dir gs://bucket/cache: URLs" in output) == (2, True)
+    branch = f"--branch_from={tmp_path / 'absent'}", "--config.init_from=gone", "--config.optimizer.schedule=wsd"
+    code, output = train(tmp_path / "run", *branch)  # a branch does not need the run that its source began from
+    assert (code, "--branch_from" in output, "init_from" in output) == (2, True, False)
     prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
     code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)
     assert code == 2

@@ -175,6 +175,13 @@ def has_shards(config: Config) -> bool:
     return any(source.startswith("tokens:") for source in sources(config))
 
 
+def small_weights(given: list[float], temperature: float) -> list[float]:
+    """Return the weights of a mixture that are above 0, but with the temperature less than a millionth of all."""
+    largest = max(*given, 1e-300)
+    tempered = [(max(weight, 0.0) / largest) ** (1 / temperature) for weight in given]
+    return [weight for weight, share in zip(given, tempered, strict=True) if weight > 0 and share < 1e-6 * sum(tempered)]
+
+
 def mixture(config: Config) -> Iterator[Problem]:
     d = config.data
     if d.mixture is None:
@@ -182,14 +189,13 @@ def mixture(config: Config) -> Iterator[Problem]:
     names, n = [name for name, *_ in d.mixture], len(d.mixture)
     if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
         yield "data.mixture", f"{names} must be different names of letters, digits and _ . -"
-    largest = max(max(weight for *_, weight in d.mixture), 1e-300)
-    shares = [(max(weight, 0.0) / largest) ** (1 / d.mixture_temperature) for *_, weight in d.mixture]
-    for (_, source, weight), share in zip(d.mixture, shares, strict=True):
+    small = small_weights([weight for *_, weight in d.mixture], d.mixture_temperature)
+    for _, source, weight in d.mixture:
         try:
             checked(source, str, schema()["data.source"][1])
         except ValueError as error:
             yield "data.mixture", str(error)
-        if weight <= 0 or share < 1e-6 * sum(shares):
+        if weight <= 0 or weight in small:
             yield (
                 "data.mixture data.mixture_temperature",
                 f"the weight {weight} of {source} must be above 0, and a millionth of all at least",
@@ -208,6 +214,11 @@ def mixture(config: Config) -> Iterator[Problem]:
             yield (
                 "data.mixture_stages data.mixture",
                 f"the stage from step {first:g} has the weights {weights}; use {n} of them, at least 0 and not all 0",
+            )
+        elif small := small_weights(weights, d.mixture_temperature):
+            yield (
+                "data.mixture_stages data.mixture_temperature",
+                f"the weight {small[0]} of the stage from step {first:g} must be 0, or a millionth of all at least",
             )
     if joined := [name for name in config.eval.final_splits if "+" in name]:
         yield (

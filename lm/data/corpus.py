@@ -143,7 +143,8 @@ def _check_length(split: Split, part: Part, seq_len: int) -> Iterator[str]:
         shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
         yield (
             f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} "
-            f"has {n}; use {shorter}other splits, such as --config.data.splits=0.8,0.2,0"
+            f"has {n}; use {shorter}other splits: --config.data.splits=0.8,0.2,0, for example; token shards: "
+            "lm.data.prepare with a larger --validation"
         )
 
 

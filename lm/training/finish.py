@@ -31,13 +31,11 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
         if missing := [part for part in name.split("+") if part not in corpus.splits]:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
             continue
-        parts = [lines[part] for part in name.split("+") if part in lines]
-        if len(parts) == name.count("+") + 1 > 1:
-            lines[name] = loop.write_evaluation({"step": step, "split": name} | joined(parts))
-        elif line := loop.evaluate_split(state, step, name):
-            lines[name] = line
-        else:
+        parts = list(filter(None, (loop.evaluate_split(state, step, part) for part in name.split("+"))))
+        if len(parts) <= name.count("+"):
             return "interrupted"
+        single = len(parts) == 1
+        lines[name] = parts[0] if single else loop.write_evaluation({"step": step, "split": name} | joined(parts))
     for kind in loop.scorers:
         loop.write_scores(kind, state, step)
     loop.save(state, step)
@@ -71,13 +69,17 @@ def joined(parts: list[dict]) -> dict:
     [2.25, 400]
     """
     tokens = [line["tokens"] for line in parts]
-    loss = math.fsum(n * line["loss"] for n, line in zip(tokens, parts, strict=True)) / sum(tokens)
+
+    def mean(key: str) -> float:
+        return math.fsum(n * line[key] for n, line in zip(tokens, parts, strict=True)) / sum(tokens)
+
+    loss = mean("loss")
     line = {"windows": sum(line["windows"] for line in parts), "data": parts[0]["data"], "loss": loss}
     line |= {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": sum(tokens)}
     if all(part["bits_per_byte"] for part in parts):
         n_bytes = [n * p["loss"] / math.log(2) / p["bits_per_byte"] for n, p in zip(tokens, parts, strict=True)]
         line["bits_per_byte"] = sum(tokens) * loss / math.log(2) / math.fsum(n_bytes)
-    return line
+    return line | {key: mean(key) for key in ("ema_loss", "best_loss") if all(key in part for part in parts)}
 
 
 def sample_text(loop: Loop, state: TrainState, tokenizer: Tokenizer) -> str:

@@ -182,6 +182,8 @@ BAD = [
     ({"max_epochs": "0.1"}, ("data.max_epochs", "--config.train.steps=")),
     ({"mixture_stages": "((2,1.0),)"}, ("data.mixture_stages", "2 of them")),
     ({"mixture_stages": "((2,0,0),)"}, ("data.mixture_stages", "not all 0")),
+    ({"mixture_stages": "((2,1e-8,1.0),)"}, ("data.mixture_stages", "must be 0, or a millionth")),
+    ({"mixture_stages": "((2,0.1,0.9),)", "mixture_temperature": "0.1"}, ("data.mixture_stages", "must be 0, or")),
     ({"mixture_stages": "((2,1,1),(1,1,1))"}, ("data.mixture_stages", "ascending")),
     ({"mixture": "none", "max_epochs": "2.0"}, ("data.max_epochs", "data.mixture = none")),
     ({"mixture": '(("a","text:{tmp}/a.txt",1.0),("s","text:{tmp}/short.txt",1.0))'}, ("train.seq_len", "split of s")),

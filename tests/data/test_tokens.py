@@ -215,6 +215,7 @@ def test_check_corpus_lists_every_problem_at_once(config):
     problems = check_corpus(corpus, 100, 5)
     assert problems[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
     assert problems[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
+    assert "--validation" in problems[1]  # of lm.data.prepare: token shards have no data.splits
     assert len(problems) == 2
 
 

@@ -17,6 +17,7 @@ from lm.config import to_dict
 from lm.errors import UserError
 from lm.parameters import flat
 from lm.step import ema_params, evaluated_params, train_step
+from lm.training.finish import joined
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
 TOKENS = {"tokens": np.random.default_rng(0).integers(0, 19, (4, 9))}
@@ -99,7 +100,8 @@ def test_every_rule_resumes_to_the_same_bits_and_compiles_once(tmp_path, rule):
 def test_runs_evaluate_save_and_load_their_averages(train, tmp_path):
     """Evaluating the loaded average gives the loss in the metrics."""
     ema, free = tmp_path / "ema", tmp_path / "free"
-    assert train(ema, "--config.train.ema=0.9", "--config.checkpoint.keep=3")[0] == 0
+    keys = ("--config.train.ema=0.9", "--config.checkpoint.keep=3", "--config.eval.final_splits=validation+test")
+    assert train(ema, *keys)[0] == 0
     rule = ("--config.optimizer.name=schedule_free", "--config.optimizer.schedule=constant", "--config.model.dropout=0")
     once = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
     assert train(free, *rule)[0] == 0
@@ -112,6 +114,8 @@ def test_runs_evaluate_save_and_load_their_averages(train, tmp_path):
     average = lm.load(ema, "ema")
     assert average.step == "ema_12"
     assert last[ema]["ema_loss"] != last[ema]["loss"]
+    lines = {line["split"]: line for line in metrics_of(ema) if "split" in line}
+    assert joined([lines["validation"], lines["test"]]).items() <= lines["validation+test"].items() == last[ema].items()
     with pytest.raises(UserError, match="--step ema"):
         lm.load(free, "ema")
     with pytest.raises(UserError, match="--step mean:9"):
