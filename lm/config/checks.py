@@ -178,8 +178,8 @@ def has_shards(config: Config) -> bool:
 def small_weights(given: list[float], temperature: float) -> list[float]:
     """Return the weights of a mixture that are above 0, but with the temperature less than a millionth of all."""
     largest = max(*given, 1e-300)
-    tempered = [(max(weight, 0.0) / largest) ** (1 / temperature) for weight in given]
-    return [weight for weight, share in zip(given, tempered, strict=True) if weight > 0 and share < 1e-6 * sum(tempered)]
+    shares = [(max(weight, 0.0) / largest) ** (1 / temperature) for weight in given]
+    return [weight for weight, share in zip(given, shares, strict=True) if weight > 0 and share < 1e-6 * sum(shares)]
 
 
 def mixture(config: Config) -> Iterator[Problem]:
