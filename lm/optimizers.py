@@ -163,16 +163,18 @@ WIDTHS = set("DHGKF")  # axes that grow with the width
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
     """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
 
-    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate.
+    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Matrices that a
+    rule leaves to Adam have Adam's factor.
 
     Args:
         o: optimizer section of the config.
         table: the parameter table.
         factor: parameters.width_factor of the model.
     """
-    hidden, others = WIDTH_SCALES[o.name](factor)
+    rule = MATRIX_RULES.get(o.name)
 
     def scale(p) -> float:
+        hidden, others = WIDTH_SCALES["adamw" if rule and not rule.takes(p) else o.name](factor)
         return hidden if p.hidden else others if WIDTHS & {*p.axes} else 1.0
 
     return parameters.nest({path: scale(p) for path, p in table.items()})

@@ -32,10 +32,10 @@ def test_mup_equals_the_standard_parametrization_at_the_base_width():
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
 def test_initial_variances_follow_the_table(init):
     """The variance of hidden weights is proportional to 1/width; head and embeddings keep that of the base width."""
-    base, ours = (parameters.parameter_table(wide(f, init=init, **MUP).model) for f in (1, 4))
+    base, ours = (parameters.parameter_table(wide(f, init=init, value_embeddings=True, **MUP).model) for f in (1, 4))
     for path, p in ours.items():
         if p.kind in ("weight", "embedding"):
-            hidden = path.startswith("layers/")
+            hidden = path.startswith("layers/") and p.kind == "weight"
             assert p.std == pytest.approx(base[path].std * (0.5 if hidden else 1.0)), path
 
 
@@ -54,6 +54,9 @@ def test_learning_rates_follow_the_table():
         assert scales["layers/ffn/w_gate_DF"] == scales["layers/attention/w_o_HKD"] == hidden
         assert scales["embedding"] == scales["head/w_DV"] == scales["final_norm/scale_D"] == others
         assert scales["head/b_V"] == scales["alpha"] == 1.0
+    zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
+    scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
+    assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (0.25, 1.0)  # Adam updates the first
 
 
 def moved(factor: int, rule: str = "adamw", tokens=TOKENS, **more) -> dict[str, float]:

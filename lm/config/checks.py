@@ -342,6 +342,16 @@ def ideas(config: Config) -> Iterator[Problem]:
             )
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
+    if m.parametrization == "mup":
+        few = {"residual": m.residual in OTHER_STREAMS}  # have weights whose number of outputs need not grow
+        if (rule := config.optimizer.name) not in ("adamw", "lion", "schedule_free"):
+            few |= {"ffn": m.ffn == "moe", "attn_gate": m.attn_gate.startswith("head")}
+            few |= {"attn_differential": m.attn_differential, "attn_forget": m.attn_forget}
+        for name in (name for name, on in few.items() if on):
+            yield (
+                f"model.{name} model.parametrization optimizer.name",
+                f", but muP here has no rate of {rule} for weights with few outputs; use parametrization = standard",
+            )
     whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
         yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"

@@ -1,14 +1,14 @@
 """Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last (nanochat, 2026).
 
 E has one row of values for each token. Each layer that has it has an own E and an own gate W (12, G). E starts with the
-standard deviation 1 / sqrt(D), as there, and W at 0.
+standard deviation 1 / sqrt(D), as there (muP: that of the base width), and W at 0.
 """
 
 import math
 
 import jax
 
-from lm.declarations import Parameter
+from lm.declarations import Parameter, width_factor
 from lm.layers.linear import project
 
 GATE_INPUTS = 12  # the first features of x
@@ -20,8 +20,9 @@ def layers(c):
 
 def table(c):
     shape, n = (c.vocab_size, c.n_kv_heads, c.d_head), min(GATE_INPUTS, c.d_model)
+    std = 1 / math.sqrt(c.d_model / width_factor(c))
     return {
-        "value_embedding_VGK": Parameter(shape, "VGK", "embedding", init="normal", std=1 / math.sqrt(c.d_model)),
+        "value_embedding_VGK": Parameter(shape, "VGK", "embedding", init="normal", std=std),
         "w_value_gate_CG": Parameter((n, c.n_kv_heads), "CG", "scalar", "C"),
     }
 
