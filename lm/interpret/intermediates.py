@@ -19,6 +19,7 @@ import numpy as np
 
 from lm import model, parameters
 from lm.config import ResolvedModel
+from lm.config.checks import OTHER_STREAMS
 from lm.config.values import close_match
 from lm.errors import UserError
 from lm.layers.losses import head_logits
@@ -65,6 +66,11 @@ def capture(
     """
     c, patches = run.config.model, patches or {}
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
+    last = f"layers/{c.n_layers - 1}/residual"
+    lost = [name for name in values if name.endswith("/residual") and name != last]
+    if lost and c.residual in OTHER_STREAMS:
+        instead = f"{lost[0].removesuffix('residual')}ffn/output or {last}"
+        raise UserError(f"{lost[0]}: with residual = {c.residual} the layers read other arrays; patch {instead}")
     # A partial object is a new static argument: a function may depend on a variable that has changed.
     functions = {name: functools.partial(value) for name, value in values.items() if callable(value)}
     arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
@@ -84,7 +90,7 @@ def patch(run: TrainedModel, ids, patches: Mapping[str, jax.Array | Callable]) -
             function of it. The functions `lambda x: 0 * x` and `lambda x: x + v` ablate it and add v to it.
 
     Raises:
-        UserError: if a name is unknown, a patch has the wrong shape, or the ids do not fit the model.
+        UserError: if a name is unknown, a patch has the wrong shape or no effect, or the ids do not fit the model.
     """
     return capture(run, ids, (), patches)[0]
 

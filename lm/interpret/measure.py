@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm.data.tokenizers import HFTokenizer, Tokenizer
+from lm.declarations import query_heads
 from lm.errors import UserError
 from lm.interpret.intermediates import capture, logit_lens, names
 from lm.trained_model import TrainedModel
@@ -73,8 +74,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     if not 0 < len(ids_T) <= limit:
         why = "the context of the model" if limit == run.seq_len else "the limit of a page"
         raise UserError(f"--prompt: {len(ids_T)} tokens; expected 1 to {limit}, {why}")
-    n_weights = run.config.model.n_heads * len(ids_T) * (len(ids_T) + 1) // 2  # pairs of a query and a key before it
-    layers = choose_layers(layers, n_layers, n_weights)
+    n_pairs = len(ids_T) * (len(ids_T) + 1) // 2  # of a query and a key before it
+    layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
     branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]  # what a branch adds to the stream
     branches = [name if f"layers/0/{name}" in names(run) else name.replace("_post_norm", "") for name in branches]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]

@@ -216,6 +216,9 @@ MISTAKES = {
     ),
     "layers/7/residual: the model has no intermediate": lambda run: patch(run, IDS, {"layers/7/residual": 0}),
     r"shape \(3, 16\); expected \(8, 16\)": lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
+    "layers/0/residual: .* hyper_connections .*; patch layers/0/ffn/output or layers/1/residual": (
+        lambda run: patch(run_of(residual="hyper_connections"), IDS, {"*/residual": 0})
+    ),
     "integers from 0 to 18": lambda run: capture(run, [1, 99], []),
     r"shape \(0,\).*T from 1 to 8": lambda run: capture(run, [], []),
     r"shape \(9,\).*T from 1 to 8": lambda run: capture(run, range(9), []),

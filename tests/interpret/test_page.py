@@ -177,7 +177,7 @@ def test_labels_of_all_tokens_are_printable_and_different(tokenizer):
     assert len(set(labels)) == len(labels)
 
 
-def test_a_page_has_a_limited_number_of_attention_weights():
+def test_a_page_has_a_limited_number_of_attention_weights(monkeypatch):
     n = measuring.MAX_WEIGHTS
     assert choose_layers(None, 12, 1000) == list(range(12))
     assert choose_layers(None, 12, n // 3) == [0, 6, 11]
@@ -189,6 +189,10 @@ def test_a_page_has_a_limited_number_of_attention_weights():
     for message, (layers, n_weights) in mistakes.items():
         with pytest.raises(UserError, match=message):
             choose_layers(layers, 2, n_weights)
+    monkeypatch.setattr(measuring, "MAX_WEIGHTS", 4 * 8 * 9 // 2)  # 4 maps of 8 tokens; differential attention has 8
+    config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "attn_differential": True})
+    with pytest.raises(UserError, match="shorter prompt"):
+        measure(TrainedModel("", 0, config, {}, TOKENIZER), TEXT, layers=[1])
 
 
 def test_texts_and_parameters_that_cannot_be_shown_are_user_errors(run):
