@@ -154,9 +154,12 @@ def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
     groups = {"loaded": list(values), "newly initialized": names(now), "not used": names(before)}
 
     def function(c: ResolvedModel) -> dict[str, Any]:
-        return normalized(c) | ({"rope_pairing": c.rope_pairing} if c.positions == "rope" else {})
+        found = normalized(c)
+        keys = ["rope_pairing"] * (c.positions == "rope") + ["max_positions"] * (found["rope_scaling"] == "dynamic")
+        keys += ["mup_base_d_model", "mup_base_d_head"] * (c.parametrization == "mup")
+        return found | {key: getattr(c, key) for key in keys}
 
     old, new = function(theirs), function(ours)
-    if changed := [f"{key} {old[key]} -> {new[key]}" for key in new if old[key] != new[key]]:
+    if changed := [f"{key} {old[key]} -> {new[key]}" for key in new if old.get(key, new[key]) != new[key]]:
         groups["config.model differs"] = changed
     return "\n".join(f"  {group}: {', '.join(members) or '-'}" for group, members in groups.items())

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 from running import metrics_of, summary_of
+from tiny import tiny
 
 from lm import data, parameters
 from lm.command_line.training import parse_arguments
 from lm.config import MESH_AXES
 from lm.parallel.mesh import make_mesh
 from lm.parameters import flat
-from lm.training.warm_start import warm_start
+from lm.training.warm_start import _groups, warm_start
 from lm.workdir.checkpoints import restore_params
 
 ONCE = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
@@ -54,6 +55,24 @@ def test_the_architecture_may_change_and_every_parameter_is_reported(bench, trai
     paths = set(re.findall(r"[a-z_/]+_[A-Z]+|embedding", "".join(reported.values())))
     assert paths == table.keys() | before.keys()
     assert np.array_equal(table["embedding"], before["embedding"])
+
+
+@pytest.mark.parametrize(
+    ("both", "old", "new", "reported"),
+    [
+        ({}, {"rope_pairing": "adjacent"}, {"rope_pairing": "halves"}, "rope_pairing adjacent -> halves"),
+        ({"parametrization": "mup"}, {}, {"mup_base_d_model": 16}, "mup_base_d_model 64 -> 16"),
+        ({"parametrization": "mup"}, {}, {"mup_base_d_head": 4}, "mup_base_d_head 16 -> 4"),
+        ({}, {}, {"parametrization": "mup"}, "parametrization standard -> mup"),
+        ({"rope_scaling": "dynamic"}, {"max_positions": 8}, {"max_positions": 16}, "max_positions 8 -> 16"),
+        ({}, {"mup_base_d_model": 4, "max_positions": 8}, {}, None),
+    ],
+)
+def test_keys_by_which_the_function_differs_are_reported(both, old, new, reported):
+    """Also those of models with the same parameters."""
+    last = _groups({}, *(tiny(model=both | keys).model for keys in (old, new))).splitlines()[-1]
+    assert last == (f"  config.model differs: {reported}" if reported else last)
+    assert (reported is None) == ("differs" not in last)
 
 
 def test_a_source_without_checkpoints_or_with_another_tokenizer_is_refused(bench, train, tmp_path):
