@@ -57,10 +57,6 @@ class Parameter:
         return tuple(i for i in range(len(self.shape)) if i not in others)
 
     @property
-    def n_in(self) -> int:
-        return len(self.contract)
-
-    @property
     def fan_in(self) -> int:
         """Return how many numbers its product sums; 1 without a product."""
         return math.prod(self.shape[i] for i in self.rows)

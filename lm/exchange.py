@@ -135,7 +135,7 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
 # ---- Comparison --------------------------------------------------------------------------------------------------
 
 
-def compare(directory: str, workdir: str | None = None, step: int | str = "best", tolerance: float = 1e-3) -> bool:
+def compare(directory: str, workdir: str | None, step: int | str, tolerance: float) -> bool:
     """Print the differences between our activations and those of transformers on random ids, both in float32.
 
     Args:

@@ -137,15 +137,14 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     return join(rotated).reshape(x.shape).astype(x.dtype)
 
 
-def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
-    """Return fixed position embeddings: feature pair k holds sin and cos of position * theta^(-2k / d_model).
+def sinusoidal(positions, d_model, *, order="sine_first"):
+    """Return fixed position embeddings: feature pair k holds sin and cos of position * 10000^(-2k / d_model).
 
     Args:
         positions: integers (..., T).
         d_model: width of the embeddings.
         order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first"
             cos, sin.
-        theta: base of the wavelengths, see `rope_table`.
 
     Returns:
         float32 (..., T, d_model).
@@ -157,7 +156,7 @@ def sinusoidal(positions, d_model, *, order="sine_first", theta=10000.0):
     Array([[0.   , 1.   ],
            [0.841, 0.54 ]], dtype=float32)
     """
-    angles = _angles(positions, d_model, theta, "sinusoidal: d_model")
+    angles = _angles(positions, d_model, 10000.0, "sinusoidal: d_model")
     pair = (jnp.sin(angles), jnp.cos(angles))[:: SINUSOID_ORDERS[order]]
     return jnp.stack(pair, axis=-1).reshape(*angles.shape[:-1], d_model)
 

@@ -95,7 +95,7 @@ def test_transformers_loads_exported_tokenizers(tmp_path):
 
 def test_check_finds_no_difference_and_names_the_layer_of_one(tmp_path, capsys):
     checkpoint(tmp_path)
-    assert exchange.compare(str(tmp_path))
+    assert exchange.compare(str(tmp_path), None, "best", 1e-3)
     assert "at all positions" in capsys.readouterr().out
     run, tokens = lm.load(tmp_path), np.array([[1, 2, 3]])
     run.params["layers"]["ffn"]["w_up_DF"] *= np.array([1.1, 1.0]).reshape(2, 1, 1)
@@ -109,4 +109,4 @@ def test_check_finds_no_difference_and_names_the_layer_of_one(tmp_path, capsys):
 def test_check_refuses_what_transformers_cannot_load(tmp_path):
     checkpoint(tmp_path, "gpt2", n_head=3)
     with pytest.raises(UserError):
-        exchange.compare(str(tmp_path))
+        exchange.compare(str(tmp_path), None, "best", 1e-3)
