@@ -50,6 +50,9 @@ def unused(config: Config) -> Iterator[Problem]:
                 use = f"{other} = {' or '.join(kinds)}" if needed else f"another {other}"
                 use += f", or leave it at {show(field.default)}"
                 yield f"{key} {other}", f" has no effect with {other} = {', '.join(values)}; use {use}"
+    if config.model.ffn_bias and config.model.ffn == "moe" and not config.model.moe_first_layer:
+        text = " has no effect with model.ffn = moe; use ffn_bias = false, or moe_first_layer = 1"
+        yield "model.ffn_bias model.ffn model.moe_first_layer", text
 
 
 # ---- The model -------------------------------------------------------------------------------------------------

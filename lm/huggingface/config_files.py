@@ -235,6 +235,7 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
         "max_positions": c.positions != "learned",
         "qk_norm_over": not c.qk_norm,
         "norm_algorithm": c.norm_algorithm != "running_mean",
+        "ffn_bias": c.ffn == "moe" and not c.moe_first_layer,
         "n_experts experts_per_token normalize_experts shared_expert moe_first_layer": c.ffn != "moe",
     }
     return ours | {name: USUAL[name] for names, is_unused in unused.items() if is_unused for name in names.split()}

@@ -119,6 +119,7 @@ def test_keys_that_go_together_are_accepted(config_file):
 WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, and the advice
     ("model.norm_ddof=1", "model.norm=rms", "model.norm = layer"),
     ("model.n_experts=4", "model.ffn=glu", "model.ffn = moe"),
+    ("model.ffn_bias=true", "model.ffn=moe", "ffn_bias = false, or moe_first_layer = 1"),
     ("model.rope_theta=500", "model.positions=none", "model.positions = rope"),
     ("model.rope_factor=8", "model.rope_scaling=none", "another model.rope_scaling"),
     (
