@@ -169,8 +169,10 @@ class Bench:
 
     def arguments(self, workdir: Path | None, *more: str) -> list[str]:
         """Return the arguments for the tiny config on the bench's text; later arguments override earlier ones."""
-        into = [f"--workdir={workdir}"] if workdir else []
-        return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", *into, *more]
+        first = [f"--config={CONFIG}"] + ([f"--workdir={workdir}"] if workdir else [])
+        if not any(argument.startswith("--config.data.mixture=") for argument in more):  # in place of a source
+            first.append(f"--config.data.source=text:{self.text}")
+        return [*first, *more]
 
     def start(self, workdir: Path, *more: str, at: str | None = None, **options) -> Command:
         """Start a run; with at = "KILL log 3" under tests/at_moment.py. Options: see `Command`."""

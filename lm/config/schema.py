@@ -41,8 +41,9 @@ def key(
     if only:
         name, sign, values = re.split("(!?=)", only)
         only, names = (name, sign == "=", values.split(",")), values.replace(",", ", ")
-        excluded = name if values in ("none", "false", "0.0") else f"not {names}"
-        doc = f"{names if sign == '=' else excluded}: {doc}"
+        if is_off := values in ("none", "false", "0", "0.0"):
+            names = name
+        doc = f"{'' if is_off == (sign == '!=') else 'not ' }{names}: {doc}"
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
     others = {"doc": doc, "only": only, "execution": execution, "path": path, "whole": whole}
     return dataclasses.field(default=default, metadata=others | limits)
@@ -246,9 +247,9 @@ class DataConfig:
     """The text, the tokenizer, and how tokens become training sequences."""
 
     source: str = key(
-        "tfds:tiny_shakespeare", "the corpus: a prepared TFDS data set, a file or a folder of text, JSON Lines, "
+        "tfds:tiny_shakespeare", "the corpus, a prepared TFDS data set, a file or a folder of text, JSON Lines, "
         "CSV, Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own documentation, or "
-        "synthetic text of known entropy", forms=SOURCES, path=True,
+        "synthetic text of known entropy", only="mixture=none", forms=SOURCES, path=True,
     )  # fmt: skip
     field: str = key("text", "the field or column with the text", only="source=jsonl,csv,parquet,arrow,hf")
     data_dir: str | None = key(
@@ -259,7 +260,7 @@ class DataConfig:
     )
     offline: str | None = key(
         None, "fall back to this corpus, with a warning, if the source cannot be downloaded; none: fail",
-        choices=("python_docs",), execution=True,
+        only="mixture=none", choices=("python_docs",), execution=True,
     )  # fmt: skip
     tokenizer: str = key(
         "char", "characters, bytes, words, a byte-level BPE of SIZE tokens trained on the text, or a Hugging Face "
@@ -439,7 +440,9 @@ class EvalConfig:
     patience: int = key(
         0, "stop after this many evaluations without a new smallest validation loss; 0: never", low=0, execution=True
     )
-    max_batches: int = key(0, "batches per evaluation during training; 0: the full split", low=0, execution=True)
+    max_batches: int = key(
+        0, "batches per evaluation during training; 0: the full split", only="every!=0", low=0, execution=True
+    )
     batch_size: int | None = key(None, "sequences per batch; none: train.batch_size", low=1, execution=True)
     probes: tuple[str, ...] | None = key(
         None, "generated sequences whose loss is evaluated, too: a repeated random sequence, values of keys; none: no "
@@ -452,7 +455,9 @@ class EvalConfig:
     harness_tasks: tuple[str, ...] | None = key(
         None, "tasks of lm-evaluation-harness, by name or YAML file", execution=True
     )
-    harness_limit: int = key(0, "first examples of each task to use; 0: all", low=0, execution=True)
+    harness_limit: int = key(
+        0, "first examples of each task to use; 0: all", only="harness_tasks!=none", low=0, execution=True
+    )
     final_splits: tuple[str, ...] = key(
         ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
     )

@@ -116,6 +116,7 @@ def test_keys_that_go_together_are_accepted(config_file):
         load(path, overrides.split())
 
 
+MIXTURE = repr((("plays", "text:plays", 1.0), ("docs", "python_docs", 1.0)))
 WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, and the advice
     ("model.norm_ddof=1", "model.norm=rms", "model.norm = layer"),
     ("model.n_experts=4", "model.ffn=glu", "model.ffn = moe"),
@@ -133,6 +134,10 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
     ("data.special_tokens=true", "data.tokenizer=char", "data.tokenizer = bpe or hf"),
     ("data.unk=true", "data.tokenizer=bpe:300", "data.tokenizer = char or word"),
     ("data.max_epochs=2", "data.mixture=none", "another data.mixture"),
+    ("data.source=text:x", f"data.mixture={MIXTURE}", "data.mixture = none, or leave it at tfds:tiny_shakespeare"),
+    ("data.offline=python_docs", f"data.mixture={MIXTURE}", "data.mixture = none"),
+    ("eval.max_batches=2", "eval.every=0", "another eval.every"),
+    ("eval.harness_limit=2", "eval.harness_tasks=none", "another eval.harness_tasks"),
     ("data.stride=3", "data.order=crops", "data.order = epochs"),
     ("optimizer.momentum=0.9", "optimizer.name=adamw", "optimizer.name = sgd"),
     ("optimizer.b1=0.8", "optimizer.name=sgd", "another optimizer.name"),
@@ -143,16 +148,16 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
 
 def test_a_key_without_effect_is_refused_on_the_command_line_and_reported_elsewhere(config_file, the_problem):
     """A file may have keys for several update rules, and a run that an earlier version started must resume."""
-    warnings = []
+    warnings, epochs = [], "config.data.order = 'epochs'"  # the order of a mixture
     for key, other, advice in WITHOUT_EFFECT:
-        path, name = config_file(), key.partition("=")[0]
+        path, name = config_file(epochs), key.partition("=")[0]
         refused = the_problem(path, key, other)
         assert refused.startswith(f"config.{name}: "), refused
         assert f"has no effect with {other.replace('=', ' = ')}; use {advice}" in refused
         load(path, [key, other], warnings.append, resuming=True)
         values, _ = parse_settings([key, other], "")
         load_values(path, values, warnings.append)  # variants of a sweep share their base
-        path = config_file(f"config.{name} = {values[name]!r}")
+        path = config_file(epochs, f"config.{name} = {values[name]!r}")
         load(path, [other], warnings.append)
         assert warnings == [refused] * 2
         load(path, [f"{name}={show(schema()[name][1].default)}", other], warnings.append)

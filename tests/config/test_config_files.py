@@ -72,7 +72,7 @@ def test_a_config_trains_on_other_data(name, command, tmp_path):
     if name == "cs336_tinystories":
         keys |= {"data.tokenizer": "bpe:300", "data.splits": "(0.8,0.2,0.0)"}
     if name == "mixture":  # whose own sources may have to be downloaded
-        source = f"text:{tmp_path / 'text.txt'}"
+        source = keys.pop("data.source")
         keys["data.mixture"] = repr((("plays", source, 0.7), ("docs", source, 0.3)))
     if name == "cmu_15780":
         keys["data.stride"] = 32
