@@ -9,7 +9,7 @@ from running import checkpoint_steps, metrics_of, summary_of
 
 from lm.cost.devices import peak_flops
 from lm.training.finish import joined
-from lm.workdir.metrics import validation_losses
+from lm.workdir.metrics import best_step, validation_losses
 
 # One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
 # embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.
@@ -120,9 +120,12 @@ def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
     assert set(losses) == {4, 8, 12}
     assert max(losses.values()) - min(losses.values()) < 1e-5
     assert abs(losses[12] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
-    # Extended with more batches: the new scores are compared with one another only.
-    assert train(tmp_path / "run", *keys, "--config.eval.max_batches=2", "--config.train.steps=20", "--resume")[0] == 0
-    assert set(validation_losses(metrics_of(tmp_path / "run"))) == {12, 16, 20}  # step 12 anew
+    # Extended with more batches: the new scores are compared with one another only, and the best one so far is kept.
+    best, keys = best_step(losses, losses), (*keys, "--config.eval.max_batches=2", "--config.checkpoint.keep=1")
+    for steps in (20, 28):
+        assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}", "--resume")[0] == 0
+    assert set(validation_losses(metrics_of(tmp_path / "run"))) == {12, 16, 20, 24, 28}  # step 12 anew
+    assert best in checkpoint_steps(tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def key(
         only, names = (name, sign == "=", values.split(",")), values.replace(",", ", ")
         if is_off := values in ("none", "false", "0", "0.0"):
             names = name
-        doc = f"{'' if is_off == (sign == '!=') else 'not ' }{names}: {doc}"
+        doc = f"{'' if is_off == (sign == '!=') else 'not '}{names}: {doc}"
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
     others = {"doc": doc, "only": only, "execution": execution, "path": path, "whole": whole}
     return dataclasses.field(default=default, metadata=others | limits)

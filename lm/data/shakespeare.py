@@ -66,8 +66,8 @@ def _unavailable(reason: str) -> Unavailable:
         f"Tiny Shakespeare is not on this machine and cannot be downloaded from {URL} ({reason}).",
         "Do one of the following: 1. run once with a network connection; the text is then kept;",
         "2. give a TFDS root that contains a prepared tiny_shakespeare: --config.data.data_dir=DIR, or TFDS_DATA_DIR;",
-        "3. train on another text: --config.data.source=text:PATH, or --config.data.offline=python_docs to fall back "
-        "to the documentation inside Python without a network.",
+        "3. train on another text: another --config.data.mixture if there is one, else --config.data.source=text:PATH, "
+        "or --config.data.offline=python_docs to fall back to the documentation inside Python without a network.",
     )
 
 

@@ -34,7 +34,7 @@ from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas
 from lm.workdir.directory import Workdir, default_workdir
-from lm.workdir.metrics import MetricsWriter
+from lm.workdir.metrics import MetricsWriter, best_step, log_every
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import SETTINGS, check_checkpoints, newest_checkpoint
 
@@ -104,10 +104,14 @@ def train(
                 writes=processes.is_first(),
             )
             with closing(writer):
-                every = record["config"]["log"]["every"] if record else 0
+                every = log_every(record) if record else 0
+                checkpoints.protected = set(record.get("protected", ()))
                 if resumed_at and (warning := writer.missing_lines(resumed_at, every)):
                     progress.say(warning)
-                    checkpoints.protected = set(checkpoints.steps())  # one of them may be the best
+                    checkpoints.protected.update(checkpoints.steps())  # one of them may be the best
+                elif record and evaluated_windows(record["config"]) != evaluated_windows(to_dict(run.config)):
+                    # No loss from now on is compared with that of the best step so far.
+                    checkpoints.protected.add(best_step(checkpoints.steps(), writer.validation_losses()) or 0)
                 # ---- The steps -----------------------------------------------------------------------------------
                 clock, began = WallTime(record.get("seconds", {})), time.monotonic()
                 source = BatchSource(run.corpus.split("train"), run.config)
@@ -125,7 +129,10 @@ def train(
                     signals=signals,
                     program=program,
                     sources={"train": source},
-                    record=record | describe_run(run) | ({SETTINGS: loaded.settings} if loaded else {}),
+                    record=record
+                    | describe_run(run)
+                    | {"log_every": max(every, log.every), "protected": sorted(checkpoints.protected)}
+                    | ({SETTINGS: loaded.settings} if loaded else {}),
                     scorers=scoring,
                     clock=clock,
                 )
@@ -186,6 +193,11 @@ def describe_run(run: Run) -> dict:
     tokenizer = run.corpus.tokenizer and run.corpus.tokenizer.to_json()
     data = {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint, "tokenizer": tokenizer}
     return data | {"config": to_dict(run.config)}
+
+
+def evaluated_windows(config: dict) -> list:
+    """Return the values of the keys that decide which windows are evaluated during training."""
+    return [config["eval"][key] for key in ("max_batches", "batch_size")]
 
 
 def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None) -> tuple[TrainState, dict]:

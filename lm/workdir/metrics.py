@@ -113,6 +113,11 @@ def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
     return min((step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None)
 
 
+def log_every(meta: dict) -> int:
+    """Return the most steps between two lines of a run in any of its starts, from the record of a checkpoint."""
+    return meta.get("log_every", meta["config"]["log"]["every"])
+
+
 def missing_lines(path: Path, lines: list[dict], step: int, every: int) -> str | None:
     """Return a warning if the lines, one every `every` steps, end before the checkpoint of `step`."""
     last = max((line["step"] for line in lines), default=0)

@@ -256,6 +256,18 @@ def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
     assert checksums(workdir, 12) == checksums(bench.reference(), 12)
 
 
+@pytest.mark.slow
+def test_lines_of_a_larger_log_every_are_not_missing(train, tmp_path):
+    """The second start saves at step 9, before its first line. The first one wrote none up to there, either."""
+    run = tmp_path / "run"
+    for log, save in ((100, 8), (5, 9), (5, 9)):
+        keys = "--config.eval.every=0", f"--config.log.every={log}", f"--config.checkpoint.every={save}"
+        code, output = train(run, "--resume", *keys)
+        assert (code, "corrupted" in output) == (0, False)
+        shutil.rmtree(run / "checkpoints" / "12")
+        (run / "summary.json").unlink()
+
+
 def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path):
     workdir = shutil.copytree(bench.reference(), tmp_path / "run")
     before = (workdir / "metrics.jsonl").read_bytes()
