@@ -6,7 +6,7 @@ import sys
 from lm.command_line.checkpoint import STEP
 from lm.config.values import MAX_INT, path_argument, short
 from lm.errors import UserError, with_exit_code
-from lm.parser import Parser
+from lm.parser import BothSpellings, Parser
 
 EPILOG = """\
 examples:
@@ -33,7 +33,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         "hf", "Exchange models with Hugging Face's transformers: safetensors, config.json, tokenizer.json.", EPILOG
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=BothSpellings)
 
     def command(name, run, text):
         added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

@@ -2,9 +2,20 @@
 
 import argparse
 import os
+import sys
 
 
-class Parser(argparse.ArgumentParser):
+class BothSpellings(argparse.ArgumentParser):
+    """A parser that takes each option with hyphens and with underscores."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        names = {name.replace("_", "-"): name for name in self._option_string_actions}
+        given = [text.partition("=") for text in (sys.argv[1:] if args is None else args)]
+        args = [f"{names.get(name.replace('_', '-'), name)}{equals}{value}" for name, equals, value in given]
+        return super().parse_known_args(args, namespace)
+
+
+class Parser(BothSpellings):
     """A parser that shows texts as they are written, and takes options in full.
 
     In a shell that has run `eval "$(register-python-argcomplete lm)"`, it prints the completions of the command line.

@@ -7,10 +7,12 @@ import pytest
 from running import CONFIG as TINY
 from running import ROOT
 
+from lm import generate, hf
 from lm.command_line import sweeping
 from lm.command_line.loading import load
 from lm.command_line.training import parse_arguments
 from lm.config import schema
+from lm.data import prepare
 from lm.errors import UserError
 
 
@@ -30,6 +32,25 @@ def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(com
         assert [name for name in schema() if f"  {name} = " not in text] == []
         shown = ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float >= 0.0 and < 1.0", "rms | layer")
         assert [values for values in shown if values not in " ".join(text.split())] == []
+
+
+BOTH_SPELLINGS = [
+    (
+        lambda arguments: parse_arguments(arguments)[0],
+        ["--config=configs/shakespeare.py", "--print-config", "json"],
+        "print_config",
+        "json",
+    ),
+    (prepare.parse_arguments, ["--verify=x", "--unit-mb=2"], "unit_mb", 2.0),
+    (generate.parse_arguments, ["--workdir=x", "--prompt_file=a_b-c"], "prompt_file", "a_b-c"),
+    (hf.parse_arguments, ["import", "x", "--workdir=x", "--seq_len=3"], "seq_len", 3),
+]
+
+
+def test_options_may_have_hyphens_or_underscores(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for parse, arguments, name, value in BOTH_SPELLINGS:
+        assert getattr(parse(arguments), name) == value, arguments
 
 
 def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
