@@ -22,17 +22,16 @@ right; the exit code is 2. What depends on the text and on the devices is checke
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
 in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
 
-Some meanings begin with the setting that the key needs: "moe:", "not sgd:", or the name of a key that must be set, or
-not ("qk_norm:", "not mixture:"). Without it, the key is refused on the command line. In a file, which may serve several
-runs, it causes a warning.
+The tables leave out the section of each key. Among the values, the default is in `code font`. Some meanings begin with
+the setting that the key needs: "moe:", "not sgd:", or the name of a key that must be set ("qk_norm:") or not ("not
+mixture:"). Without it, the key is refused on the command line; in a file, which may serve several runs, it causes a
+warning.
 
 A run is resumed with `--resume` by the config that started it. Only keys with a star may differ then: they change how
 a run is carried out, not what it computes (beyond rounding), except `train.on_spike` and `train.on_nonfinite`, which
 reject updates, and `eval.patience`, which ends a run. `train.steps` may grow if no learning rate of a step already
 trained changes: with `optimizer.schedule = constant`, or with a number in `optimizer.decay_steps`, and without
 `model.multi_token_prediction`, whose weights depend on it.
-
-The tables leave out the section of each key. Among the values, the default is in `code font`.
 """
 GROUPS = {  # the first key of each, in the order of the schema
     "model.d_model": "Sizes", "model.norm": "Norms", "model.ffn": "Feed-forward layers and experts",

@@ -459,7 +459,7 @@ class EvalConfig:
         0, "first examples of each task to use; 0: all", only="harness_tasks!=none", low=0, execution=True
     )
     final_splits: tuple[str, ...] = key(
-        ("validation", "test"), "splits evaluated in full at the end; a+b joins two", execution=True
+        ("validation", "test"), "splits evaluated in full at the end; a+b: the mean over both", execution=True
     )
     sample_tokens: int = key(
         300, "length of the sample written at the end; 0: no sample", low=0, high=MAX_SAMPLE, execution=True
