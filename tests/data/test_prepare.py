@@ -253,7 +253,7 @@ def test_a_lost_shard_is_written_again_and_a_changed_tokenizer_is_refused(dump, 
 @pytest.mark.slow
 def test_a_rerun_after_a_kill_gives_the_same_bytes_and_the_workers_end_with_their_parent(dump, tmp_path):
     output, whole = tmp_path / "out", tmp_path / "whole"
-    dump.write_text(dump.read_text() * 60)
+    dump.write_text(dump.read_text() * 240)
     command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
         while not (output / "manifest.json").exists() or len(records_of(output)) < 4:
