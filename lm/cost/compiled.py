@@ -155,7 +155,7 @@ def compile_step(
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
         overlapped=overlapped,
-        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if generated and device_name in CLOCKS else None,
+        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if code and device_name in CLOCKS else None,
         seconds=seconds,
     )
     if not dump:
