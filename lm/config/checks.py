@@ -48,7 +48,7 @@ def unused(config: Config) -> Iterator[Problem]:
             values = sources(config) if other == "data.source" else [show(operator.attrgetter(other)(config))]
             if needed != any(value.partition(":")[0] in kinds for value in values):
                 use = f"{other} = {' or '.join(kinds)}" if needed else f"another {other}"
-                use += f", or leave it at {show(field.default)}"
+                use += f", or leave {key} at {show(field.default)}"
                 yield f"{key} {other}", f" has no effect with {other} = {', '.join(values)}; use {use}"
     if config.model.ffn_bias and config.model.ffn == "moe" and not config.model.moe_first_layer:
         text = " has no effect with model.ffn = moe; use ffn_bias = false, or moe_first_layer = 1"
@@ -341,7 +341,7 @@ def ideas(config: Config) -> Iterator[Problem]:
         if m.residual in OTHER_STREAMS and getattr(m, name):
             yield (
                 f"model.{name} model.residual",
-                f"it changes the one stream of residual = sum, which {m.residual} replaces; use one of both",
+                f"it changes the one stream of residual = sum; with {m.residual} few layers read it; use one of both",
             )
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
@@ -368,7 +368,10 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
         yield "eval.patience eval.every", " counts evaluations during training; set eval.every"
     for name in config.eval.final_splits:
         if unknown := [part for part in name.split("+") if part not in SPLITS]:
-            hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b joins two"
+            hint = (
+                close_match(unknown[0], list(SPLITS))
+                or f"; there are {', '.join(SPLITS)}, and a+b is the mean over both"
+            )
             yield "eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}"
     if config.eval.probes and config.train.seq_len < 3:
         yield "eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes"

@@ -19,7 +19,6 @@ import numpy as np
 
 from lm import model, parameters
 from lm.config import ResolvedModel
-from lm.config.checks import OTHER_STREAMS
 from lm.config.values import close_match
 from lm.errors import UserError
 from lm.layers.losses import head_logits
@@ -68,7 +67,7 @@ def capture(
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
     last = f"layers/{c.n_layers - 1}/residual"
     lost = [name for name in values if name.endswith("/residual") and name != last]
-    if lost and c.residual in OTHER_STREAMS:
+    if lost and c.residual == "hyper_connections":
         instead = f"{lost[0].removesuffix('residual')}ffn/output or {last}"
         raise UserError(f"{lost[0]}: with residual = {c.residual} the layers read other arrays; patch {instead}")
     # A partial object is a new static argument: a function may depend on a variable that has changed.

@@ -213,7 +213,7 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
     Two variants without a common point may be equal otherwise: then they compare learning rates. So may two with other
-    lists of another key, and two of different cells, which have different seeds.
+    lists of another key, and two arms in different cells.
 
     Args:
         variants: the variants by name.
@@ -221,7 +221,8 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
     """
     problems = []
     for a, b in itertools.combinations(fingerprints, 2):
-        if fingerprints[a] != fingerprints[b] or variants[a].plan.cell != variants[b].plan.cell:
+        one, two = variants[a].plan, variants[b].plan
+        if fingerprints[a] != fingerprints[b] or (one.cell != two.cell and one.arm != two.arm):
             continue
         first, second = flatten(to_dict(variants[a].config)), flatten(to_dict(variants[b].config))
         lists = variants[a].plan.lists, variants[b].plan.lists
@@ -234,6 +235,7 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
         same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, *lists[0]})
         reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []
         reasons += [f"{key} is {show(first[key])} in both" for key in same]
+        reasons += ["the values of the budget replace those of sizes and texts"] * (one.cell != two.cell)
         problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
     if problems:
         raise UserError(*problems)

@@ -56,7 +56,7 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
     o, steps = config.optimizer, config.train.steps
     if o.schedule != "wsd" or o.decay_steps is not None:
         raise UserError("--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps = none")
-    if config.model.multi_token_prediction:
+    if config.model.multi_token_prediction and steps != old["train"]["steps"]:
         raise UserError("--branch_from: the weights of model.multi_token_prediction depend on train.steps")
     problems, changed = compare_configs(old, config)
     if problems:

@@ -195,9 +195,9 @@ def describe_run(run: Run) -> dict:
     return data | {"config": to_dict(run.config)}
 
 
-def evaluated_windows(config: dict) -> list:
-    """Return the values of the keys that decide which windows are evaluated during training."""
-    return [config["eval"][key] for key in ("max_batches", "batch_size")]
+def evaluated_windows(config: dict) -> int:
+    """Return how many windows are evaluated during training; 0: all."""
+    return config["eval"]["max_batches"] * (config["eval"]["batch_size"] or config["train"]["batch_size"])
 
 
 def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None) -> tuple[TrainState, dict]:

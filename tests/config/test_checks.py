@@ -134,7 +134,11 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
     ("data.special_tokens=true", "data.tokenizer=char", "data.tokenizer = bpe or hf"),
     ("data.unk=true", "data.tokenizer=bpe:300", "data.tokenizer = char or word"),
     ("data.max_epochs=2", "data.mixture=none", "another data.mixture"),
-    ("data.source=text:x", f"data.mixture={MIXTURE}", "data.mixture = none, or leave it at tfds:tiny_shakespeare"),
+    (
+        "data.source=text:x",
+        f"data.mixture={MIXTURE}",
+        "data.mixture = none, or leave data.source at tfds:tiny_shakespeare",
+    ),
     ("data.offline=python_docs", f"data.mixture={MIXTURE}", "data.mixture = none"),
     ("eval.max_batches=2", "eval.every=0", "another eval.every"),
     ("eval.harness_limit=2", "eval.harness_tasks=none", "another eval.harness_tasks"),

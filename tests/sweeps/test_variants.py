@@ -93,9 +93,13 @@ def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, ra
 def test_variants_of_other_lists_or_cells_are_not_the_same():
     variants = variants_of({"a": {}, "b": {}}, {"a": (2e-3,), "b": (2e-3,)})
     lists = {"a": {LEARNING_RATE: (2e-3,), DECAY: (0.1,)}, "b": {LEARNING_RATE: (2e-3,), DECAY: (0.1, 0.3)}}
-    for changes in ({n: {"lists": lists[n]} for n in "ab"}, {"a": {}, "b": {"cell": "large"}}):
+    for changes in ({n: {"lists": lists[n]} for n in "ab"}, {"a": {"arm": "a"}, "b": {"arm": "b", "cell": "large"}}):
         plans = {name: dataclasses.replace(variants[name].plan, **changes[name]) for name in "ab"}
         others = {name: dataclasses.replace(variants[name], plan=plans[name]) for name in "ab"}
+        refuse_duplicates(others, dict.fromkeys("ab", "the same"))
+    plans["a"] = dataclasses.replace(plans["a"], arm="b")  # the size has no effect
+    others["a"] = dataclasses.replace(others["a"], plan=plans["a"])
+    with pytest.raises(UserError, match="values of the budget"):
         refuse_duplicates(others, dict.fromkeys("ab", "the same"))
 
 
