@@ -368,10 +368,7 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
         yield "eval.patience eval.every", " counts evaluations during training; set eval.every"
     for name in config.eval.final_splits:
         if unknown := [part for part in name.split("+") if part not in SPLITS]:
-            hint = (
-                close_match(unknown[0], list(SPLITS))
-                or f"; there are {', '.join(SPLITS)}, and a+b is the mean over both"
-            )
+            hint = close_match(unknown[0], list(SPLITS)) or f"; there are {', '.join(SPLITS)}, and a+b for a mean"
             yield "eval.final_splits", f"there is no split {unknown[0][:80]!r}{hint}"
     if config.eval.probes and config.train.seq_len < 3:
         yield "eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes"

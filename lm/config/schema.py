@@ -247,9 +247,9 @@ class DataConfig:
     """The text, the tokenizer, and how tokens become training sequences."""
 
     source: str = key(
-        "tfds:tiny_shakespeare", "the corpus, a prepared TFDS data set, a file or a folder of text, JSON Lines, "
+        "tfds:tiny_shakespeare", "the corpus (a prepared TFDS data set, a file or a folder of text, JSON Lines, "
         "CSV, Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own documentation, or "
-        "synthetic text of known entropy", only="mixture=none", forms=SOURCES, path=True,
+        "synthetic text of known entropy)", only="mixture=none", forms=SOURCES, path=True,
     )  # fmt: skip
     field: str = key("text", "the field or column with the text", only="source=jsonl,csv,parquet,arrow,hf")
     data_dir: str | None = key(
@@ -364,8 +364,8 @@ class OptimizerConfig:
         only="name=muon,normuon,muonh,soap", above=0.0,
     )  # fmt: skip
     weight_decay: float = key(
-        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate for all parameters; muonh: not of "
-        "matrices on a sphere", low=0.0,
+        0.1, "decoupled weight decay, multiplied by the scheduled learning_rate, even where adam_learning_rate is the "
+        "rate; muonh: not of matrices on a sphere", low=0.0,
     )  # fmt: skip
     cautious_decay: bool = key(False, "decay only weights that the update does not enlarge", only="weight_decay!=0.0")
     decay_norms: bool = key(False, "decay the gains of norms, too", only="weight_decay!=0.0")

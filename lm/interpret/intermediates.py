@@ -65,11 +65,11 @@ def capture(
     """
     c, patches = run.config.model, patches or {}
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
-    last = f"layers/{c.n_layers - 1}/residual"
-    lost = [name for name in values if name.endswith("/residual") and name != last]
-    if lost and c.residual == "hyper_connections":
-        instead = f"{lost[0].removesuffix('residual')}ffn/output or {last}"
-        raise UserError(f"{lost[0]}: with residual = {c.residual} the layers read other arrays; patch {instead}")
+    if c.residual == "hyper_connections":
+        last = f"layers/{c.n_layers - 1}/residual"
+        if lost := [name for name in values if name.endswith("/residual") and name != last]:
+            instead = f"{lost[0].removesuffix('residual')}ffn/output or {last}"
+            raise UserError(f"{lost[0]}: with residual = {c.residual} the layers read other arrays; patch {instead}")
     # A partial object is a new static argument: a function may depend on a variable that has changed.
     functions = {name: functools.partial(value) for name, value in values.items() if callable(value)}
     arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
