@@ -30,26 +30,13 @@ entropy of synthetic text; 130 Ctrl-C.
 MAX_BYTES = 120  # of the names of the split and of the texts, in the name of a file
 
 
-@with_exit_code
-def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    return evaluate(parse_arguments(argv))
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        "evaluate",
-        "Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors.",
-        EPILOG,
-    )
+    what = "Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors."
+    parser = Parser("evaluate", what, EPILOG)
     add_checkpoint(parser)
     add = parser.add_argument
-    add(
-        "--split",
-        default="test",
-        metavar="NAME",
-        help="train, validation, test, a+b to join two, or all (default: test)",
-    )
+    splits = "train, validation, test, a+b to join two, or all (default: test)"
+    add("--split", default="test", metavar="NAME", help=splits)
     add(
         "--data",
         action="append",
@@ -66,8 +53,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def evaluate(a: argparse.Namespace) -> int:
-    """Print and write the evaluation, and return the exit code."""
+@with_exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    a = parse_arguments(argv)
     if a.batch_size is not None and not 1 <= a.batch_size < 2**31:
         raise UserError(f"--batch-size: {short(a.batch_size)} must be at least 1 and less than 2**31")
     sources = a.data or []

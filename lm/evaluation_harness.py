@@ -8,6 +8,7 @@ Importing this module registers the model "lm" with the harness:
     lm_eval.simple_evaluate(HarnessModel("runs/mine"), tasks=["hellaswag"])
 """
 
+import itertools
 import logging
 import math
 import random
@@ -115,14 +116,12 @@ class HarnessModel(TemplateLM):
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return (log-probability, whether each token is the likeliest) of continuations given their contexts."""
         pairs = []
-        for context, continuation in (request.args for request in requests):
+        for context, text in (request.args for request in requests):
             if context:
-                pairs.append(self._encode_pair(context, continuation))
+                pairs.append(((context, text), *self._encode_pair(context, text)))
             else:
-                pairs.append((self._prefix(), self.tok_encode(continuation, add_special_tokens=False)))
-        return self._loglikelihood_tokens(
-            [(request.args, *pair) for request, pair in zip(requests, pairs, strict=True)], disable_tqdm
-        )
+                pairs.append(((context, text), self._prefix(), self.tok_encode(text, add_special_tokens=False)))
+        return self._loglikelihood_tokens(pairs, disable_tqdm)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
         pairs = [(context or ids[:1], ids[not context :]) for _, context, ids in requests]
@@ -190,12 +189,8 @@ class HarnessModel(TemplateLM):
             while len(texts) < len(rows) and (row := rows[len(texts)]).finish:
                 texts[tuple(row.prompt_ids), row.sample] = row.text
                 bar.update()
-        seen: Counter = Counter()
-        found = []
-        for key in keys:
-            found.append(texts[key, seen[key] % n_samples])
-            seen[key] += 1
-        return found
+        samples: defaultdict = defaultdict(itertools.count)
+        return [texts[key, next(samples[key]) % n_samples] for key in keys]
 
     def _prompt(self, context: str, n_tokens: int) -> list[int]:
         """Encode a context, without its first tokens if the model could not see n_tokens more."""
@@ -217,11 +212,7 @@ class HarnessModel(TemplateLM):
 
 
 def load_tasks(names: Sequence[str]) -> dict:
-    """Load tasks and groups by name, or by the path of a YAML file, with their data.
-
-    Raises:
-        UserError: the harness cannot load one of them.
-    """
+    """Load tasks and groups by name, or by the path of a YAML file, with their data; raises UserError if it fails."""
     random.seed(0)  # as simple_evaluate does: some tasks shuffle while they load
     np.random.seed(1234)
     try:
@@ -238,13 +229,7 @@ def load_tasks(names: Sequence[str]) -> dict:
 
 
 def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[str, float]:
-    """Return the metrics of tasks and groups by TASK/METRIC.
-
-    Args:
-        trained: the model.
-        tasks: as returned by `load_tasks`.
-        limit: how many examples of each task to use; None: all.
-    """
+    """Return the metrics of the loaded tasks and groups by TASK/METRIC, with `limit` examples of each; None: all."""
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(seed=1234)  # the harness's own; so each evaluation has the same examples in its prompts
     # simple_evaluate does the same, and then describes the machine, which takes seconds.

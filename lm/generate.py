@@ -26,12 +26,6 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 """
 
 
-@with_exit_code
-def main(argv: list[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    return generate(parse_arguments(argv))
-
-
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("generate", "Generate text with a trained model.", EPILOG)
     add_checkpoint(parser)
@@ -72,8 +66,10 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def generate(a: argparse.Namespace) -> int:
-    """Print the texts, and return the exit code."""
+@with_exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    a = parse_arguments(argv)
     arguments = {name: getattr(a, name) for name in (*options.Options.__dataclass_fields__, "stop")}
     options.check_options(arguments, options.flag)
     prompts = read_prompts(a)
@@ -92,33 +88,23 @@ def generate(a: argparse.Namespace) -> int:
 
 def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
     """Print each continuation, in order, as soon as it is finished; a single one while it is being generated."""
+    n_printed = 0
     if len(prompts) * a.n_samples == 1 and not a.json:
-        print_growing(prompts[0], updates)
+        for (row,) in updates:
+            text = prompts[0] + row.text
+            write(text[n_printed:])
+            n_printed = len(text)
+        write("\n")
         return
-    n_printed = 0
     for rows in updates:
-        while n_printed < len(rows) and rows[n_printed].finish:
-            prompt_number = n_printed // a.n_samples + 1
-            write(describe(rows[n_printed], prompt_number, as_json=a.json) + "\n")
+        while n_printed < len(rows) and (row := rows[n_printed]).finish:
+            if a.json:
+                record = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
+                write(to_json(record | {"n_tokens": len(row.ids)}) + "\n")
+            else:
+                title = f"---- prompt {n_printed // a.n_samples + 1}, sample {row.sample + 1} ----"
+                write(f"{title}\n{row.prompt}{row.text}\n")
             n_printed += 1
-
-
-def describe(row, prompt_number: int, *, as_json: bool) -> str:
-    """Return a finished continuation as a line of JSON, or as text below a title."""
-    if as_json:
-        found = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
-        return to_json(found | {"n_tokens": len(row.ids)})
-    return f"---- prompt {prompt_number}, sample {row.sample + 1} ----\n{row.prompt}{row.text}"
-
-
-def print_growing(prompt: str, updates) -> None:
-    """Print one text while it is being generated."""
-    n_printed = 0
-    for (row,) in updates:
-        text = prompt + row.text
-        write(text[n_printed:])
-        n_printed = len(text)
-    write("\n")
 
 
 def write(text: str) -> None:

@@ -1,6 +1,5 @@
 """Evaluate a trained model on the tasks of lm-evaluation-harness: python -m lm.harness --workdir RUN --tasks NAMES."""
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -24,26 +23,18 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = Parser(
-        "harness",
+    what = (
         "Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of\n"
-        "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ...",
-        EPILOG,
+        "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ..."
     )
+    parser = Parser("harness", what, EPILOG)
     add_checkpoint(parser)
-    parser.add_argument(
-        "--windows",
-        default="training",
-        choices=["training", "harness"],
-        help="how long texts are split for perplexities: like the evaluation of a run (default), or like the "
-        "harness's own models",
+    windows = (
+        "how long texts are split for perplexities: like the evaluation of a run (default), or like the harness's own "
+        "models"
     )
-    arguments, others = parser.parse_known_args(argv)
-    return evaluate(arguments, others)
-
-
-def evaluate(a: argparse.Namespace, others: list[str]) -> int:
-    """Run the harness with the model and the other options."""
+    parser.add_argument("--windows", default="training", choices=["training", "harness"], help=windows)
+    a, others = parser.parse_known_args(argv)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate

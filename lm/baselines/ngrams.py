@@ -28,12 +28,7 @@ DISCOUNT = 0.75
 
 
 def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
-    """Compute the loss of the unigram model on a split: a baseline for training.
-
-    Args:
-        corpus: the corpus; the train split is counted.
-        name: the split to score.
-        vocab_size: size of the vocabulary.
+    """Compute the loss of the unigram model of the train split on the split `name`: a baseline for training.
 
     Returns:
         Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split, divided among the sources
@@ -160,7 +155,6 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
 
 
 def _look_up(sorted_keys, values, keys, missing: float) -> np.ndarray:
-    """Return the value of each key; `missing` for unknown keys."""
     if not len(sorted_keys):
         return np.full(len(keys), missing)
     at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)

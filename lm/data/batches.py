@@ -43,12 +43,7 @@ def train_batch(split: Split, config: Config, step: int) -> dict:
 
 
 def window_starts(split: Split, config: Config, steps) -> np.ndarray:
-    """Draw the windows of training steps.
-
-    Args:
-        split: the split's tokens.
-        config: reads the same keys as `train_batch`.
-        steps: the number of a step, or an array of k steps.
+    """Draw the windows of a step, or of an array of k steps; `config` is read as by `train_batch`.
 
     Returns:
         The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k steps.
@@ -80,16 +75,8 @@ def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: 
     visits every window once: in a permutation of its own, or in order if not `shuffle`. A batch may contain the end of
     one epoch and the start of the next.
 
-    Args:
-        seed: seed of the run.
-        steps: the number of a step, or an array of k steps.
-        batch_size: B, windows per step.
-        n_windows: number of windows to choose from.
-        order: "crops" or "epochs".
-        shuffle: whether each epoch has a random order.
-
     Returns:
-        int64 (B,), or (k, B) for k steps.
+        int64 (B,), or (k, B) for an array of k steps.
 
     Raises:
         ValueError: n_windows is 0.
@@ -186,18 +173,16 @@ def eval_windows(split: Split, config: Config, batch: int, stride: int | None = 
         Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a packed split the
         weights only mark the rows that exist; the segments mark padding and borders between documents.
     """
-    seq_len, batch_size = config.train.seq_len, _eval_batch_size(config)
-    stride = stride or seq_len
-    part, numbers = next(found for found in eval_batches(split, config, stride=stride) if batch in found[1])
-    k = (batch - numbers.start) * batch_size + np.arange(batch_size, dtype=np.int64)
-    n = part.n_tokens
+    T, B = config.train.seq_len, _eval_batch_size(config)
+    S = stride or T
+    part, numbers = next(found for found in eval_batches(split, config, stride=S) if batch in found[1])
+    n, k_B1 = part.n_tokens, (batch - numbers.start) * B + np.arange(B, dtype=np.int64)[:, None]
     if split.packed:
-        exists_BT = np.repeat((k < n)[:, None], seq_len, 1)
-        return np.minimum(k, n - 1), exists_BT.astype(np.float32)
-    position_T = np.arange(seq_len, dtype=np.int64)
-    is_text_BT = k[:, None] * stride + 1 + position_T < n
-    is_new_BT = (k[:, None] == 0) | (position_T >= seq_len - stride)
-    return part.start + np.minimum(k * stride, max(0, n - 1)), (is_text_BT & is_new_BT).astype(np.float32)
+        return np.minimum(k_B1[:, 0], n - 1), np.repeat(k_B1 < n, T, 1).astype(np.float32)
+    position_T = np.arange(T, dtype=np.int64)
+    is_text_BT = k_B1 * S + 1 + position_T < n
+    is_new_BT = (k_B1 == 0) | (position_T >= T - S)
+    return part.start + np.minimum(k_B1[:, 0] * S, max(0, n - 1)), (is_text_BT & is_new_BT).astype(np.float32)
 
 
 def prefetch(
@@ -221,5 +206,4 @@ def prefetch(
                 wait(pending[0])
                 yield pending.popleft().result()
         finally:
-            for future in pending:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)

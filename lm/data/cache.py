@@ -62,12 +62,8 @@ def digest_of(path: Path, cache: Path) -> str:
 def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[str], None]) -> None:
     """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
 
-    Of the processes that share the cache, the first to get the lock writes the entry. The others wait and then use it.
-
-    Args:
-        directory: the entry.
-        write: writes the files of the entry into the temporary directory that it is called with.
-        say: called with one line if another process is writing the entry, and a warning if the entry is rebuilt.
+    Of the processes that share the cache, the first to get the lock writes the entry: `write` puts its files into the
+    temporary directory that it is called with. The others wait, which they `say`, and then use it.
 
     Raises:
         UserError: the entry cannot be written.
@@ -96,14 +92,7 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
 
 
 def find_damage(directory: Path) -> str | None:
-    """Compare the files of an entry with their checksums.
-
-    Returns:
-        What is wrong with the first damaged file; None if there is none.
-
-    Raises:
-        OSError: a file cannot be read, which says nothing about its content.
-    """
+    """Return what is wrong with the first damaged file of an entry, if any; raises OSError if one cannot be read."""
     try:
         recorded = files.read_json(directory / CHECKSUMS, {str: str})
         unknown = {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}
@@ -117,11 +106,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def changes(directory: Path, recorded: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the name of each file whose sha256 is not the recorded one, and what is wrong with it.
-
-    Raises:
-        OSError: a file cannot be read, which says nothing about its content.
-    """
+    """Yield each file whose sha256 is not the recorded one, and what is wrong; raises OSError if one cannot be read."""
     for name, digest in recorded.items():
         try:
             if sha256_of(directory / name) != digest:
@@ -144,10 +129,6 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 
     On a file system without locks, several processes may write the same entry at the same time. This takes longer and
     gives the same result: the first entry is kept.
-
-    Args:
-        path: the entry.
-        say: called with one line if another process holds the lock.
     """
     held, waited = filelock.FileLock(path.with_name(f".{path.name}.lock")), False
     # If the directory is not writable, the caller raises a more specific error.
@@ -166,18 +147,10 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 
 
 def publish(directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR") -> None:
-    """Create a directory atomically.
+    """Create a directory atomically; raises UserError, which advises to change `setting`, if it cannot be written.
 
-    The files are written to a hidden sibling, which is renamed once they are all on disk. If another process has
+    `write` puts the files into a hidden sibling, which is renamed once they are all on disk. If another process has
     published the same directory in the meantime, its copy is kept and ours is discarded.
-
-    Args:
-        directory: the directory to create.
-        write: writes the content into the temporary directory that it is called with.
-        setting: what the error message advises to change if the directory cannot be written.
-
-    Raises:
-        UserError: the directory cannot be written.
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

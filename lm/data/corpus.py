@@ -40,7 +40,6 @@ class Split:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Return the UTF-8 bytes of the text per token; None if unknown."""
         return self.n_bytes / self.n_tokens if self.n_bytes else None
 
     @property
@@ -98,13 +97,13 @@ class Corpus:
 
 def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
     """Join splits in their order; `parts` are those of a mixture."""
-    sizes = [split.n_bytes for split in splits]
+    sizes = [split.n_bytes for split in splits if split.n_bytes is not None]
     segments = [split.segments for split in splits if split.segments is not None]
     return Split(
         name,
         ConcatenatedArray([split.tokens for split in splits]),
         sum(split.n_tokens for split in splits),
-        None if None in sizes else sum(filter(None, sizes)),
+        sum(sizes) if len(sizes) == len(splits) else None,
         ConcatenatedArray(segments) if segments else None,
         None if parts else splits[0].surprisal,
         parts,

@@ -38,10 +38,8 @@ def cut(document: Piece, size: int) -> Iterator[Piece]:
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray, int]]:
     """Yield each piece, its ids, and the number of UTF-8 bytes that they stand for.
 
-    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it.
-
-    Raises:
-        UserError: a piece cannot be encoded; the error names it.
+    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it. Raises
+    UserError, which names the piece, if one cannot be encoded.
     """
     for batch in _batches(pieces):
         for piece, ids in zip(batch, _encode_batch(tokenizer, batch), strict=True):

@@ -123,27 +123,20 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
     A stretch ends where a stage of data.mixture_stages begins, or where a source has reached its data.max_epochs. From
     there on, the other sources divide its draws by their weights.
 
-    Args:
-        n_windows: windows of each source.
-        config: the mixture.
-        batch_size: draws per step.
-        seed: of the run.
-
     Returns:
         The stretches, and the number of draws at which no source with a weight has windows left (or MAX_DRAWS).
     """
-    stages = [(0, weights(config))]
-    for first, *later in config.mixture_stages or ():
-        stages.append((int(first) * batch_size, _tempered(later, config.mixture_temperature)))
-    ends = [first for first, _ in stages[1:]] + [MAX_DRAWS]
+    stages = config.mixture_stages or ()
+    ends = [int(first) * batch_size for first, *_ in stages] + [MAX_DRAWS]
+    weights_of = [weights(config), *(_tempered(later, config.mixture_temperature) for _, *later in stages)]
     epochs = config.max_epochs or (MAX_DRAWS,)
     epochs = epochs * len(n_windows) if len(epochs) == 1 else epochs
     limits = [min(MAX_DRAWS, int(e * n)) for e, n in zip(epochs, n_windows, strict=True)]
     stretches: list[Stretch] = []
     before, at = (0,) * len(n_windows), 0
-    for (_, stage_weights), end in zip(stages, ends, strict=True):
+    for of_stage, end in zip(weights_of, ends, strict=True):
         while at < end:
-            given = [w if n < limit else 0.0 for w, n, limit in zip(stage_weights, before, limits, strict=True)]
+            given = [w if n < limit else 0.0 for w, n, limit in zip(of_stage, before, limits, strict=True)]
             if not any(given):
                 return stretches, at
             stretch = Stretch(at, before, _shares(given, seed, len(stretches)))
@@ -176,15 +169,13 @@ def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
         return []
     n_windows = windows_of(parts, config)
     stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
-    n_draws = t.steps * t.batch_size
     for stretch, after in zip(stretches, [*(s.first for s in stretches[1:]), end], strict=True):
-        n = min(after, n_draws) - stretch.first
+        n = min(after, t.steps * t.batch_size) - stretch.first
         if n > 0:
+            of_sources = zip(parts, stretch.counts(n), stretch.before, n_windows, strict=True)
             shown = [
                 f"{part.name} {count / n:.1%} (up to epoch {(before + count) / windows:.2f})"
-                for part, count, before, windows in zip(
-                    parts, stretch.counts(n), stretch.before, n_windows, strict=True
-                )
+                for part, count, before, windows in of_sources
             ]
             lines.append(f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shown)}")
     return lines

@@ -44,10 +44,8 @@ def version() -> list:
 def documents() -> list[str]:
     """Return the topics, and the docstrings of each file as one document, in printable ASCII and newlines.
 
-    They are ordered by a hash of their names, so that each part of a split by position has every kind of text.
-
-    Raises:
-        UserError: this Python has no pydoc_data.
+    They are ordered by a hash of their names, so that each part of a split by position has every kind of text. Raises
+    UserError if this Python has no pydoc_data.
     """
     named = {name: _docstrings(path) for name, path in files().items()}
     try:

@@ -59,16 +59,13 @@ class Span:
 def find_spans(
     source: str, n_bytes: int, field: str = "text", say: Callable[[str], None] = print
 ) -> tuple[list[str], list[Span]]:
-    """Cut the files of an input into spans, in the order of the files.
+    """Return the files of an input that are read, and their spans, in the order of the files.
 
     Args:
         source: the kind and the path, as in `lm.data.prepare --input`.
         n_bytes: approximate size of a span, at most.
         field: the field or column with the text.
         say: receives lines of information and warnings.
-
-    Returns:
-        The files that are read, and the spans.
 
     Raises:
         UserError: the kind is unknown, there is nothing to read, or a file has no such column.
@@ -111,14 +108,13 @@ def _find_splits(path: str, files: list[str], kinds: dict[str, str], say) -> dic
         raise UserError(
             f"config.data.source: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}"
         )
-    splits: dict[str, str] = {}
-    data_sets: dict[str, str] = {}
+    splits, data_sets = {}, set()
     for file in files:
         parts = file.removeprefix(path.rstrip("/") + "/").split("/")
         names = [next(iter(splits_in(part)), "") for part in parts]
         splits[file] = next(filter(None, reversed(names)), "")
         folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
-        data_sets[folders[0] if folders else ""] = file
+        data_sets.add(folders[0] if folders else "")
     if len(data_sets) > 1:
         raise UserError(
             f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{max(data_sets)}"
@@ -171,21 +167,20 @@ def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Sp
         groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
         sizes = [group.column(index).total_uncompressed_size if group.num_rows else 0 for group in groups]
     start = size = 0
-    for i, bytes_of_group in enumerate(sizes):
+    for end, bytes_of_group in enumerate(sizes, 1):
         size += bytes_of_group
-        if size and (size >= n_bytes or i + 1 == len(sizes)):
-            yield Span("parquet", file, start, i + 1, split, size)
-            start, size = i + 1, 0
+        if size and (size >= n_bytes or end == len(sizes)):
+            yield Span("parquet", file, start, end, split, size)
+            start, size = end, 0
 
 
 def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
     """Cut the records of each split into parts of about n_bytes."""
     spans = []
     for split, (shards, n_records) in prepared.items():
-        size = sum(shard.stat().st_size for shard in shards)
+        size, target = sum(shard.stat().st_size for shard in shards), split if split in SPLITS else "train"
         n = min(n_records, max(1, round(size / n_bytes)))  # 0 if there are no records
         for part in itertools.pairwise(n_records * i // n for i in range(n + 1) if n):
-            target = split if split in SPLITS else "train"
             spans.append(Span(f"tfds:{split}", directory, *part, target, size // n))
     return spans
 
@@ -209,10 +204,6 @@ def _check_column(kinds: dict[str, str], field: str) -> None:
 def read_documents(span: Span, field: str) -> Iterator[str]:
     """Yield the documents of a span, which may be empty; the lines of a text span are one document.
 
-    Args:
-        span: the span.
-        field: the field or column with the text; not used for text and tfds.
-
     Raises:
         UserError: the span cannot be read.
         OSError: it cannot be read at the moment.
@@ -234,17 +225,14 @@ def _read_text(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(span: Span, field: str) -> Iterator[str]:
-    yield from (_parse_line(line, field) for line in _read_lines(span, 1) if line.strip())
-
-
-def _parse_line(line: bytes, field: str) -> str:
-    try:
-        text = parse_json(line).get(field, 0)
-    except ValueError as error:  # also for half of a surrogate pair, which is not text
-        raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"a line has no text in the field {field!r} (set --config.data.field): {line[:100]!r}")
-    return text or ""
+    for line in filter(bytes.strip, _read_lines(span, 1)):
+        try:
+            text = parse_json(line).get(field, 0)
+        except ValueError as error:  # also for half of a surrogate pair, which is not text
+            raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"a line has no text in the field {field!r} (set --config.data.field): {line[:100]!r}")
+        yield text or ""
 
 
 def _read_csv(span: Span, field: str) -> Iterator[str]:

@@ -23,14 +23,7 @@ DEADLINE = 60.0  # seconds for the whole file
 
 
 def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """Download Tiny Shakespeare into a TFDS root.
-
-    Args:
-        root: TFDS root directory.
-        say: receives one line of information.
-
-    Returns:
-        The prepared directory, which appears complete or not at all.
+    """Download Tiny Shakespeare into a TFDS root; return its directory, which appears complete or not at all.
 
     Raises:
         Unavailable: the text cannot be downloaded; the message lists alternatives.

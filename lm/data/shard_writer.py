@@ -39,10 +39,7 @@ TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly 
 def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable[[str], None] = print) -> None:
     """Tokenize the input into shards, and resume where an interrupted call stopped.
 
-    Args:
-        o: the arguments of `lm.data.prepare`.
-        commit: of this code, for the manifest; None if unknown.
-        say: receives lines of information and warnings.
+    `o` are the arguments of `lm.data.prepare`, and `commit` is that of this code, for the manifest; None if unknown.
 
     Raises:
         UserError: the input cannot be read, or the output directory belongs to something else.
@@ -155,7 +152,12 @@ def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
 
 def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dict, say) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
-    missing = [i for i, done in enumerate(manifest["units"]) if done is None or not _are_there(o, done["shards"])]
+
+    def is_there(shard: dict) -> bool:
+        path = o.output / shard["file"]
+        return path.is_file() and path.stat().st_size == shard["size"]
+
+    missing = [i for i, done in enumerate(manifest["units"]) if done is None or not all(map(is_there, done["shards"]))]
     say(f"{len(units)} units, {len(units) - len(missing)} already finished")
     if not missing:
         return
@@ -172,12 +174,6 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
     _save(o, manifest)
     size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
-
-
-def _are_there(o: argparse.Namespace, shards: list[dict]) -> bool:
-    """Return whether all shards exist with their recorded sizes."""
-    paths = [(o.output / shard["file"], shard["size"]) for shard in shards]
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
 
 def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:

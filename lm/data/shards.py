@@ -96,11 +96,7 @@ def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, P
 
 
 def _raise_open_file_limit(n_files: int) -> None:
-    """Raise this process's limit of open files, because each memory map keeps its file open.
-
-    Raises:
-        UserError: the system does not allow that many.
-    """
+    """Raise this process's limit of open files, because each memory map keeps one open; UserError if it is too low."""
     import resource  # POSIX only
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux has -1 for no limit
@@ -115,11 +111,7 @@ def _raise_open_file_limit(n_files: int) -> None:
 
 
 def read_manifest(directory: Path) -> dict | None:
-    """Return the manifest of a folder, None if it has none.
-
-    Raises:
-        UserError: the manifest is corrupted, or the preparation did not finish.
-    """
+    """Return the manifest of a folder, None if it has none; raises UserError if it is corrupted or not finished."""
     try:
         manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
@@ -170,10 +162,7 @@ def describe(record: dict | None) -> list[str]:
 
 
 def verify(directory: Path) -> str:
-    """Compare the shards and the tokenizer of a folder with the checksums in its manifest, which reads all of them.
-
-    Returns:
-        A line about what was verified.
+    """Compare the shards and the tokenizer of a folder with its manifest's checksums; return a line about the result.
 
     Raises:
         UserError: there is no manifest; or a file is missing, or differs from what was written. Lists all such files.
@@ -182,12 +171,11 @@ def verify(directory: Path) -> str:
     records = shard_records(manifest) if manifest else {}
     if not manifest or not records:
         raise UserError(f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it")
-    fingerprint = manifest["tokenizer"]
     recorded = {name: record["sha256"] for name, record in records.items()}
     problems = [f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)]
     path = directory / "tokenizer.json"
-    made = [tokenizers.make(f"hf:{path}", (), special_tokens=b) for b in (False, True) if path.exists()]
-    if made and fingerprint not in [tokenizer.fingerprint for tokenizer in made]:
+    made = [tokenizers.make(f"hf:{path}", (), special_tokens=b).fingerprint for b in (False, True) if path.exists()]
+    if made and manifest["tokenizer"] not in made:
         problems.append(f"{path} is not the tokenizer of the shards")
     if problems:
         raise UserError(*problems, f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again")
@@ -265,8 +253,7 @@ def _map_bin(path: Path) -> np.ndarray:
 
 def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
     """Memory-map the n ids that fill a file after `offset` bytes; raises ValueError if it has another size."""
-    dtype = np.dtype(dtype)
-    expected = offset + n * dtype.itemsize
+    expected = offset + n * np.dtype(dtype).itemsize
     if (size := path.stat().st_size) != expected:
         raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
     return np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)  # an empty file cannot be mapped

@@ -39,11 +39,7 @@ class Source:
 
 
 def find_source(config, say: Callable[[str], None]) -> Source:
-    """Find the text of config.data.source.
-
-    Args:
-        config: a `DataConfig`.
-        say: receives lines of information and warnings.
+    """Find the text of config.data.source; `say` receives lines of information and warnings.
 
     Raises:
         Unavailable: the text must be downloaded, and cannot be.
@@ -72,11 +68,8 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
     """
     n = sum(map(len, documents))
     ends = [int(n * round(sum(fractions[: i + 1]), 9)) for i in range(len(fractions))]
-    splits = {}
-    for name, fraction, start, end in zip(SPLITS, fractions, [0, *ends], ends, strict=False):
-        if fraction > 0:
-            splits[name] = list(_slice(documents, start, end))
-    return splits
+    cuts = zip(SPLITS, fractions, [0, *ends], ends, strict=False)
+    return {name: list(_slice(documents, start, end)) for name, fraction, start, end in cuts if fraction > 0}
 
 
 def _slice(documents, start, end) -> Iterator[str]:
@@ -91,7 +84,6 @@ def _slice(documents, start, end) -> Iterator[str]:
 
 
 def find_files(kind: str, path: str | Path, config, say) -> Source:
-    """Find the documents of files, which are read at once; see `find_source`."""
     source = f"{kind}:{path}"
     files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say)
     described = [storage.describe(file, cache.user_cache(config.cache_dir)) for file in files]
@@ -155,7 +147,6 @@ def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
 
 
 def find_python_docs(config) -> Source:
-    """Return the documentation text inside every CPython (`lm/data/python_docs.py`)."""
     from lm.data import python_docs
 
     fractions = config.splits or DEFAULT_FRACTIONS
@@ -164,7 +155,6 @@ def find_python_docs(config) -> Source:
 
 
 def find_markov(config) -> Source:
-    """Return synthetic text with an exactly known entropy rate (`lm/data/markov.py`)."""
     orders = {"markov": 1} | {f"markov:{order}": order for order in ORDERS[1:]}
     if config.source not in orders:
         raise UserError(f'config.data.source: "{config.source}" is not one of {", ".join(orders)}')

@@ -17,15 +17,10 @@ from lm.data import cache
 from lm.errors import UserError, first_line
 from lm.urls import file_system, is_url, optional
 
-BLOCK = 2**20  # bytes
-
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Name a file in the errors of its readers: damaged content, or a URL that does not answer, is a UserError.
-
-    Errors of the system, which say nothing about the content of a file, are raised as they are.
-    """
+    """Raise UserError with the name of a file that is damaged, or of a URL that does not answer; keep system errors."""
     try:
         yield
     except UserError:
@@ -67,11 +62,8 @@ def _is_hidden(path: str) -> bool:
 def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
     """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed."""
     file: Any = io.BufferedReader(file_system(path)[0].open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
-    if not decompress:
-        return file
-    start = file.peek(4)[:4]
     for signature, opened in DECOMPRESSED.items():
-        if start.startswith(signature):
+        if decompress and file.peek(4).startswith(signature):
             return opened(file, path)
     return file
 
@@ -92,8 +84,7 @@ DECOMPRESSED: dict[bytes, Callable[[Any, str], Any]] = {
 def is_compressed(path: str) -> bool:
     """Return whether `open_file` decompresses a file."""
     with open_file(path, decompress=False) as file:
-        start = file.read(4)
-    return any(start.startswith(signature) for signature in DECOMPRESSED)
+        return file.read(4).startswith(tuple(DECOMPRESSED))
 
 
 def describe(path: str, cache_dir: Path) -> dict:
@@ -101,8 +92,5 @@ def describe(path: str, cache_dir: Path) -> dict:
     if not is_url(path):
         return {"file": path, "size": os.path.getsize(path), "sha256": cache.digest_of(Path(path), cache_dir)}
     with readable(path), open_file(path, decompress=False) as file:
-        digest, size = hashlib.sha256(), 0
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-    return {"file": path, "size": size, "sha256": digest.hexdigest()}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        return {"file": path, "size": file.tell(), "sha256": digest}

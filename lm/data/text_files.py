@@ -23,15 +23,9 @@ SIGNATURES = {
 
 
 def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> list[str]:
-    """Return the files that are text.
+    """Return the files or URLs of `path`, of which there is at least one, that are text; raises UserError if none is.
 
-    Args:
-        files: at least one file or URL.
-        path: the file, folder or pattern that the user gave.
-        say: receives which files are read and which are not, and a warning if the first is JSON Lines or a table.
-
-    Raises:
-        UserError: there is no text.
+    Say which files are read and which are not, and warn if the first is JSON Lines or a table.
     """
     problems = {file: problem for file in files if (problem := _problem_of(file))}
     texts = [file for file in files if file not in problems]
@@ -97,7 +91,7 @@ def not_utf8(e: UnicodeDecodeError) -> str:
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
-    """Say what about the first lines of a file is not plain text, and how to have the plain text."""
+    """Say if a file has Windows line ends, or the syntax of records or of a table, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
         say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
@@ -112,7 +106,6 @@ def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
 
 
 def _json_records(lines: list[str]) -> list[dict]:
-    """Return the records if all lines are JSON objects, otherwise none."""
     try:
         records = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError):
@@ -121,7 +114,6 @@ def _json_records(lines: list[str]) -> list[dict]:
 
 
 def _table_rows(lines: list[str], path: str) -> list[dict]:
-    """Return the rows of a table whose first line has the names of its columns; none if it is not one."""
     try:
         names, *rows = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
     except (csv.Error, ValueError):

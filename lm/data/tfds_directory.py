@@ -50,7 +50,7 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
         features = read_json(directory / "features.json", FEATURES, AGAIN)["featuresDict"]["features"]
     except FileNotFoundError as e:
         raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}") from None
-    dataset, splits = info["name"], {split["name"]: split["shardLengths"] for split in info["splits"]}
+    splits = {split["name"]: split["shardLengths"] for split in info["splits"]}
     if wrong := [n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)]:
         raise UserError(f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; {AGAIN}")
     file_format = info.get("fileFormat", "tfrecord")
@@ -65,7 +65,7 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     prepared = {}
     for split, lengths in splits.items():
         n = len(lengths)
-        shards = [directory / f"{dataset}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)]
+        shards = [directory / f"{info['name']}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise UserError(f"{directory} is incomplete: {missing[0]} is missing; {AGAIN}")
         prepared[split] = shards, sum(map(int, lengths))

@@ -10,7 +10,7 @@ from lm.errors import UserError
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode and state, which determines the ids.
+    """Base class. Subclasses define kind, vocab_size, encode and decode, and `state` if the kind alone is not enough.
 
     Attributes:
         end_of_text: the id that ends a document; None if there is none.
@@ -34,7 +34,7 @@ class Tokenizer:
 
     def state(self) -> dict:
         """Return what determines the ids, as JSON."""
-        raise NotImplementedError
+        return {}
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -53,7 +53,6 @@ class Tokenizer:
         return self.encode("\n") if self.end_of_text is None else np.array([self.end_of_text], self.dtype)
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode several texts."""
         return [self.encode(text) for text in texts]
 
     def encode_prompt(self, text: str) -> np.ndarray:

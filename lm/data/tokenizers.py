@@ -38,9 +38,6 @@ class ByteTokenizer(Tokenizer):
     kind = "byte"
     vocab_size = 256
 
-    def state(self):
-        return {}
-
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(utf8(text), np.uint8).astype(self.dtype)
 
@@ -148,11 +145,8 @@ def from_json(text: str) -> Tokenizer:
         "hf": (HFTokenizer, {"tokenizer": str, "special_tokens": bool, "end_ids": [COUNT]}),
     }
     try:
-        state = parse_json(text, {"kind": str})
-        kind = state["kind"]
-        if kind not in kinds:
-            raise ValueError(f"kind is {kind[:40]!r}, not one of {', '.join(kinds)}")
-        tokenizer, shape = kinds[kind]
+        state = parse_json(text, {"kind": tuple(kinds)})
+        tokenizer, shape = kinds[state["kind"]]
         check_shape(state, shape)
         return tokenizer(*(state[name] for name in shape))
     except Exception as e:  # `tokenizers` raises bare Exception for a malformed tokenizer

@@ -57,12 +57,11 @@ def open_corpus(
 def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) -> Corpus:
     source = _find_source(config, say)
     tokenizer = tokenizer or _make_tokenizer(config, source, say)
-    fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
-    row_len = {"none": None, "documents": seq_len}[config.packing]
+    fingerprint, row_len = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint), None
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
-        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
+        fingerprint, row_len = cache.key_of(fingerprint, "packed", seq_len), seq_len
     splits, floor = _tokenize(source, tokenizer, row_len, _entry(config, "tokens", fingerprint), say), None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
@@ -216,10 +215,9 @@ def _tokenize(source, tokenizer, row_len: int | None, directory: Path, say) -> d
 
 
 def _write_split(name: str, documents: list[str], tokenizer, row_len: int | None, directory: Path) -> list[int]:
-    """Write the tokens of a split, one document after the other, or pack them into rows; the last one has no ending.
+    """Write the tokens of a split, in order or packed into rows, the last document without an ending; return counts.
 
-    Returns:
-        The number of tokens, and that of UTF-8 bytes of the text.
+    The counts are the number of tokens, and that of UTF-8 bytes of the text.
     """
     n_bytes, lengths, unpacked = 0, list[int](), directory / "ids"
     pieces = (Piece(name, f"the {name} split", text, ends=i < len(documents)) for i, text in enumerate(documents, 1))

@@ -30,11 +30,7 @@ def hash_unit(spans: list[Span], field: str) -> np.ndarray:
 def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None) -> dict:
     """Write the shards of unit i, and return their records and how many documents were left out.
 
-    Args:
-        i: number of the unit.
-        spans: its input.
-        o: the options.
-        kept: whether each document is kept; None: all are.
+    `kept` has whether each document is kept; None: all are.
 
     Raises:
         UserError: the unit cannot be read or encoded.
@@ -54,7 +50,6 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
 def _pieces(
     spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None, left_out: dict[str, int]
 ) -> Iterator[Piece]:
-    """Yield the documents of a unit in pieces, and count those that are left out."""
     documents = ((span, text) for span in spans for text in read_documents(span, o.field))
     for n, (span, text) in enumerate(documents):
         if not o.min_chars <= len(text) <= (o.max_chars or len(text)):
@@ -67,18 +62,11 @@ def _pieces(
 
 
 def assign(span: Span, text: str, validation: float) -> dict[str, str]:
-    """Assign a document to splits.
+    """Return a document, or its parts, by split; `validation` is the fraction of the validation split.
 
     A hash of its text assigns it. So the expected fraction of held-out documents does not depend on the spans, and
-    copies of a document are in the same split. The document of a text span is cut after a line instead.
-
-    Args:
-        span: its span, whose `split`, if set, takes all documents.
-        text: the document.
-        validation: fraction of the validation split.
-
-    Returns:
-        The document, or its parts, by split.
+    copies of a document are in the same split. The document of a text span is cut after a line instead. The `split` of
+    a span, if set, takes all its documents.
     """
     if span.split:
         return {span.split: text}
@@ -119,14 +107,12 @@ class _Shards:
         self.records: list[dict] = []
 
     def add(self, ids: np.ndarray, ends: bool, n_bytes: int) -> None:
-        """Add the ids of a document, or of a part that may end it."""
         self.pieces.append((ids, ends, n_bytes))
         self.n_tokens += len(ids)
         if self.n_tokens >= SHARD:
             self.write()
 
     def write(self) -> None:
-        """Write what was added since the last shard."""
         if not self.pieces:
             return
         ids, ends, sizes = zip(*self.pieces, strict=True)

@@ -128,11 +128,7 @@ class Decoder:
 def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None) -> Decoder:
     """Prepare a model for generation: unstack and cast its parameters once instead of for every token.
 
-    Args:
-        params: nested dicts, as returned by parameters.init_params.
-        c: the model section of a resolved config.
-        seq_len: the length of the context.
-        n_ids: draw only ids below this; None: all of the vocabulary.
+    Only ids below n_ids are drawn; None: all of the vocabulary.
 
     Raises:
         UserError: the model mixes positions in a way that has no cache.
@@ -145,11 +141,6 @@ def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | N
 
 def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str, tuple]:
     """Return the programs that generate n_texts texts of the full context, with the shapes of their arguments.
-
-    Args:
-        params: shapes and dtypes of the parameters.
-        config: a resolved config.
-        n_texts: B.
 
     Returns:
         {"prefill" or "decode": (a jitted function, its arguments, its static arguments)}.

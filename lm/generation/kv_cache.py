@@ -37,14 +37,9 @@ def slot_times(last, n_slots: int):
 
 
 def fill(x_BTGK, lengths_B, n_slots: int):
-    """Copy the keys or values of prompts to slots (C, S, K).
+    """Copy the keys or values of prompts of these lengths to slots (C, S, K).
 
     The longest prompt starts at time 0. Slots before the first token of a text hold arbitrary values.
-
-    Args:
-        x_BTGK: keys or values.
-        lengths_B: the number of tokens of each prompt; the positions after them are padding.
-        n_slots: S.
     """
     n_times = jnp.max(lengths_B)
     positions_BS = slot_times(n_times - 1, n_slots) - (n_times - lengths_B)[:, None]
@@ -52,7 +47,6 @@ def fill(x_BTGK, lengths_B, n_slots: int):
 
 
 def _heads_first(x_BSGK):
-    """Return the array with shape (C, S, K)."""
     return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 

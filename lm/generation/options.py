@@ -52,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> None:
     """Raise UserError with every problem of options: values of another type or out of range.
 
-    Args:
-        values: options by name; `prompts` and `stop` are sequences of texts.
-        label: returns what an option is called in a message.
+    `prompts` and `stop` are sequences of texts. `label` returns what an option is called in a message.
 
     >>> check_options({"top_p": 1.5, "seed": 3})
     Traceback (most recent call last):

@@ -28,15 +28,13 @@ def score_split(
     The memory that this takes does not depend on the length of the split.
 
     Args:
-        params: parameters of the model.
-        config: a resolved config.
+        params, config: of the model.
         split: the tokens, at least seq_len + 1 of them, or packed rows.
         stride: distance between two windows, see `eval_windows`; None: seq_len.
         batch_size: windows per batch; None: as many as have TOKENS tokens.
         title: of the progress bar in a terminal.
     """
-    T = config.train.seq_len
-    n = n_eval_windows(split, config, stride=stride)
+    T, n = config.train.seq_len, n_eval_windows(split, config, stride=stride)
     # At most the next power of two: few sizes, hence few compiled programs.
     B = min(batch_size or max(1, TOKENS // T), padded(n, 1))
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=B))

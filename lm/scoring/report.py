@@ -7,8 +7,6 @@ from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perpl
 from lm.scoring.texts import TextResult
 from lm.text_tables import plural, table
 
-LOSS, ACCURACY = "loss", "accuracy"
-
 
 def short_names(results: list[TextResult]) -> list[str]:
     """Return the names of the texts; where two are equal, their sources."""
@@ -18,7 +16,9 @@ def short_names(results: list[TextResult]) -> list[str]:
 
 def losses_table(results: list[TextResult]) -> str:
     """Return a table of the scores of all texts, with a row for each kind of windows."""
-    rows: list[tuple[str, ...]] = [("text", "predicted by", "tokens", LOSS, "perplexity", "bits per byte", ACCURACY)]
+    rows: list[tuple[str, ...]] = [
+        ("text", "predicted by", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
+    ]
     for name, result in zip(short_names(results), results, strict=True):
         rows.append((name, f"model, windows of {result.plain.seq_len:,}", *_cells(result.plain)))
         if result.sliding:
@@ -58,12 +58,9 @@ def context_table(results: list[TextResult]) -> str:
     rows = [("context", *short_names(results))]
     for first, last in lengths:
         bins = [column.get((first, last)) for column in columns]
-        rows.append((_range(first, last), *(str(b.loss) if b else "-" for b in bins)))
+        lengths_shown = f"{first:,}" if first == last else f"{first:,}-{last:,}"
+        rows.append((lengths_shown, *(str(b.loss) if b else "-" for b in bins)))
     return table(rows, right=[0])
-
-
-def _range(first: int, last: int) -> str:
-    return f"{first:,}" if first == last else f"{first:,}-{last:,}"
 
 
 def footnotes(results: list[TextResult]) -> list[str]:
@@ -98,17 +95,11 @@ def to_record(result: TextResult) -> dict:
 
 
 def _scores_record(scores: Scores) -> dict:
-    estimates = {
-        LOSS: scores.loss,
-        "perplexity": scores.perplexity,
-        "bits_per_byte": scores.bits_per_byte,
-        ACCURACY: scores.accuracy,
-    }
     record = {"stride": scores.stride, "predicted_tokens": scores.tokens, "blocks": scores.blocks}
-    for name, estimate in estimates.items():
-        record |= _pair(name, estimate)
+    for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
+        record |= _pair(name, getattr(scores, name))
     bins = [
-        {"first": b.first, "last": b.last, "tokens": b.tokens} | _pair(LOSS, b.loss) | _pair(ACCURACY, b.accuracy)
+        {"first": b.first, "last": b.last, "tokens": b.tokens} | _pair("loss", b.loss) | _pair("accuracy", b.accuracy)
         for b in scores.by_context
     ]
     return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}

@@ -9,6 +9,7 @@ a window in the same way in all of them.
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -75,7 +76,6 @@ class Scores:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks."""
         return len(self.sums)
 
     @property
@@ -95,12 +95,10 @@ class Scores:
 
     @property
     def perplexity(self) -> Estimate:
-        """Return exp(loss)."""
         return perplexity(self.loss)
 
     @property
     def bits_per_byte(self) -> Estimate | None:
-        """Return the loss in bits per byte of the text; None if its bytes are unknown."""
         return bits_per_byte(self.loss, self.bytes_per_token)
 
     @functools.cached_property
@@ -111,13 +109,11 @@ class Scores:
     @functools.cached_property
     def by_context(self) -> list[ContextBin]:
         """Return loss and accuracy by length of the context, in the bins of `bin_edges`, without empty ones."""
-        found = []
-        first = 1
-        for i, last in enumerate(bin_edges(self.seq_len)):
+        found, edges = [], bin_edges(self.seq_len)
+        for i, (before, last) in enumerate(itertools.pairwise([0, *edges])):
             counts, losses, hits = self.sums[:, i].T
-            if counts.sum():
-                found.append(ContextBin(first, last, int(counts.sum()), ratio(losses, counts), ratio(hits, counts)))
-            first = last + 1
+            if n := int(counts.sum()):
+                found.append(ContextBin(before + 1, last, n, ratio(losses, counts), ratio(hits, counts)))
         return found
 
 

@@ -26,7 +26,7 @@ _CONFIG = {"train": {"seq_len": int}}
 class Text:
     """A text to evaluate: its source, as in config.data.source, and the tokens of a split.
 
-    name and weight are those of a source of the run's mixture; "" and None for other texts.
+    `name` and `weight` are those of a source of the run's mixture; "" and None for other texts.
     """
 
     source: str
@@ -100,12 +100,7 @@ def score_text(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> TextResult:
-    """Evaluate a model on an open text.
-
-    Args:
-        run, stride, batch_size: see `evaluate`.
-        text: what `open_text` returned.
-        baselines: the losses of other models on this text, in nats per token.
+    """Evaluate a model on an open text; `baselines` has the losses of other models on it, in nats per token.
 
     Raises:
         BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
@@ -142,24 +137,23 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
         )
 
 
-def own_texts(run: TrainedModel) -> list[str | None]:
-    """Return what `open_text` takes for each text of a run: the names of a mixture's sources, or None."""
-    return [name for name, *_ in run.config.data.mixture or ((None,),)]
+def own_texts(run: TrainedModel) -> dict[str | None, tuple[str, float | None]]:
+    """Return the source and the weight of each text of a run, by name; without a mixture, name and weight are None."""
+    data = run.config.data
+    if not data.mixture:
+        return {None: (data.source, None)}
+    shares = zip(data.mixture, mixtures.weights(data), strict=True)
+    return {name: (source, share) for (name, source, _), share in shares}
 
 
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`."""
+    own = own_texts(run)
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
-    mixture = run.config.data.mixture or ()
-    if data is None and mixture:
-        raise UserError(
-            f"--data: {run.path} has a mixture; name one of its sources: {', '.join(n for n, *_ in mixture)}"
-        )
-    shares = zip(mixture, mixtures.weights(run.config.data), strict=True)
-    known: dict[str | None, tuple[str, float | None]] = {None: (run.config.data.source, None)}
-    known |= {name: (source, share) for (name, source, _), share in shares}
-    source, weight = known.get(data, (data or "", None))
+    if data is None and None not in own:
+        raise UserError(f"--data: {run.path} has a mixture; name one of its sources: {', '.join(map(str, own))}")
+    source, weight = own.get(data, (data or "", None))
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--split: {repeated[0]} is given twice")
@@ -181,8 +175,7 @@ def _has_text(run: TrainedModel) -> bool:
 
 def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
-    own = [source for _, source, _ in run.config.data.mixture or ((None, run.config.data.source, 1.0),)]
-    is_own = source in own and _has_text(run)
+    is_own = source in [own for own, _ in own_texts(run).values()] and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = _data_here(run)
