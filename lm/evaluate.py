@@ -37,13 +37,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     splits = "train, validation, test, a+b to join two, or all (default: test)"
     add("--split", default="test", metavar="NAME", help=splits)
-    add(
-        "--data",
-        action="append",
-        metavar="SOURCE",
-        help="a text, see config.data.source, or the name of a source of the run's mixture; may be repeated (default: "
-        "the run's)",
+    data = (
+        "a text, see config.data.source, or the name of a source of the run's mixture; may be repeated (default: the "
+        "run's)"
     )
+    add("--data", action="append", metavar="SOURCE", help=data)
     add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (default: train.seq_len)")
     add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
     add("--batch-size", type=int, metavar="N", help="windows per batch (default: as many as have about 8,000 tokens)")

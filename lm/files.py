@@ -270,11 +270,16 @@ def write_bytes(path: Path, content: bytes) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)  # the new name is durable once the directory is
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        fsync(path.parent)  # the new name is durable once the directory is
+
+
+def fsync(path: Path) -> None:
+    """Write what the system still holds of a file or of a directory's names to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -34,12 +34,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
     options.add_arguments(parser)
     add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
-    add(
-        "--special-tokens",
-        action=argparse.BooleanOptionalAction,
-        help="encode special tokens of prompts, such as <|endoftext|>, as these tokens, or as text (default: as in "
-        "the model's own data)",
+    special_tokens = (
+        "encode special tokens of prompts, such as <|endoftext|>, as these tokens, or as text (default: as in the "
+        "model's own data)"
     )
+    add("--special-tokens", action=argparse.BooleanOptionalAction, help=special_tokens)
     add("--json", action="store_true", help="print one line of JSON per text")
     return parser.parse_args(argv)
 

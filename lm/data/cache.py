@@ -4,7 +4,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -160,21 +159,13 @@ def publish(directory: Path, write: Callable[[Path], None], setting: str = "--co
             work = Path(name)
             write(work)
             for path in [*work.rglob("*"), work]:
-                _fsync(path)
+                files.fsync(path)
             work.chmod(0o755)  # temporary directories are private
             try:
                 work.rename(directory)
             except OSError as e:
                 if e.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not files.appears(directory):
                     raise  # else another process has made it
-        _fsync(directory.parent)
+        files.fsync(directory.parent)
     except OSError as e:
         raise UserError(f"cannot write {directory} ({e.strerror}); give a writable directory with {setting}") from None
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -37,19 +37,16 @@ class ConcatenatedArray:
         if index.size and not 0 <= index.min() <= index.max() < len(self):
             raise IndexError(f"index out of range [0, {len(self)})")
         out = np.empty(index.shape + self.shape[1:], self.dtype)
-        if index.ndim > 1 and index.size:  # rows are windows; most lie in one part
-            rows, found = index.reshape(-1, index.shape[-1]), out.reshape(-1, *out.shape[index.ndim - 1 :])
-            first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
-            for i in np.unique(first[first == last]):
-                own = (first == i) & (last == i)
-                found[own] = self.parts[i][rows[own] - (self.ends[i] - len(self.parts[i]))]
-            for i in np.flatnonzero(first != last):
-                found[i] = self[rows[i]]
+        if not index.size:
             return out
-        number = np.searchsorted(self.ends, index, side="right")
-        for i in np.unique(number):
-            here = number == i
-            out[here] = self.parts[i][index[here] - (self.ends[i] - len(self.parts[i]))]
+        rows = index.reshape(-1, index.shape[-1] if index.ndim > 1 else 1)  # windows, of which most lie in one part
+        found = out.reshape(*rows.shape, *self.shape[1:])
+        first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
+        for i in np.unique(first[first == last]):
+            own = (first == i) & (last == i)
+            found[own] = self.parts[i][rows[own] - (self.ends[i] - len(self.parts[i]))]
+        for i in np.flatnonzero(first != last):
+            found[i] = self[rows[i]]
         return out
 
     def _slice(self, start: int, stop: int) -> np.ndarray:

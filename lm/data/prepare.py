@@ -51,41 +51,31 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("data.prepare", __doc__, EXAMPLES)
-    parser.add_argument(
-        "--input",
-        metavar="KIND:PATH",
-        help="text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or "
-        "a URL); "
-        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits",
+    add = parser.add_argument
+    inputs = (
+        "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or a URL); "
+        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits"
     )
-    parser.add_argument(
-        "--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one"
+    special_tokens = (
+        "encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and put the "
+        "tokenizer's first token (<s>) before documents; not for untrusted text (default: encode them as text)"
     )
-    parser.add_argument(
-        "--special_tokens",
-        action="store_true",
-        help="encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and put "
-        "the tokenizer's first token (<s>) before documents; not for untrusted text (default: encode them as text)",
+    validation = (
+        "expected fraction of the text in the validation split, to which documents are assigned by a hash of their "
+        "text, unless the data set has such a split (default: %(default)s)"
     )
-    parser.add_argument("--output", metavar="DIR", help="directory of the shards, empty or new")
-    parser.add_argument(
-        "--verify", metavar="DIR", help="only compare the shards in DIR with the checksums in its manifest.json"
-    )
-    parser.add_argument(
-        "--validation",
-        type=float,
-        default=0.005,
-        help="expected fraction of the text in the validation split, to which documents are assigned by a hash of "
-        "their text, unless the data set has such a split (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--field", default="text", help="name of the field or column with the text (default: %(default)s)"
-    )
-    parser.add_argument("--min_chars", type=int, default=1, help="leave out shorter documents (default: %(default)s)")
-    parser.add_argument("--max_chars", type=int, help="leave out longer documents (default: none)")
-    parser.add_argument("--deduplicate", action="store_true", help="keep the first of documents with the same text")
-    parser.add_argument("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
+    add("--input", metavar="KIND:PATH", help=inputs)
+    add("--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one")
+    add("--special_tokens", action="store_true", help=special_tokens)
+    add("--output", metavar="DIR", help="directory of the shards, empty or new")
+    add("--verify", metavar="DIR", help="only compare the shards in DIR with the checksums in its manifest.json")
+    add("--validation", type=float, default=0.005, help=validation)
+    add("--field", default="text", help="name of the field or column with the text (default: %(default)s)")
+    add("--min_chars", type=int, default=1, help="leave out shorter documents (default: %(default)s)")
+    add("--max_chars", type=int, help="leave out longer documents (default: none)")
+    add("--deduplicate", action="store_true", help="keep the first of documents with the same text")
+    add("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
+    add("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
     a = parser.parse_args(argv)
     missing = [f"--{name}" for name in ("input", "tokenizer", "output") if getattr(a, name) is None]
     if missing and a.verify is None:

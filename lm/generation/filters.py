@@ -51,12 +51,8 @@ def _keep(logits, kept):
 
 def draw(keys_B, logits_BV, sampling: Sampling):
     """Draw one token per example, int32 (B,), each with its own key."""
-
-    def likeliest():
-        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-
-    def drawn():
-        return jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(jnp.int32)
-
-    # Random numbers for a large vocabulary take as long as a small model.
-    return jax.lax.cond(sampling.temperature == 0, likeliest, drawn)
+    return jax.lax.cond(  # because random numbers for a large vocabulary take as long as a small model
+        sampling.temperature == 0,
+        lambda: jnp.argmax(logits_BV, axis=-1).astype(jnp.int32),
+        lambda: jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(jnp.int32),
+    )

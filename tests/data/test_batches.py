@@ -139,17 +139,21 @@ def test_the_batch_of_a_packed_split_is_rows_and_segments_on_device_and_host():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 200), st.integers(1, 20), st.integers(1, 7))
-def test_evaluation_predicts_every_token_once(n_tokens, seq_len, batch_size):
+@given(st.integers(0, 200), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7))
+def test_evaluation_predicts_every_token_once_with_at_least_seq_len_minus_stride_tokens_of_context(
+    n_tokens, seq_len, stride, batch_size
+):
+    stride, position = min(stride, seq_len), np.arange(seq_len)
     split, config = split_of(np.arange(n_tokens)), config_of(seq_len=seq_len, eval_batch_size=batch_size)
-    predicted = []
-    for batch in range(batches.n_eval_batches(split, config)):
-        starts, weights = batches.eval_windows(split, config, batch)
+    targets, contexts = [], []
+    for batch in range(-(-batches.n_eval_windows(split, config, stride=stride) // batch_size)):
+        starts, weights = batches.eval_windows(split, config, batch, stride)
         assert starts.shape == (batch_size,)
         assert ((starts >= 0) & (starts < max(1, n_tokens))).all()
-        targets = starts[:, None] + 1 + np.arange(seq_len)
-        predicted += targets[weights > 0].tolist()
-    assert predicted == list(range(1, n_tokens))
+        targets += (starts[:, None] + 1 + position)[weights > 0].tolist()
+        contexts += np.broadcast_to(position + 1, weights.shape)[weights > 0].tolist()
+    assert targets == list(range(1, n_tokens))
+    assert all(context >= min(target, seq_len - stride + 1) for target, context in zip(targets, contexts, strict=True))
 
 
 def test_evaluation_of_a_packed_split_reads_every_row_once():

@@ -22,7 +22,6 @@ from lm.data import (
     sources,
     tokenizers,
 )
-from lm.data import tokens as tokens_module
 from lm.data.markov import LETTERS, MarkovChain
 from lm.errors import UserError
 
@@ -261,9 +260,3 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest == before
     monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
     assert sources.find_python_docs(DataConfig()).digest != before
-
-
-def test_a_new_format_makes_new_cache_entries(config, monkeypatch):
-    before = quiet(config()).fingerprint
-    monkeypatch.setattr(tokens_module, "FORMAT", tokens_module.FORMAT + 1)
-    assert quiet(config()).fingerprint != before
