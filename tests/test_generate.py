@@ -66,12 +66,14 @@ class Echo:
         print(f"special tokens {special_tokens}")
         return self
 
-    def stream(self, prompts, n_tokens, *, n_samples, **options):
-        yield [
-            Continuation(prompt, sample, f"[{i}]", finish="length")
-            for i, prompt in enumerate(prompts)
-            for sample in range(n_samples)
-        ]
+    def stream(self, prompts, n_tokens, **options):
+        yield [Continuation(prompt, 0, f"[{i}]", finish="length") for i, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """Load an Echo as every run."""
+    monkeypatch.setattr(lm, "load", lambda *_: Echo())
 
 
 def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_named(tmp_path, capsys):
@@ -98,8 +100,7 @@ def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_n
     assert "final_norm/scale_D" in err
 
 
-def test_special_tokens_of_prompts_are_an_option(capsys, monkeypatch):
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+def test_special_tokens_of_prompts_are_an_option(echo, capsys):
     for options, printed in (
         ([], ""),
         (["--special-tokens"], "special tokens True\n"),
@@ -109,15 +110,14 @@ def test_special_tokens_of_prompts_are_an_option(capsys, monkeypatch):
         assert capsys.readouterr().out == f"{printed}a[0]\n"
 
 
-def test_the_default_prompt_is_a_newline_or_the_first_token_of_a_text_without_newlines(capsys, monkeypatch):
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+def test_the_default_prompt_is_a_newline_or_the_first_token_of_a_text_without_newlines(echo, capsys, monkeypatch):
     for tokenizer, prompt in ((ByteTokenizer(), "\n"), (CharTokenizer("cab"), "a"), (None, "\n")):
         monkeypatch.setattr(Echo, "tokenizer", tokenizer)
         assert main(["--workdir=run"]) == 0
         assert capsys.readouterr().out == f"{prompt}[0]\n"
 
 
-def test_texts_are_printed_in_order_once_they_are_finished(capsys, monkeypatch):
+def test_texts_are_printed_in_order_once_they_are_finished(echo, capsys, monkeypatch):
     first, second = Continuation("a", 0, "1"), Continuation("a", 0, "2", finish="stop")
     printed = []
 
@@ -127,14 +127,12 @@ def test_texts_are_printed_in_order_once_they_are_finished(capsys, monkeypatch):
             yield [first, second]
             printed.append(capsys.readouterr().out)
 
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
     monkeypatch.setattr(Echo, "stream", stream)
     assert main(["--workdir=run", "--prompt=a", "--prompt=a"]) == 0  # the same prompt twice has two numbers
     assert printed == ["", "---- prompt 1, sample 1 ----\na1\n---- prompt 2, sample 1 ----\na2\n"]
 
 
-def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+def test_only_line_feeds_separate_the_prompts_of_a_file(echo, capsys, tmp_path):
     (tmp_path / "prompts.txt").write_bytes("one\f\u2028still\r\ntwo\n".encode())
     assert main(["--workdir=run", f"--prompt-file={tmp_path / 'prompts.txt'}", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
@@ -142,11 +140,10 @@ def test_only_line_feeds_separate_the_prompts_of_a_file(capsys, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_output_that_cannot_encode_the_text_escapes_it_as_json_does(monkeypatch, as_json):
+def test_output_that_cannot_encode_the_text_escapes_it_as_json_does(echo, monkeypatch, as_json):
     """As with PYTHONIOENCODING=ascii: printing does not decide whether a command succeeds."""
     stream = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
     assert main(["--workdir=run", "--prompt=é日😀", *(["--json"] if as_json else [])]) == 0
     printed = stream.buffer.getvalue().decode("ascii")
     assert r"\u00e9\u65e5\ud83d\ude00" in printed
@@ -154,20 +151,18 @@ def test_output_that_cannot_encode_the_text_escapes_it_as_json_does(monkeypatch,
         assert json.loads(printed)["prompt"] == "é日😀"
 
 
-def test_a_terminal_gets_no_control_characters(capsys, monkeypatch):
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
+def test_a_terminal_gets_no_control_characters(echo, capsys, monkeypatch):
     for is_terminal, printed in ((False, "a\x1b[2J\tb\n[0]\n"), (True, "a\ufffd[2J\tb\n[0]\n")):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)  # noqa: B023
         assert main(["--workdir=run", "--prompt=a\x1b[2J\tb\n"]) == 0
         assert capsys.readouterr().out == printed
 
 
-def test_running_out_of_memory_is_an_error(capsys, monkeypatch):
+def test_running_out_of_memory_is_an_error(echo, capsys, monkeypatch):
     def stream(*_, **__):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
         yield
 
-    monkeypatch.setattr(lm, "load", lambda *_: Echo())
     monkeypatch.setattr(Echo, "stream", stream)
     assert main(["--workdir=run"]) == 2
     assert capsys.readouterr().err.endswith("allocating 9 bytes.; use a smaller --batch-size or --tokens\n")

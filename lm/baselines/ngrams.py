@@ -52,12 +52,9 @@ def _by_source(split: Split) -> list[np.ndarray]:
 
 
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
-    """Return the probability of each id, float64 (V,): its frequency with add-one smoothing.
+    """Return the probability of each id, float64 (V,): its frequency in the tokens (n,) with add-one smoothing.
 
-    Args:
-        tokens: ids (n,).
-        documents: document numbers (n,); 0 is padding, which is not counted; None: no padding.
-        vocab_size: V.
+    The document number (n,) of padding, which is not counted, is 0; None: there is no padding.
 
     >>> unigram_probabilities(np.array([0, 0, 1]), None, vocab_size=3)
     array([0.5       , 0.33333333, 0.16666667])
@@ -132,13 +129,8 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
     """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has too few tokens.
 
     The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by V, and that of the
-    n-gram without its first token the remainder by V^(n-1).
-
-    Args:
-        tokens: ids (n,).
-        documents: document numbers (n,): n-grams are within documents, and 0 is padding; None: one document.
-        order: n of the n-grams.
-        vocab_size: V.
+    n-gram without its first token the remainder by V^(n-1). N-grams are within documents, whose numbers are (n,) with 0
+    for padding; None: one document.
 
     >>> ngram_keys(np.array([1, 0, 2, 3]), np.array([7, 7, 7, 8]), order=2, vocab_size=10)
     array([-1, 10,  2, -1])

@@ -66,7 +66,6 @@ class HFTokenizer(Tokenizer):
                 raise ValueError(f"its post-processor begins a text with id {foreign[0]}, which the vocabulary lacks")
 
     def _special_ids(self) -> dict[str, int]:
-        """Return the id of each special token by name."""
         added = self.model.get_added_tokens_decoder().items()
         return {token.content: i for i, token in added if token.special}
 
@@ -77,7 +76,6 @@ class HFTokenizer(Tokenizer):
         return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special} | {*self.end_ids}
 
     def _find_begin_of_text(self) -> tuple[int, ...]:
-        """Return the ids that the post-processor puts before a text."""
         try:
             encoding = self.model.encode("a")
         except Exception:  # `tokenizers` raises bare Exception if it cannot encode the text

@@ -6,20 +6,13 @@ Rows are numbered like windows, so a packed batch is a function of (seed, step) 
 import numpy as np
 
 
-def cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    """Cut documents into pieces of at most seq_len + 1 tokens.
+def _cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    """Cut documents into pieces of at most seq_len + 1 tokens; return the start and the length of each (P, 2).
 
     Consecutive pieces of a document share one token, the last target of one and the first input of the next. So every
     token of a document but its first is a target exactly once. A document of one token has no target and is left out.
 
-    Args:
-        lengths: tokens of each document (D,), which are stored one after the other.
-        seq_len: T.
-
-    Returns:
-        Start and length of each piece (P, 2).
-
-    >>> cut_documents(np.array([3, 6]), seq_len=3).tolist()
+    >>> _cut_documents(np.array([3, 6]), seq_len=3).tolist()
     [[0, 3], [3, 4], [6, 3]]
     """
     starts = np.cumsum(lengths) - lengths
@@ -45,7 +38,7 @@ def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndar
     ([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]], [[1, 1, 1, 2, 2], [1, 1, 0, 0, 0]])
     """
     row, filled, segment, placed = 0, 0, 0, []
-    for start, length in cut_documents(lengths, seq_len).tolist():
+    for start, length in _cut_documents(lengths, seq_len).tolist():
         if filled + length > seq_len + 1:
             row, filled, segment = row + 1, 0, 0
         segment += 1
