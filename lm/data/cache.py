@@ -62,11 +62,8 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
     """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
 
     Of the processes that share the cache, the first to get the lock writes the entry: `write` puts its files into the
-    temporary directory that it is called with. The others wait, which they `say`, and then use it.
-
-    Raises:
-        UserError: the entry cannot be written.
-        OSError: the entry cannot be read; its content may be intact.
+    temporary directory that it is called with. The others wait, which they `say`, and then use it. Raises UserError if
+    the entry cannot be written, and OSError if it cannot be read: its content may be intact.
     """
 
     def write_entry(work: Path) -> None:

@@ -1,7 +1,7 @@
 """The tokens of a text by split, and the checks that they suit a run."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -122,29 +122,26 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
     if "train" not in corpus.splits:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
-        problems += [problem for part in split.all_parts for problem in _check_length(split, part, seq_len)]
+        for part in split.all_parts:
+            n, name = part.n_tokens, f"{split.name} split" + (f" of {part.name}" if part.name else "")
+            if split.packed and not n:
+                problems.append(
+                    f"config.data.packing: the {name} has no document of at least two tokens; use other splits, such "
+                    "as --config.data.splits=0.8,0.1,0.1"
+                )
+            elif not split.packed and n < seq_len + 1:
+                shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
+                problems.append(
+                    f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} has {n}; "
+                    f"use {shorter}other splits: --config.data.splits=0.8,0.2,0, for example; token shards: "
+                    "lm.data.prepare with a larger --validation"
+                )
         if not corpus.ids_are_checked and (largest := largest_id(split.tokens)) >= vocab_size:
             problems.append(
                 f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
                 f"--config.model.vocab_size={largest + 1} or more"
             )
     return problems
-
-
-def _check_length(split: Split, part: Part, seq_len: int) -> Iterator[str]:
-    n, name = part.n_tokens, f"{split.name} split" + (f" of {part.name}" if part.name else "")
-    if split.packed and not n:
-        yield (
-            f"config.data.packing: the {name} has no document of at least two tokens; use other splits, such as "
-            "--config.data.splits=0.8,0.1,0.1"
-        )
-    elif not split.packed and n < seq_len + 1:
-        shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
-        yield (
-            f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} "
-            f"has {n}; use {shorter}other splits: --config.data.splits=0.8,0.2,0, for example; token shards: "
-            "lm.data.prepare with a larger --validation"
-        )
 
 
 def largest_id(tokens) -> int:

@@ -39,11 +39,6 @@ class MarkovChain:
 
     order: int = 1
 
-    @property
-    def length(self) -> int:
-        """Return the length of the text that `lm.train` reads."""
-        return 1_000_000 if self.order == 1 else 4_000_000
-
     @functools.cached_property
     def weights(self) -> np.ndarray:
         """Return the integers w (16^order, 16), whose rows sum to 2^32."""
@@ -71,12 +66,13 @@ class MarkovChain:
         return float(-(self.stationary[:, None] * p * np.log(p)).sum())
 
     def text(self, length: int | None = None) -> str:
-        """Return the first `length` letters of the chain (default: `self.length`), which are always the same.
+        """Return the first `length` letters of the chain, which are always the same; None: those that `lm.train` reads.
 
         >>> MarkovChain().text(10), MarkovChain(order=2).text(10)
         ('hjcgknpjio', 'cjpockcgce')
         """
-        length = self.length if length is None else length
+        if length is None:
+            length = 1_000_000 if self.order == 1 else 4_000_000
         cumulative, n_contexts = array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes()), _V**self.order
         stream = (1,) if self.order == 1 else (1, self.order)
         context, letters = 0, bytearray()

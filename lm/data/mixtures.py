@@ -88,8 +88,7 @@ def _tempered(given: list[float], temperature: float) -> list[float]:
 def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
     """Return the index of each window's first token, as `batches.window_starts` does, for a mixture of sources.
 
-    Raises:
-        ValueError: a step is beyond the last one for which the sources have windows.
+    Raises ValueError if a step is beyond the last one for which the sources have windows.
     """
     t, stride = config.train, config.data.stride or config.train.seq_len
     n_windows = windows_of(parts, config)

@@ -204,9 +204,7 @@ def _check_column(kinds: dict[str, str], field: str) -> None:
 def read_documents(span: Span, field: str) -> Iterator[str]:
     """Yield the documents of a span, which may be empty; the lines of a text span are one document.
 
-    Raises:
-        UserError: the span cannot be read.
-        OSError: it cannot be read at the moment.
+    Raises UserError if the span cannot be read, and OSError if it cannot be read at the moment.
     """
     with storage.readable(str(span)):
         yield from READERS[span.kind.partition(":")[0]](span, field)

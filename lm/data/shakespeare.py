@@ -25,9 +25,7 @@ DEADLINE = 60.0  # seconds for the whole file
 def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
     """Download Tiny Shakespeare into a TFDS root; return its directory, which appears complete or not at all.
 
-    Raises:
-        Unavailable: the text cannot be downloaded; the message lists alternatives.
-        UserError: the root cannot be written.
+    Raises Unavailable, which lists alternatives, if it cannot be downloaded; UserError if the root cannot be written.
     """
     say(f"downloading Tiny Shakespeare (1.1 MB, once) into {root}")
     text = download().decode("ascii")

@@ -40,10 +40,8 @@ def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable
     """Tokenize the input into shards, and resume where an interrupted call stopped.
 
     `o` are the arguments of `lm.data.prepare`, and `commit` is that of this code, for the manifest; None if unknown.
-
-    Raises:
-        UserError: the input cannot be read, or the output directory belongs to something else.
-        OSError: a file cannot be read or written at the moment.
+    Raises UserError if the input cannot be read or the output directory belongs to something else, and OSError if a
+    file cannot be read or written at the moment.
     """
     unit_bytes = int(o.unit_mb * 2**20)
     files, spans = find_spans(o.input, unit_bytes, o.field, say)

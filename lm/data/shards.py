@@ -164,8 +164,7 @@ def describe(record: dict | None) -> list[str]:
 def verify(directory: Path) -> str:
     """Compare the shards and the tokenizer of a folder with its manifest's checksums; return a line about the result.
 
-    Raises:
-        UserError: there is no manifest; or a file is missing, or differs from what was written. Lists all such files.
+    Raises UserError if there is no manifest, and one that lists all files that are missing or were changed.
     """
     manifest = read_manifest(directory)
     records = shard_records(manifest) if manifest else {}

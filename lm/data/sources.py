@@ -39,12 +39,7 @@ class Source:
 
 
 def find_source(config, say: Callable[[str], None]) -> Source:
-    """Find the text of config.data.source; `say` receives lines of information and warnings.
-
-    Raises:
-        Unavailable: the text must be downloaded, and cannot be.
-        UserError: any other reason that it cannot be read.
-    """
+    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, else UserError if not found."""
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
         path = find_tfds(argument, config, say) if kind == "tfds" else os.path.expanduser(argument)

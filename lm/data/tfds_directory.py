@@ -42,8 +42,7 @@ def prepared_directory(root: Path, name: str) -> Path | None:
 def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     """Return the files and the number of records of each split of a prepared TFDS directory.
 
-    Raises:
-        UserError: the directory is incomplete, has no texts, or can only be read by TensorFlow.
+    Raises UserError if the directory is incomplete, has no texts, or can only be read by TensorFlow.
     """
     try:
         info = read_json(directory / "dataset_info.json", INFO, AGAIN)

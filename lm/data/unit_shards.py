@@ -30,11 +30,8 @@ def hash_unit(spans: list[Span], field: str) -> np.ndarray:
 def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None) -> dict:
     """Write the shards of unit i, and return their records and how many documents were left out.
 
-    `kept` has whether each document is kept; None: all are.
-
-    Raises:
-        UserError: the unit cannot be read or encoded.
-        OSError: a file cannot be read or written at the moment.
+    `kept` has whether each document is kept; None: all are. Raises UserError if the unit cannot be read or encoded, and
+    OSError if a file cannot be read or written at the moment.
     """
     spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.baselines.ngrams import ngram_losses
-from lm.config import DataConfig, Resolved
+from lm.config import DataConfig
 from lm.data import Corpus, Split, mixtures, open_corpus
 from lm.data.corpus import largest_id
 from lm.data.entropy_floor import check_loss
@@ -163,7 +163,19 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     except UserError as error:
         raise UserError(f"--split: {error}; all joins them") from None
     text = Text(source, corpus, found, data or "" if weight else "", weight)
-    _check_tokens(run.config, text)
+    n, vocab_size = len(found.tokens), run.config.model.vocab_size
+    advice = "use a longer text, --split all or a smaller --seq-len"
+    if found.packed and not n:
+        raise UserError(f"--data: {text} has no document of two tokens; {advice}")
+    if not found.packed and n <= run.seq_len:
+        raise UserError(
+            f"--data: {text} has {n:,} tokens, and a window of this model has {run.seq_len + 1:,}; {advice}"
+        )
+    if not corpus.ids_are_checked and (largest := largest_id(found.tokens)) >= vocab_size:
+        raise UserError(
+            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
+            "shards have another tokenizer"
+        )
     return text
 
 
@@ -237,20 +249,3 @@ def _trained_on(run: TrainedModel) -> set[str]:
     if data.packing != "none" and read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len:
         return set()
     return {record["fingerprint"]}
-
-
-def _check_tokens(config: Resolved, text: Text) -> None:
-    """Raise UserError if a text is shorter than a window, or has tokens that the model does not know."""
-    tokens, window, vocab_size = text.split.tokens, config.train.seq_len + 1, config.model.vocab_size
-    advice = "use a longer text, --split all or a smaller --seq-len"
-    if text.split.packed and not len(tokens):
-        raise UserError(f"--data: {text} has no document of two tokens; {advice}")
-    if not text.split.packed and len(tokens) < window:
-        raise UserError(
-            f"--data: {text} has {len(tokens):,} tokens, and a window of this model has {window:,}; {advice}"
-        )
-    if not text.corpus.ids_are_checked and (largest := largest_id(tokens)) >= vocab_size:
-        raise UserError(
-            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
-            "shards have another tokenizer"
-        )
