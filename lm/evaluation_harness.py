@@ -179,7 +179,12 @@ class HarnessModel(TemplateLM):
 
     def _generate(self, contexts: Sequence[str], options: dict, bar) -> list[str]:
         """Return continuations; contexts that occur several times get different samples."""
-        n_tokens, stop, sampling = self._sampling(options)
+        options = normalize_gen_kwargs(options, self.max_gen_toks)
+        if unknown := sorted(set(options) - SUPPORTED):
+            logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
+        temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
+        sampling = Sampling(temperature, **{name: options.get(name) for name in ("top_k", "top_p", "min_p")})
+        n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
         keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1
         prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
@@ -197,15 +202,6 @@ class HarnessModel(TemplateLM):
         if not (ids := self.tok_encode(context) or self._prefix()):
             raise UserError("a task asks for text without a context, and this model's tokenizer has no end of text")
         return ids[-max(self.max_length - n_tokens, self.max_length // 2, 1) :]
-
-    def _sampling(self, options: dict) -> tuple[int, list[str], Sampling]:
-        """Return the maximum number of tokens, the stop strings and the distribution of a task's options."""
-        options = normalize_gen_kwargs(options, self.max_gen_toks)
-        if unknown := sorted(set(options) - SUPPORTED):
-            logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
-        temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
-        filters = {name: options.get(name) for name in ("top_k", "top_p", "min_p")}
-        return options["max_gen_toks"], [s for s in options["until"] if s], Sampling(temperature, **filters)
 
 
 # ---- Tasks during a run ---------------------------------------------------------------------------------------------

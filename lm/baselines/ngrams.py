@@ -95,14 +95,8 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
 def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None):
     """Return the probability of each token of a text under an n-gram model of another one, float64 (n,).
 
-    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order.
-
-    Args:
-        train: ids and document numbers of the text that is counted, see `ngram_keys`.
-        scored: the same of the text that is predicted.
-        vocab_size: V; V^order must fit into 63 bits.
-        order: n, 2 for bigrams.
-        discounts: D of each order from 1; None: DISCOUNT.
+    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order. Both texts are
+    ids and document numbers, see `ngram_keys`. V^order must fit into 63 bits. `discounts` has D of each order from 1.
     """
     probs = np.full(len(scored[0]), 1 / vocab_size)
     for n in range(1, order + 1):

@@ -22,8 +22,7 @@ class ConcatenatedArray:
         self.dtype = np.result_type(*self.parts)
         self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
         self.ndim = len(self.shape)
-        self.size = int(np.prod(self.shape))
-        self.nbytes = self.size * self.dtype.itemsize
+        self.nbytes = int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -29,12 +29,7 @@ class BelowEntropy(UserError):
 
 
 def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
-    """Compare the mean loss over the first predictions of a split with that of the best possible model.
-
-    Args:
-        split: the evaluated split; its first token is not predicted.
-        loss: mean loss in nats per token.
-        n_predicted: number of predictions in the mean.
+    """Compare the mean loss over the first n_predicted predictions of a split with that of the best possible model.
 
     Returns:
         The mean surprisal of the predicted tokens, in nats per token. None if the true source of the text is not known,

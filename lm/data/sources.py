@@ -39,7 +39,7 @@ class Source:
 
 
 def find_source(config, say: Callable[[str], None]) -> Source:
-    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, else UserError if not found."""
+    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, or another UserError."""
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
         path = find_tfds(argument, config, say) if kind == "tfds" else os.path.expanduser(argument)
