@@ -67,13 +67,13 @@ def n_devices(manifest: dict) -> int:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("", "Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.", EXAMPLES)
     parser.prog = "python -m launch.gke"
-    parser.add_argument("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")
-    parser.add_argument("--image", required=True, help="container image, built from launch/Dockerfile")
-    parser.add_argument("--claim", required=True, help="PersistentVolumeClaim that all pods can write to")
+    add = parser.add_argument
+    add("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")
+    add("--image", required=True, help="container image, built from launch/Dockerfile")
+    add("--claim", required=True, help="PersistentVolumeClaim that all pods can write to")
     machines = parser.add_mutually_exclusive_group(required=True)
     machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}")
     machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}")
-    add = parser.add_argument
     add(
         "--slices", type=int, default=1, metavar="N", help="TPU slices, which config.mesh.replica must be a multiple of"
     )
@@ -84,8 +84,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--memory", metavar="SIZE", help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)")
     add("--pod", type=Path, metavar="FILE", help="YAML that is merged into the pods: launch/tcpx.yaml, or your own")
     add("--check", action="store_true", help="first compile the training step for these devices (lm.train --compiled)")
-    parser.add_argument("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
-    parser.add_argument("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
+    add("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
+    add("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
     return parser.parse_args(argv)
 
 

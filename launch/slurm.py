@@ -22,12 +22,6 @@ from lm.parser import Parser
 from lm.workdir.saved_run import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit
-WORKDIR_HELP = "directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"
-RESTARTS_HELP = (
-    "stop requeueing after this many restarts in a row without a new checkpoint or result (default: %(default)s)"
-)
-SBATCH_HELP = "further options of sbatch (the = is required); they override those of the script"
-
 EXAMPLES = """\
 examples:
   python -m launch.slurm --nodes 4 --gpus-per-node 8 --workdir runs/gpt2 -- --config configs/gpt2_124m.py
@@ -123,27 +117,23 @@ def main(argv: list[str] | None = None) -> int:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("", "Submit a run or a sweep to SLURM.", EXAMPLES)
     parser.prog = "python -m launch.slurm"
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
-    parser.add_argument(
-        "--gpus-per-node", type=int, default=0, help="number of tasks per node; 0: one task, on the CPUs (default: 0)"
-    )
-    parser.add_argument(
-        "--time", default="24:00:00", help="time limit, after which the job is requeued (default: %(default)s)"
-    )
-    parser.add_argument("--restarts", type=int, default=5, metavar="N", help=RESTARTS_HELP)
-    parser.add_argument("--workdir", help=WORKDIR_HELP)
-    parser.add_argument(
-        "--array", type=int, default=0, metavar="N", help="submit a sweep (python -m lm.sweep) as N jobs"
-    )
-    parser.add_argument("--name", help="name of the job (default: that of the workdir)")
-    parser.add_argument("--sbatch", default="", metavar="='--X=1 --Y=2'", help=SBATCH_HELP)
-    parser.add_argument(
-        "--check", metavar="GPU", help="first compile the training step for GPUs such as h100 (lm.train --compiled)"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the job script and exit")
-    parser.add_argument(
-        "train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep"
-    )
+    add = parser.add_argument
+    # fmt: off
+    add("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
+    add("--gpus-per-node", type=int, default=0, help="number of tasks per node; 0: one task, on the CPUs (default: 0)")
+    add("--time", default="24:00:00", help="time limit, after which the job is requeued (default: %(default)s)")
+    add("--restarts", type=int, default=5, metavar="N",
+        help="stop requeueing after this many restarts in a row without a new checkpoint or result (default: "
+        "%(default)s)")
+    add("--workdir", help="directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)")
+    add("--array", type=int, default=0, metavar="N", help="submit a sweep (python -m lm.sweep) as N jobs")
+    add("--name", help="name of the job (default: that of the workdir)")
+    add("--sbatch", default="", metavar="='--X=1 --Y=2'",
+        help="further options of sbatch (the = is required); they override those of the script")
+    add("--check", metavar="GPU", help="first compile the training step for GPUs such as h100 (lm.train --compiled)")
+    add("--dry-run", action="store_true", help="print the job script and exit")
+    add("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep")
+    # fmt: on
     return parser.parse_args(argv)
 
 

@@ -95,7 +95,10 @@ def load_values(path: str, values: dict[str, Any], warn: Callable[[str], None] =
 
 
 def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: dict[str, str]) -> Config:
-    """Return the config of a file with values by dotted name, its schedule shortened if they shorten train.steps."""
+    """Return the config of a file with values by dotted name, its schedule shortened if they shorten train.steps.
+
+    Raises UserError with these problems by key, those of the values, and those across other keys.
+    """
     config, wrong = from_flat(in_file | given)
     before, now, log = in_file.get("train.steps"), config.train.steps, config.log
     shortened: dict[str, Any] = {}
@@ -104,7 +107,10 @@ def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: d
         if log.every > now and "log.every" not in given:
             log = dataclasses.replace(log, every=max(1, log.every * now // before))
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **shortened), log=log)
-    _raise_problems(config, problems | wrong)
+    problems = problems | wrong
+    across = [text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}]
+    if problems or across:
+        raise UserError(*problems.values(), *across)
     for name, value in shortened.items():
         warn(
             f"config.optimizer.{name} is {value} instead of {in_file[f'optimizer.{name}']}, in proportion to the "
@@ -133,8 +139,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
     if not path.endswith(".py"):
         raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
     spec = importlib.util.spec_from_file_location("config_file", path)
-    assert spec, path
-    assert spec.loader, path  # it ends in .py
+    assert spec and spec.loader, path  # it ends in .py  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:
@@ -176,25 +181,12 @@ def _get_config(path: str) -> dict[str, Any]:
         raise UserError(f"{path}: get_config() returned {type(config).__name__}; it must return a ConfigDict") from None
 
 
-def _raise_problems(config: Config, problems: dict[str, str]) -> None:
-    """Raise UserError with these problems by key, and with the problems across other keys."""
-    across = [text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}]
-    if problems or across:
-        raise UserError(*problems.values(), *across)
-
-
 def _shortened_schedule(o: OptimizerConfig, before: int, now: int, given: dict[str, Any]) -> dict[str, int]:
-    """Return the new warmup_steps and decay_steps of a run whose train.steps was shortened on the command line.
+    """Return the new warmup_steps and decay_steps of a run with `now` steps, in place of the `before` of its file.
 
-    Both are scaled in proportion, but only where they no longer fit and were not given on the command line: no
-    learning rate changes without a warning. The config keeps numbers of steps, not fractions of train.steps, so that a
-    run that is resumed with more steps keeps the learning rates of the steps it trained.
-
-    Args:
-        o: the optimizer's config, with the values given on the command line.
-        before: train.steps in the file.
-        now: train.steps of the run, at least 1 and less than before.
-        given: the values given on the command line, by dotted name.
+    Both are scaled in proportion, but only where they no longer fit and were not given on the command line. The config
+    keeps numbers of steps, not fractions of train.steps, so that a run that is resumed with more steps keeps the
+    learning rates of the steps it trained.
     """
     shortened, end = {}, o.decay_steps or now
     if end > now and o.schedule != "constant" and "optimizer.decay_steps" not in given:

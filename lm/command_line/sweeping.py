@@ -34,32 +34,22 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         argv: the arguments after the program's name; None: those of this process.
     """
     parser = Parser("sweep", DESCRIPTION, EPILOG)
+    add = parser.add_argument
+    # fmt: off
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="a sweep file, as in configs/sweeps/")
-    what.add_argument(
-        "--study", metavar="NAME", help="a published study: train the change of --add, and compare it with the baseline"
-    )
-    parser.add_argument("--add", metavar="CHANGE", help="with --study: the name of the change")
-    parser.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="with --study: a config value of the change"
-    )
-    parser.add_argument(
-        "--budget", choices=BUDGETS, help="a budget of the file (default: quick; with --study always full)"
-    )
-    parser.add_argument("--workdir", metavar="DIR", help="the sweep's directory (default: sweeps/NAME-BUDGET)")
-    parser.add_argument("--dry-run", action="store_true", help="print the variants, the runs and their FLOPs, and stop")
-    parser.add_argument(
-        "--measure", action="store_true", help="with --dry-run: also trace the variants, and estimate the time"
-    )
-    parser.add_argument(
-        "--together",
-        type=int,
-        metavar="N",
-        help="runs vectorized on each device (default: as many as fit in its memory, and 1 on a CPU)",
-    )
-    parser.add_argument(
-        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
-    )
+    what.add_argument("--study", metavar="NAME",
+        help="a published study: train the change of --add, and compare it with the baseline")
+    add("--add", metavar="CHANGE", help="with --study: the name of the change")
+    add("--set", action="append", metavar="KEY=VALUE", help="with --study: a config value of the change")
+    add("--budget", choices=BUDGETS, help="a budget of the file (default: quick; with --study always full)")
+    add("--workdir", metavar="DIR", help="the sweep's directory (default: sweeps/NAME-BUDGET)")
+    add("--dry-run", action="store_true", help="print the variants, the runs and their FLOPs, and stop")
+    add("--measure", action="store_true", help="with --dry-run: also trace the variants, and estimate the time")
+    add("--together", type=int, metavar="N",
+        help="runs vectorized on each device (default: as many as fit in its memory, and 1 on a CPU)")
+    add("--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)")
+    # fmt: on
     arguments = parser.parse_args(argv)
     if arguments.study is None and (arguments.add is not None or arguments.set):
         parser.error("--add and --set belong to --study; a sweep file has its changes in variants")

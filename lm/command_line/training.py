@@ -86,77 +86,42 @@ def key_list() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser("train", "Train a decoder-only Transformer language model.", EPILOG + key_list())
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE",
-        help="config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a Hugging Face checkpoint",
-    )
-    parser.add_argument(
-        "--workdir", type=path_argument, metavar="DIR", help="directory of the run (default: runs/NAME-TIME)"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="resume the run in --workdir, or start it if there is none"
-    )
-    parser.add_argument(
-        "--branch_from",
-        type=path_argument,
-        metavar="DIR",
-        help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)",
-    )
-    parser.add_argument(
-        "--mirror",
-        metavar="URL",
+    add = parser.add_argument
+    # fmt: off
+    add("--config", required=True, metavar="FILE",
+        help="config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a Hugging Face checkpoint")
+    add("--workdir", type=path_argument, metavar="DIR", help="directory of the run (default: runs/NAME-TIME)")
+    add("--resume", action="store_true", help="resume the run in --workdir, or start it if there is none")
+    add("--branch_from", type=path_argument, metavar="DIR",
+        help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)")
+    add("--mirror", metavar="URL",
         help="copy each checkpoint and the metrics there in the background, through fsspec, and start an empty "
-        "--workdir from it: s3://BUCKET/RUN, gs://BUCKET/RUN, file:///DIR",
-    )
-    parser.add_argument(
-        "--print_config",
-        choices=("python", "json"),
-        help="print the config and exit: as a config file with what differs from the defaults, or resolved, as JSON",
-    )
-    parser.add_argument("--verbose", action="store_true", help="show the table of parameters")
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="estimate memory, communication and step time on --device, and propose a mesh "
-        "if config.mesh has its defaults; then exit",
-    )
-    parser.add_argument("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
-    parser.add_argument(
-        "--slices", type=int, default=1, metavar="N", help="with --plan: number of TPU slices of the devices"
-    )
-    parser.add_argument(
-        "--compiled",
-        nargs="?",
-        const="training",
-        choices=("training", "time", "evaluation", "prefill", "decode"),
-        help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]; "
-        "time: to the end, for the compiler's estimate of the time on TPUs; or another program",
-    )
-    parser.add_argument(
-        "--dump", metavar="DIR", help="with --compiled: keep the compiler's texts in a new folder there"
-    )
-    parser.add_argument(
-        "--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)"
-    )
+        "--workdir from it: s3://BUCKET/RUN, gs://BUCKET/RUN, file:///DIR")
+    add("--print_config", choices=("python", "json"),
+        help="print the config and exit: as a config file with what differs from the defaults, or resolved, as JSON")
+    add("--verbose", action="store_true", help="show the table of parameters")
+    add("--plan", action="store_true",
+        help="estimate memory, communication and step time on --device, and propose a mesh if config.mesh has its "
+        "defaults; then exit")
+    add("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
+    add("--slices", type=int, default=1, metavar="N", help="with --plan: number of TPU slices of the devices")
+    add("--compiled", nargs="?", const="training", choices=("training", "time", "evaluation", "prefill", "decode"),
+        help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]; time: to "
+        "the end, for the compiler's estimate of the time on TPUs; or another program")
+    add("--dump", metavar="DIR", help="with --compiled: keep the compiler's texts in a new folder there")
+    add("--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)")
     several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
-    several.add_argument(
-        "--multihost", action="store_true", help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])"
-    )
+    several.add_argument("--multihost", action="store_true",
+        help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])")
     several.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num_processes", type=int, metavar="N", help="number of processes")
     several.add_argument("--process_id", type=int, metavar="I", help="index of this process, from 0")
-    several.add_argument(
-        "--connect_timeout",
-        type=int,
-        default=CONNECT_TIMEOUT,
-        metavar="SECONDS",
-        help="how long to wait for the other processes (default: %(default)s)",
-    )
+    several.add_argument("--connect_timeout", type=int, default=CONNECT_TIMEOUT, metavar="SECONDS",
+        help="how long to wait for the other processes (default: %(default)s)")
+    # fmt: on
     if parser.completes:
         for name, (_, field) in schema().items():
-            parser.add_argument(f"--config.{name}", choices=field.metadata["choices"], help=field.metadata["doc"])
+            add(f"--config.{name}", choices=field.metadata["choices"], help=field.metadata["doc"])
     return parser
 
 

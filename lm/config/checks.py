@@ -76,27 +76,22 @@ def heads(config: Config) -> Iterator[Problem]:
 
 def position_encoding(config: Config) -> Iterator[Problem]:
     m, seq_len = config.model, config.train.seq_len
-    d_head = m.d_head or m.d_model // m.n_heads
-    heads_fit = m.d_head is not None or m.d_model % m.n_heads == 0
-    if m.positions == "rope" and heads_fit and d_head % 2 and m.rope_width is None:
-        yield (
-            "model.d_head model.d_model model.n_heads model.positions",
-            f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}, or set rope_width",
-        )
     if m.positions == "rope":
-        yield from rope(m, d_head if heads_fit else None)
+        yield from rope(m)
     if m.positions == "sinusoidal" and m.d_model % 2:
         yield "model.d_model model.positions", f" is odd, but sinusoidal features come in pairs; use {m.d_model + 1}"
     if m.positions == "learned" and m.max_positions is not None and m.max_positions < seq_len:
         yield "model.max_positions train.seq_len", f" is less than train.seq_len = {seq_len}; use {seq_len}"
 
 
-def rope(m: ModelConfig, d_head: int | None) -> Iterator[Problem]:
-    if m.rope_width is not None and (m.rope_width % 2 or (d_head and m.rope_width > d_head)):
-        yield (
-            "model.rope_width model.d_head model.d_model model.n_heads model.positions",
-            " must be even and at most the width of a head" + (f", {d_head}" if d_head else ""),
-        )
+def rope(m: ModelConfig) -> Iterator[Problem]:
+    d_head = m.d_head or (0 if m.d_model % m.n_heads else m.d_model // m.n_heads)  # 0: `heads` reports it
+    keys = "model.d_head model.d_model model.n_heads model.positions"
+    if d_head % 2 and m.rope_width is None:
+        yield keys, f"{d_head} is odd, but RoPE rotates pairs of features; use {d_head + 1}, or set rope_width"
+    if m.rope_width is not None and (m.rope_width % 2 or 0 < d_head < m.rope_width):
+        text = " must be even and at most the width of a head" + (f", {d_head}" if d_head else "")
+        yield f"model.rope_width {keys}", text
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
         yield (
             "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",

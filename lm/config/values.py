@@ -5,13 +5,16 @@ import ast
 import dataclasses
 import difflib
 import math
+import operator
 import os
 import re
 import types
 import typing
 from typing import Any
 
-BOUNDS = {"low": ">=", "above": ">", "high": "<=", "below": "<"}
+BOUNDS = {
+    "low": (">=", operator.ge), "above": (">", operator.gt), "high": ("<=", operator.le), "below": ("<", operator.lt)
+}  # fmt: skip
 MAX_INT = 2**31 - 1  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
 
 
@@ -69,7 +72,7 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
         text = "true | false"
     else:
         text = {int: "int", float: "float", str: "text"}[kind]
-        text += " and".join(f" {sign} {bound}" for sign, bound in _bounds(limits))
+        text += " and".join(f" {sign} {limits[name]}" for name, (sign, _) in BOUNDS.items() if limits[name] is not None)
     text = f"list of {text}" if plural else text
     return f"{text} | none" if optional else text
 
@@ -99,15 +102,19 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         if len(value) != len(kinds):
             raise ValueError(f"{short(value)} is not {allowed(kind, field)}")
         return tuple(checked(item, kind, field) for item, kind in zip(value, kinds, strict=True))
-    value = _as_kind(value, kind, optional)
-    if field.metadata["choices"]:
-        _check_choice(value, field.metadata["choices"])
-    if field.metadata["forms"]:
-        _check_form(value, field.metadata["forms"])
-    if field.metadata["path"]:
-        kind, colon, path = value.rpartition(":")
-        value = f"{kind}{colon}{os.path.expanduser(path)}"
-    _check_range(value, field.metadata)
+    value, limits = _as_kind(value, kind, optional), dict(field.metadata)
+    if (choices := limits["choices"]) and value not in choices:
+        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}")
+    if (forms := limits["forms"]) and not any(_has_form(value, form) for form in forms):
+        raise ValueError(f"{short(value)} is not one of {', '.join(forms)}{_form_hint(value, forms)}")
+    if limits["path"]:
+        form, colon, path = value.rpartition(":")
+        value = f"{form}{colon}{os.path.expanduser(path)}"
+    if kind is int and limits["high"] is None:
+        limits["high"] = MAX_INT
+    for name, (sign, fits) in BOUNDS.items():
+        if limits[name] is not None and not fits(value, limits[name]):
+            raise ValueError(f"{short(value)} is out of range; it must be {sign} {limits[name]}")
     return value
 
 
@@ -180,32 +187,6 @@ def is_text(value: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def _bounds(limits: types.MappingProxyType) -> list[tuple[str, Any]]:
-    """Return the sign and the value of each bound of a key."""
-    return [(sign, limits[name]) for name, sign in BOUNDS.items() if limits[name] is not None]
-
-
-def _check_range(value: Any, limits: types.MappingProxyType) -> None:
-    bounds = _bounds(limits)
-    if isinstance(value, int) and not isinstance(value, bool) and limits["high"] is None:
-        bounds.append(("<=", MAX_INT))
-    for sign, bound in bounds:
-        if not {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[sign]:
-            raise ValueError(f"{short(value)} is out of range; it must be {sign} {bound}")
-
-
-def _check_choice(value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}")
-
-
-def _check_form(value: str, forms: tuple[str, ...]) -> None:
-    if any(_has_form(value, form) for form in forms):
-        return
-    advice = "; " + hint if (hint := _form_hint(value, forms)) else ""
-    raise ValueError(f"{short(value)} is not one of {', '.join(forms)}{advice}")
-
-
 def _has_form(value: str, form: str) -> bool:
     """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a number)."""
     name, colon, argument = form.partition(":")
@@ -217,22 +198,18 @@ def _has_form(value: str, form: str) -> bool:
 def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     """Return advice for a value of no known form: a path needs its kind."""
     name, colon, _ = value.partition(":")
+    starts, ending = {form.partition(":")[0]: form for form in forms}, os.path.splitext(value)[1]
+    near = starts.get(close_match(name, list(starts), "{}"), "")
     if "text:PATH" in forms:
-        kind = {".json": "jsonl", ".tsv": "csv"} | {f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow")}
-        if not colon and (ending := os.path.splitext(value)[1]) in kind:
-            return f"did you mean {kind[ending]}:{_clipped(value)}?"
-        if value.endswith((".bin", ".npy")):
-            return f"did you mean tokens:{_clipped(os.path.dirname(value) or '.')}?"
-        if not colon and ("/" in value or os.path.splitext(value)[1] or os.path.exists(value)):
-            return f"did you mean text:{_clipped(value)}?"
-    starts = {form.partition(":")[0]: form for form in forms}
-    near = close_match(name, list(starts), "{}")
-    return f"did you mean {starts[near]}?" if near else ""
-
-
-def _clipped(text: str) -> str:
-    """Return the start of a text that is too long for an error message."""
-    return text if len(text) <= 200 else text[:200] + "..."
+        kinds = {".json": "jsonl", ".tsv": "csv"} | {f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow")}
+        if not colon and ending in kinds:
+            near = f"{kinds[ending]}:{value}"
+        elif ending in (".bin", ".npy"):
+            near = f"tokens:{os.path.dirname(value) or '.'}"
+        elif not colon and ("/" in value or ending or os.path.exists(value)):
+            near = f"text:{value}"
+    near = near if len(near) <= 200 else near[:200] + "..."
+    return f"; did you mean {near}?" if near else ""
 
 
 def short(value: Any) -> str:
