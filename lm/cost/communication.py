@@ -50,10 +50,7 @@ class Transfer:
 def ring_bytes(kind: str, n: int, payload: float) -> float:
     """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur et al. 2005).
 
-    Args:
-        kind: the collective, see `Transfer`.
-        n: devices that take part.
-        payload: bytes of the full array that a device starts or ends with, whichever is larger.
+    Arguments as in `Transfer`.
 
     >>> ring_bytes("all-reduce", 4, 100.0), ring_bytes("all-gather", 4, 100.0)
     (150.0, 75.0)
@@ -69,11 +66,6 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
     builds as many rings as there are devices in the group, each with its own network port: a collective with m
     devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
     time. Latencies are not counted: those of NCCL change the predictions for published runs by at most 4 %.
-
-    Args:
-        transfer: the collectives.
-        device: the kind of device.
-        sizes: the size of each mesh axis.
     """
     if transfer.axes == ("slices",):
         return transfer.sent / device.network
@@ -84,15 +76,10 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
 
 
 def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
-    """Return how many devices of a collective over these axes share a group.
+    """Return how many devices of a collective over these axes share a group of `group` devices.
 
     Device numbers increase fastest along the last axis, and a group has consecutive numbers. If the groups contain
     different numbers of its devices, the smallest number is returned.
-
-    Args:
-        group: number of devices in a group, see `Device`.
-        sizes: the size of each mesh axis.
-        axes: the mesh axes of the collective.
 
     >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
     >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))

@@ -25,16 +25,11 @@ from lm.errors import UserError
 
 # Programs that can be compiled, and the function of each.
 PROGRAMS = {"training": "train_step", "evaluation": "eval_step", "prefill": "_prefill", "decode": "_decode"}
-# Texts of the compiler, by the patterns of their names. XLA:GPU puts the name of its target before "after".
-PROGRAM, REPORT, ASSIGNMENT, GENERATED = (
-    f"*.jit_{{}}*after_{name}.txt"  # of a function
-    for name in (
-        "optimizations",
-        "optimizations-memory-usage-report",
-        "optimizations-buffer-assignment",
-        "codegen",
-    )
-)
+# Names of the compiler's texts of a function. XLA:GPU puts the name of its target before "after".
+PROGRAM = "*.jit_{}*after_optimizations.txt"
+REPORT = "*.jit_{}*after_optimizations-memory-usage-report.txt"
+ASSIGNMENT = "*.jit_{}*after_optimizations-buffer-assignment.txt"
+GENERATED = "*.jit_{}*after_codegen.txt"
 LOG, SHOWN = "compiler.txt", 8
 # Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an array, times the
 # number of arrays), see lm/cost/devices.py and https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
@@ -117,7 +112,8 @@ def compile_step(
         UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
             compiler's own text is then in a file that the message names.
     """
-    platform, topology = DEVICES[device_name].platform, slice_of(device_name, math.prod(sizes.values()) // n_slices)
+    n_devices, function = math.prod(sizes.values()), PROGRAMS[program]
+    platform, topology = DEVICES[device_name].platform, slice_of(device_name, n_devices // n_slices)
     module, extra = PLUGINS[platform]
     if importlib.util.find_spec(module) is None:
         raise UserError(f"--compiled: the compiler for {device_name} is not installed; pip install -e '.[{extra}]'")
@@ -132,13 +128,11 @@ def compile_step(
     flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
     start = time.monotonic()
-    function = PROGRAMS[program]
     if not _run_compiler(job, environment, folder, "" if code else REPORT.format(function)):
         mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
-            f"--compiled: the {program} program of this config does not compile for {math.prod(sizes.values())} x "
-            f"{device_name}, mesh {mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; the compiler's text "
-            f"is in {folder / LOG}"
+            f"--compiled: the {program} program of this config does not compile for {n_devices} x {device_name}, mesh "
+            f"{mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; the compiler's text is in {folder / LOG}"
         )
     seconds = time.monotonic() - start
     text, report, assignment, generated = (
@@ -164,10 +158,7 @@ def compile_step(
 
 
 def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
-    """Run the compiler in a process of its own, return whether it has succeeded.
-
-    It is ended when it has written a file of the pattern `last`; "": never.
-    """
+    """Run the compiler, return whether it has succeeded; end it when it has written a file of the pattern `last`."""
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     with open(folder / LOG, "w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]

@@ -55,12 +55,11 @@ class Device:
 
 def _nvidia(tensor_16: float, tensor_32: float) -> dict[str, float]:
     # By default JAX multiplies float32 in TF32 on these devices; a higher precision is slower still.
-    return {"bfloat16": tensor_16 * 1e12, "float16": tensor_16 * 1e12, "float32": tensor_32 * 1e12}
+    return {"bfloat16": tensor_16 * 1e12, "float32": tensor_32 * 1e12}
 
 
 def _tpu(matrix_16: float) -> dict[str, float]:
-    # No float32 or float16 peak is published for TPUs.
-    return {"bfloat16": matrix_16 * 1e12}
+    return {"bfloat16": matrix_16 * 1e12}  # no float32 peak is published for TPUs
 
 
 # GKE, "Plan TPUs in GKE" and Cloud TPU, "TPU types and topologies". Slices of hosts with four chips, which is what
@@ -130,7 +129,7 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
     Args:
         device_kind: `jax.devices()[0].device_kind`, matched exactly.
-        dtype: the dtype of the matrix products: "bfloat16", "float16" or "float32".
+        dtype: the dtype of the matrix products: "bfloat16" or "float32".
 
     >>> peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") / 1e12
     312.0

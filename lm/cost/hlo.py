@@ -45,7 +45,6 @@ class Collective:
 
     @property
     def n(self) -> int:
-        """Return the number of devices of a group."""
         return len(self.group)
 
     @property

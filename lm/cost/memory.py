@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh
 from lm import parameters
 from lm.config import MeshConfig, Resolved, ResolvedModel, layer_windows
 from lm.cost.devices import Device
-from lm.declarations import Parameter, query_heads
+from lm.declarations import query_heads
 from lm.errors import UserError
 from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
 from lm.layers import variants
@@ -61,7 +61,7 @@ def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -
     """
     params, optimizer = train_state_bytes(config, sizes)
     summed = 4 * local_size(config, sizes) if micro_batches_per_step(config, sizes) > 1 else 0
-    of_layers = _itemsizes(config)[0] * local_size(config, sizes, _in_a_layer)
+    of_layers = _itemsizes(config)[0] * local_size(config, sizes, lambda p: p.layers)
     # XLA:TPU adds the gradient of an untied embedding when those of the layers are done.
     late = device.platform == "tpu" and not config.model.tie_embeddings
     outer = 4 * local_size(
@@ -122,10 +122,6 @@ def local_size(config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *
     return total
 
 
-def _in_a_layer(p: Parameter) -> bool:
-    return p.layers is not None
-
-
 def _itemsizes(config: Resolved) -> tuple[int, int]:
     return jnp.dtype(config.model.param_dtype).itemsize, jnp.dtype(config.model.compute_dtype).itemsize
 
@@ -140,10 +136,10 @@ def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[fl
     m, (param, compute) = config.model, _itemsizes(config)
     converted = transposed = 0.0
     if compute != param and (device.platform == "tpu" or m.remat == "none"):
-        converted = compute * local_size(config, sizes, lambda p: _in_a_layer(p) and p.contract)
+        converted = compute * local_size(config, sizes, lambda p: p.layers and p.contract)
     if device.platform == "gpu" and sizes["fsdp"] > 1:
         transposed = param * local_size(
-            config, sizes, lambda p: _in_a_layer(p) and sharding.parameter_spec(p, sizes)[-1] == "fsdp"
+            config, sizes, lambda p: p.layers and sharding.parameter_spec(p, sizes)[-1] == "fsdp"
         )
     return converted + transposed, transposed
 
@@ -170,12 +166,12 @@ def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
 def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the bytes of one layer's backward pass, beside what is kept of all layers."""
     m, (param, compute) = config.model, _itemsizes(config)
-    whole = local_size(config, sizes, _in_a_layer, gathered=True) / m.n_layers
+    whole = local_size(config, sizes, lambda p: p.layers, gathered=True) / m.n_layers
     weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
     if sizes["fsdp"] > 1 and device.platform == "gpu":
         weights = 2 * 4 * whole  # float32 gradients, scattered at the end of the layer from transposed copies
     elif sizes["fsdp"] > 1:  # gradients of the feed-forward layer are scattered before attention has its own
-        of_ffn = local_size(config, sizes, lambda p: _in_a_layer(p) and "F" in p.axes, gathered=True)
+        of_ffn = local_size(config, sizes, lambda p: p.layers and "F" in p.axes, gathered=True)
         weights += 4 * of_ffn / m.n_layers
     activations = _needed_activations(config, device, sizes)
     if config.data.packing == "documents" and attention_implementation(config, device, sizes)[0] == "cudnn":
@@ -234,7 +230,7 @@ def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
     found: Counter = Counter()
     for p in parameters.parameter_table(m).values():
         for dimensions, others, prefix in ((p.columns, p.rows, ""), (p.rows, p.columns, "to ")):
-            if p.contract and _in_a_layer(p) and dimensions and p.axes[dimensions[-1]] in "KF":
+            if p.contract and p.layers and dimensions and p.axes[dimensions[-1]] in "KF":
                 width = p.matmul_size / math.prod(p.shape[i] for i in others)
                 found[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / sizes["tensor"]
     return found

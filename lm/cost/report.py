@@ -39,17 +39,24 @@ def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) 
 
 def describe(e: Estimate) -> str:
     """Describe an estimate: the verdict first, then memory, communication and time."""
-    steps = e.config.train.steps
-    per_token = flops.flops_per_token(e.config.model, e.config.train.seq_len)
+    m, t, d = e.config.model, e.config.train, e.device
+    per_token = flops.flops_per_token(m, t.seq_len)
     mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
+    n_micro = micro_batches_per_step(e.config, e.sizes)
+    rows = t.batch_size // (e.sizes["replica"] * e.sizes["fsdp"] * n_micro)
+    overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
+    options = compiler_options(d.platform, t.compiler_options)
     lines = [
-        f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of {si(e.device.memory, 'B')} per device "
+        f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of {si(d.memory, 'B')} per device "
         f"({USABLE:.0%} usable).",
-        f"{steps:,} steps take about {duration(steps * e.seconds)}: {e.seconds:.3g} s per step, "
+        f"{t.steps:,} steps take about {duration(t.steps * e.seconds)}: {e.seconds:.3g} s per step, "
         f"{si(e.tokens_per_step / e.seconds)} tokens/s, MFU {mfu:.0%}.",
         "",
         f"{_devices(e)}, mesh {_mesh(e)}",
-        *_run_lines(e),
+        f"{parameters.count(parameters.parameter_table(m)):,} parameters, {si(per_token, 'FLOP')} per token",
+        f"{e.tokens_per_step:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
+        f"sequence{'s' if rows > 1 else ''} per device; {si(e.tokens_per_step * t.steps)} tokens in all",
+        "attention: {}; {}".format(*attention_implementation(e.config, d, e.sizes)),
         "",
         "Memory per device",
         *_memory_lines(e),
@@ -58,8 +65,13 @@ def describe(e: Estimate) -> str:
         *_communication_lines(e),
         "",
         "Assumptions",
-        *_assumption_lines(e),
-        *_option_lines(e),
+        f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {m.compute_dtype};",
+        f"  communication {overlaps if d.platform == 'tpu' else 'does not overlap them'};",
+        f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
+        f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
+        "one direction",
+        *(["", "Options of the compiler"] if options else []),
+        *(f"  {name}={value}" for name, value in options.items()),
     ]
     return "\n".join(lines)
 
@@ -75,18 +87,6 @@ def _devices(e: Estimate) -> str:
 
 def _mesh(e: Estimate) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in e.sizes.items())
-
-
-def _run_lines(e: Estimate) -> list[str]:
-    m, t, n_micro = e.config.model, e.config.train, micro_batches_per_step(e.config, e.sizes)
-    n_parameters = parameters.count(parameters.parameter_table(m))
-    rows = t.batch_size // (e.sizes["replica"] * e.sizes["fsdp"] * n_micro)
-    return [
-        f"{n_parameters:,} parameters, {si(flops.flops_per_token(m, t.seq_len), 'FLOP')} per token",
-        f"{e.tokens_per_step:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
-        f"sequence{'s' if rows > 1 else ''} per device; {si(e.tokens_per_step * t.steps)} tokens in all",
-        "attention: {}; {}".format(*attention_implementation(e.config, e.device, e.sizes)),
-    ]
 
 
 def _memory_lines(e: Estimate) -> list[str]:
@@ -114,24 +114,6 @@ def _communication_lines(e: Estimate) -> list[str]:
     if e.config.optimizer.name == "soap" and e.n_devices > 1:
         lines.append("  The communication of soap's state is not counted.")
     return lines or ["  nothing"]
-
-
-def _assumption_lines(e: Estimate) -> list[str]:
-    d, dtype = e.device, e.config.model.compute_dtype
-    overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
-    return [
-        f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {dtype};",
-        f"  communication {overlaps if d.platform == 'tpu' else 'does not overlap them'};",
-        f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
-        f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
-        "one direction",
-    ]
-
-
-def _option_lines(e: Estimate) -> list[str]:
-    options = compiler_options(e.device.platform, e.config.train.compiler_options)
-    lines = ["", "Options of the compiler"] if options else []
-    return lines + [f"  {name}={value}" for name, value in options.items()]
 
 
 def _mesh_table(found: list[Estimate]) -> str:
