@@ -68,7 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in sources or texts.own_texts(run)]
     output = Path(a.output).expanduser() if a.output else run.path / "evaluation"
-    make_directory(output, linked=bool(a.output))
+    try:
+        output.mkdir(parents=True, exist_ok=True) if a.output else make_folder(output)
+    except OSError as error:
+        raise UserError(f"--output: {output} cannot be created ({error.strerror}); give another one") from None
+    if not os.access(output, os.W_OK):
+        raise UserError(f"--output: {output} is not writable; give another one")
     options = {"stride": a.stride, "batch_size": a.batch_size}
     with report_out_of_memory("use --no-baselines"):
         baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
@@ -81,16 +86,6 @@ def main(argv: list[str] | None = None) -> int:
 def print_line(line: str) -> None:
     """Print information that is not a result."""
     print(line, file=sys.stderr, flush=True)
-
-
-def make_directory(directory: Path, linked: bool) -> None:
-    """Create the directory for the results if it does not exist; linked: it may be a link."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True) if linked else make_folder(directory)
-    except OSError as error:
-        raise UserError(f"--output: {directory} cannot be created ({error.strerror}); give another one") from None
-    if not os.access(directory, os.W_OK):
-        raise UserError(f"--output: {directory} is not writable; give another one")
 
 
 def show(a: argparse.Namespace, run, results: list, output: Path) -> None:

@@ -108,7 +108,6 @@ class HarnessModel(TemplateLM):
         raise UserError("--apply_chat_template: this model has no chat template")
 
     def get_model_info(self) -> dict:
-        """Return the fields that the harness saves with the results."""
         return {"model_step": self.trained.step, "model_windows": self.windows}
 
     # ---- Log-likelihoods --------------------------------------------------------------------------------------------

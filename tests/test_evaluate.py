@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from huggingface_checkpoints import checkpoint
 from running import metrics_of
+from tiny import with_keys
 
 import lm
 from lm.baselines.ngrams import ngram_losses
@@ -128,8 +129,7 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
 
 
 def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_path):
-    packed = dataclasses.replace(run.config.data, packing="documents")
-    rows = dataclasses.replace(run, path=tmp_path / "run", config=dataclasses.replace(run.config, data=packed))
+    rows = dataclasses.replace(run, path=tmp_path / "run", config=with_keys(run.config, data_packing="documents"))
     shutil.copytree(bench.reference(), rows.path)
     record = json.loads((rows.path / "run.json").read_text())
     record["data"]["fingerprint"] = open_text(rows, "test", None, print).corpus.fingerprint
@@ -196,8 +196,7 @@ def write_bad_texts() -> None:
 def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write_bad_texts()
-    config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, tokenizer="none"))
-    without = dataclasses.replace(run, config=config, tokenizer=None)
+    without = dataclasses.replace(run, config=with_keys(run.config, data_tokenizer="none"), tokenizer=None)
     result = evaluate(without, data="tokens:shards")
     assert result.plain.loss.value == pytest.approx(run.loss([1] * 40), abs=1e-5)
     with pytest.raises(UserError, match="has no tokenizer, only token ids; give tokens:PATH"):
@@ -205,18 +204,16 @@ def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path)
 
 
 def test_a_packed_run_has_no_stride(run):
-    packed = dataclasses.replace(run.config.data, packing="documents")
-    run = dataclasses.replace(run, config=dataclasses.replace(run.config, data=packed))
+    packed = dataclasses.replace(run, config=with_keys(run.config, data_packing="documents"))
     with pytest.raises(UserError, match=r"--stride: .* packs documents into rows"):
-        evaluate(run, stride=4)
+        evaluate(packed, stride=4)
 
 
 @pytest.mark.slow
 def test_a_packed_run_is_evaluated_in_its_rows(bench, run):
     """The text is one document, so the rows are its windows, and all their targets are the same."""
-    packed = dataclasses.replace(run.config.data, packing="documents")
-    rows = dataclasses.replace(run, config=dataclasses.replace(run.config, data=packed))
-    result, plain = evaluate(rows), evaluate(run)
+    packed = dataclasses.replace(run, config=with_keys(run.config, data_packing="documents"))
+    result, plain = evaluate(packed), evaluate(run)
     assert result.text.split.packed
     assert result.plain.tokens == plain.plain.tokens
     assert result.plain.loss.value == pytest.approx(plain.plain.loss.value, abs=1e-5)
@@ -251,8 +248,7 @@ def test_the_baselines_of_another_text_are_those_of_the_text_of_the_run(bench, r
 
 def test_without_the_text_of_the_run_there_are_no_baselines(run):
     text, messages = open_text(run, "test", None, print), []
-    data = dataclasses.replace(run.config.data, source="text:absent.txt")
-    lost = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    lost = dataclasses.replace(run, config=with_keys(run.config, data_source="text:absent.txt"))
     assert find_baselines(lost, [text], messages.append) == [{}]
     assert messages[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
 

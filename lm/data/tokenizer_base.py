@@ -29,7 +29,6 @@ class Tokenizer:
         raise NotImplementedError
 
     def decode(self, ids) -> str:
-        """Return the text of ids."""
         raise NotImplementedError
 
     def state(self) -> dict:

@@ -16,9 +16,8 @@ def short_names(results: list[TextResult]) -> list[str]:
 
 def losses_table(results: list[TextResult]) -> str:
     """Return a table of the scores of all texts, with a row for each kind of windows."""
-    rows: list[tuple[str, ...]] = [
-        ("text", "predicted by", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
-    ]
+    header = ("text", "predicted by", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
+    rows: list[tuple[str, ...]] = [header]
     for name, result in zip(short_names(results), results, strict=True):
         rows.append((name, f"model, windows of {result.plain.seq_len:,}", *_cells(result.plain)))
         if result.sliding:
@@ -53,13 +52,11 @@ def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str
 
 def context_table(results: list[TextResult]) -> str:
     """Return a table of the loss by length of the context, with a column for each text."""
-    columns = [{(b.first, b.last): b for b in result.plain.by_context} for result in results]
-    lengths = sorted(set().union(*columns))
+    columns = [{(b.first, b.last): str(b.loss) for b in result.plain.by_context} for result in results]
     rows = [("context", *short_names(results))]
-    for first, last in lengths:
-        bins = [column.get((first, last)) for column in columns]
-        lengths_shown = f"{first:,}" if first == last else f"{first:,}-{last:,}"
-        rows.append((lengths_shown, *(str(b.loss) if b else "-" for b in bins)))
+    for first, last in sorted(set().union(*columns)):
+        lengths = f"{first:,}" if first == last else f"{first:,}-{last:,}"
+        rows.append((lengths, *(column.get((first, last), "-") for column in columns)))
     return table(rows, right=[0])
 
 

@@ -80,7 +80,6 @@ class Scores:
 
     @property
     def tokens(self) -> int:
-        """Return the number of predicted tokens."""
         return int(self.sums[..., 0].sum())
 
     @functools.cached_property

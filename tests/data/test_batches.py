@@ -1,6 +1,5 @@
 """The batch of a step is a pure function of (tokens, seed, step), wherever it is gathered."""
 
-import dataclasses
 import threading
 
 import jax
@@ -9,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm.config import Config
+from lm.config import Config, DataConfig, TrainConfig
+from lm.config.schema import EvalConfig
 from lm.data import Split, batches
 from lm.data.concatenated import ConcatenatedArray
 
@@ -65,16 +65,9 @@ def test_each_window_is_equally_likely_at_each_place_of_an_epoch():
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
 
 
-def config_of(*, seq_len=3, batch_size=4, eval_batch_size=None, steps_per_dispatch=1, **data) -> Config:
-    config = Config()
-    return dataclasses.replace(
-        config,
-        train=dataclasses.replace(
-            config.train, seed=11, seq_len=seq_len, batch_size=batch_size, steps_per_dispatch=steps_per_dispatch
-        ),
-        eval=dataclasses.replace(config.eval, batch_size=eval_batch_size),
-        data=dataclasses.replace(config.data, **data),
-    )
+def config_of(*, seq_len=3, batch_size=4, eval_batch_size=None, **data) -> Config:
+    train = TrainConfig(seed=11, seq_len=seq_len, batch_size=batch_size)
+    return Config(train=train, eval=EvalConfig(batch_size=eval_batch_size), data=DataConfig(**data))
 
 
 def split_of(tokens, segments=None) -> Split:

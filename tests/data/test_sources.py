@@ -1,6 +1,7 @@
 """Tiny Shakespeare: read if prepared, else downloaded (here from 127.0.0.1), else replaced with a warning."""
 
 import contextlib
+import functools
 import hashlib
 import http.client
 import io
@@ -43,10 +44,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def config(tmp_path):
-    def make(**changes):
-        return DataConfig(**{"data_dir": str(tmp_path / "tfds"), "cache_dir": str(tmp_path / "cache")} | changes)
-
-    return make
+    return functools.partial(DataConfig, data_dir=str(tmp_path / "tfds"), cache_dir=str(tmp_path / "cache"))
 
 
 def quiet(config):

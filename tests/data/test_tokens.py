@@ -1,6 +1,7 @@
 """Opening a corpus: tokens, splits and fingerprints, and what happens to damaged or missing files."""
 
 import errno
+import functools
 import itertools
 import json
 import os
@@ -32,13 +33,8 @@ TEXT = "It was the best of times,\nit was the worst of times. " * 40
 @pytest.fixture
 def config(tmp_path):
     """Make a DataConfig of a text file of 2,120 characters, with config(**changes)."""
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-
-    def make(**changes):
-        return DataConfig(**{"source": f"text:{path}", "cache_dir": str(tmp_path / "cache")} | changes)
-
-    return make
+    (tmp_path / "text.txt").write_text(TEXT)
+    return functools.partial(DataConfig, source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path / "cache"))
 
 
 def quiet(config, **options):
