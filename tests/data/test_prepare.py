@@ -76,17 +76,6 @@ def test_units_contain_each_line_exactly_once(dump):
         assert whole == dump.read_text()
 
 
-def test_shards_hold_every_document_in_order(dump, tmp_path):
-    assert main(arguments(dump, tmp_path / "out")) == 0
-    found = corpus(tmp_path / "out", tmp_path)
-    tokenizer = tokenizers.make("byte", ())
-    texts = {name: tokenizer.decode(np.asarray(split.tokens)) for name, split in found.splits.items()}
-    pieces = [text for name in texts for text in texts[name].split(".\n") if text]
-    assert sorted(pieces) == sorted(text.removesuffix(".") for text in DOCUMENTS)
-    assert [p for p in texts["train"].split(".\n") if p] == [t[:-1] for t in DOCUMENTS if t[:-1] in texts["train"]]
-    assert 0.05 < found.splits["validation"].n_tokens / sum(s.n_tokens for s in found.splits.values()) < 0.15
-
-
 def test_the_validation_fraction_holds_for_unevenly_sized_files(tmp_path):
     """Files of one document, of very different sizes, or a single one: the same documents are held out."""
     whole = split_documents(Span("jsonl", "", 0, 1), DOCUMENTS, 0.1)["validation"]
@@ -310,6 +299,7 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
         (("--input", "jsonl:/no/such/file"), "is not a file of jsonl, nor a folder"),
         (("--input", "xml:x"), "is not one of text:PATH"),
         (("--tokenizer", "char"), "is not one of byte, hf:PATH, bpe:SIZE"),
+        (("--special_tokens",), "--special_tokens: the byte tokenizer has no special tokens"),
         *(
             (("--tokenizer", f"bpe:{size}"), "SIZE above 256 and below 10000000")
             for size in ("1" + "0" * 23, "9" * 5000, "256", "-1", "", "³²¹")

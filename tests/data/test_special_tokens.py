@@ -176,10 +176,6 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
     assert "other options" in capsys.readouterr().err
 
 
-def test_bytes_have_no_special_tokens(tmp_path, capsys):
+def test_bytes_have_no_special_tokens():
     with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
         tokenizers.ByteTokenizer().with_special_tokens(True)
-    (tmp_path / "text.txt").write_text("text")
-    options = [f"--input=text:{tmp_path / 'text.txt'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]
-    assert prepare.main([*options, "--special_tokens"]) == 2
-    assert "--special_tokens: the byte tokenizer has no special tokens" in capsys.readouterr().err

@@ -41,12 +41,6 @@ def test_words_include_the_space_before_them():
     assert tokenizers.WORD.findall(second) == ["\t", "Whether", " ", "'", "tis", " ", " nobler"]
 
 
-def test_bpe_merges_the_textbook_example():
-    # Wikipedia's "aaabdaaabac": aa, ab and then aaab are merged, which leaves aaab d aaab a c.
-    tokenizer = hf_tokenizer.train_bpe(["aaabdaaabac"], 256 + 3 + 1)
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("aaabdaaabac")] == ["aaab", "d", "aaab", "a", "c"]
-
-
 def test_bpe_of_a_text_without_spaces_takes_time_in_proportion_to_its_length():
     """DNA is a single word. No word of the trainer has more than 4,096 characters, and none is lost."""
     dna = "".join(np.random.default_rng(0).choice(list("ACGT"), 50_000))
