@@ -45,7 +45,7 @@ class Continuation:
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int) -> None:
-        """Add drawn ids, at most n_tokens in total, unless the text has ended: at a stop id or before a stop string."""
+        """Add drawn ids, unless the text has ended: with n_tokens ids, at a stop id, or before a stop string."""
         if self.finish:
             return
         for i in ids:
