@@ -146,10 +146,7 @@ def weight(
 ) -> Parameter:  # fmt: skip
     """Return the declaration of a weight with the config's initializer.
 
-    Args:
-        c: model section of a resolved config.
-        shape, axes, contract, batch, used: see `Parameter`.
-        residual: it projects back into the residual stream.
+    For `shape` to `used` see `Parameter`. `residual`: it projects back into the residual stream.
 
     >>> weight(ModelConfig(init="he"), (8, 2, 4), "DHK").std  # sqrt(2 / 8)
     0.5

@@ -32,11 +32,8 @@ REMAT_POLICIES = {
 def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
     """Return the window of each layer, None without one.
 
-    Windows of at least the length of the sequence are dropped: they do not change the program.
-
-    Args:
-        c: model section of a resolved config.
-        n_tokens: the number of tokens on this device, at positions 0 .. T-1; None: at any positions.
+    Windows of at least the length of the sequence would change nothing, and are dropped. `n_tokens` are on this device,
+    at positions 0 .. T-1; None: at any positions.
     """
     limit = float("inf") if n_tokens is None else collectives.global_seq_len(n_tokens)
     return tuple(window if 0 < window < limit else None for window in layer_windows(c))
@@ -45,17 +42,12 @@ def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
 def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context) -> dict:
     """Apply n_layers blocks to the stream, inside a compact method of a Linen module.
 
-    Args:
-        block: module class, called as block(c, like)(stream, context, layer).
-        c: model section of a resolved config.
-        stream: arrays (B, T, ...) by name; every block returns the same names, shapes and dtypes.
-        context: passed to every block.
+    A block is called as block(c, like)(stream, context, layer), and returns the same names, shapes and dtypes.
     """
     for first, period, n in groups(c):
         if n == 1:
-            stream = _rematerialize(block, c, static_layer=True)(c, first, name=f"layers_{first}")(
-                stream, context, first
-            )
+            module = _rematerialize(block, c, static_layer=True)(c, first, name=f"layers_{first}")
+            stream = module(stream, context, first)
         else:
             scan = nn.scan(
                 lambda module, stream, layer: (module(stream, context, layer), None),
@@ -128,9 +120,7 @@ def _n_periods(kinds: list, period: int) -> int:
 def split_layers(params: dict, c: ResolvedModel) -> dict:
     """Replace the stacks in "layers" by the parameters of each group of layers, which the model reads.
 
-    Args:
-        params: nested dicts, as returned by parameters.init_params. Already split ones are returned as they are.
-        c: model section of a resolved config.
+    Parameters that are already split are returned as they are.
     """
     if "layers" not in params:
         return params

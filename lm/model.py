@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from lm import layer_stack, parameters
 from lm.config import ResolvedModel, layer_windows
+from lm.declarations import Table
 from lm.layers import norms, position_encodings, variants
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
@@ -25,7 +26,6 @@ from lm.layers.layer_norms import layer_norm
 from lm.layers.linear import project
 from lm.layers.losses import Head, head_logits
 from lm.layers.variants import Here, at
-from lm.linen import declare
 from lm.parallel import collectives
 from lm.past import Past
 
@@ -96,6 +96,20 @@ class Context:
         if self.dropout_keys_B is None or rate == 0:
             return x_BTD
         return dropout(x_BTD, jax.vmap(lambda key: jax.random.fold_in(key, site))(self.dropout_keys_B), rate)
+
+
+def declare(module: nn.Module, table: Table) -> Table:
+    """Return the module's parameters by name, gathered; parameters.init_params computes their initial values."""
+    c = module.config
+
+    def declared(path, p):
+        w = module.param(path, lambda _: jnp.zeros(collectives.local_shape(p), c.param_dtype))
+        # The backward pass sums the gradients of rows of embeddings, which would lose precision in 16 bits.
+        dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
+        with jax.named_scope(path):  # names the communication in profiles
+            return collectives.gather_parameter(w, p, dtype)
+
+    return Table(type(module).__name__, {path: declared(path, p) for path, p in table.items()})
 
 
 class Norm(nn.Module):
@@ -199,11 +213,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Decoder-only Transformer from token ids (B, T) to the stream after the final norm; its "x" is (B, T, D).
 
-    Call arguments:
-        tokens_BT: integers (B, T).
-        past: how positions see earlier ones.
-        dropout_keys_B: one key per example; None: no dropout.
-        tap: a function (module, name, x) -> x that observes or replaces named intermediates.
+    The arguments of a call are those of `Context`.
     """
 
     config: ResolvedModel
@@ -232,7 +242,6 @@ class Transformer(nn.Module):
         x_BTD = stream["x"]
         if parameters.has_final_norm(c):
             x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
-        stream, x_BTD = at(variants.LAST_HIDDEN, here, stream, x_BTD)
         factor = parameters.width_factor(c) * c.logit_divisor
         return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
 
@@ -255,7 +264,7 @@ def forward(params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segmen
         tokens_BT: integers (B, T).
         positions, segments: see `Past`.
         past: in place of both: how positions see earlier ones.
-        **options: see Transformer. mutable=["intermediates"]: also return what its hooks sow.
+        **options: dropout_keys_B and tap, see `Context`. mutable=["intermediates"]: also return what hooks sow.
     """
     params = layer_stack.split_layers(params, c)
     return Transformer(c).apply({"params": params}, tokens_BT, past or Past(positions, segments), **options)

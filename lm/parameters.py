@@ -33,9 +33,7 @@ def default_steps_per_dispatch(config: Config) -> int:
 def resolve(config: Config, vocab_size: int) -> Resolved:
     """Return the config with the unset keys of its model section, and the steps per dispatch, filled in.
 
-    Args:
-        config: a config, resolved or not.
-        vocab_size: that of the tokenizer, used if config.model.vocab_size is not set.
+    `vocab_size` is that of the tokenizer, used if config.model.vocab_size is not set.
     """
     c = config.model
     model = dataclasses.replace(

@@ -31,11 +31,8 @@ class Past:
     def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
         """Return the attention of the queries over the keys up to their own, (B, T, H, K).
 
-        Args:
-            module: the module of lm/model.py that asks, which can keep variables.
-            q_BTHK, k_BTGK, v_BTGK: queries, keys and values.
-            window: see `Mask`.
-            bias_BSH, **options: see `causal_attention`.
+        `module` is the module of lm/model.py that asks, which can keep variables. For `window` see `Mask`, for the rest
+        `causal_attention`.
         """
         keys = self.keys(k_BTGK, v_BTGK, bias_BSH)
         return causal_attention(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **keys, **options)
@@ -59,13 +56,8 @@ class Past:
     def last(self, module, name: str, x_BTC, n: int):
         """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
 
-        Vectors before the start of a document are 0.
-
-        Args:
-            module: the module of lm/model.py that asks, which can keep variables.
-            name: the name of its cache, unique in the module.
-            x_BTC: one vector per position.
-            n: number of vectors, the position's own included.
+        Vectors before the start of a document are 0. `module` as for `attend`; `name` is that of its cache, unique in
+        the module.
 
         >>> Past().last(None, "x", jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0, :, :, 0].tolist()
         [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]

@@ -26,19 +26,7 @@ def enabled(x) -> bool:
 
 
 def project(x, w, n_in):
-    """Contract the last axes of `x` with the first axes of `w`.
-
-    Args:
-        x: (R, *in).
-        w: (*in, *out).
-        n_in: the number of axes in `in`.
-
-    Returns:
-        The product (R, *out) in float32.
-
-    >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3)), 1).shape
-    (5, 2, 3)
-    """
+    """Contract the n_in last axes of x (R, *in) with the first of w (*in, *out), and return (R, *out) in float32."""
     size = math.prod(w.shape[:n_in])
     return matmul(x.reshape(-1, size), w.reshape(size, -1), False).reshape(-1, *w.shape[n_in:])
 
@@ -48,9 +36,7 @@ def matmul(a, b, transposed):
     """Return the matrix product over the last two axes, in float32. The gradient multiplies in the dtype of `a`.
 
     Args:
-        a: (..., M, K).
-        b: (..., K, N), or (..., N, K) if `transposed`.
-        transposed: whether to transpose `b`.
+        a, b: (..., M, K) and (..., K, N), or (..., N, K) if `transposed`.
     """
     return _product(a, b, transposed)
 

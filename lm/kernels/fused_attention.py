@@ -28,15 +28,11 @@ def choose_implementation(
     and it is possible, else einsum.
 
     Args:
-        implementation: "auto" or one of the above.
         platform: as from lm.kernels.platform.target.
         window: None, an int, or anything else for a window known only at run time.
         segments, contiguous: bools, see `Mask` of lm/layers/attention.py.
         dtype, d_head, softcap, n_queries: see `causal_attention` there.
         more_scores: whether there is a bias or a sink, which only "einsum" and "chunked" have.
-
-    Returns:
-        (name, reason).
 
     Raises:
         ValueError: unknown implementation, or one that does not support the arguments; names one that does.
@@ -103,28 +99,28 @@ def xla(q_BTHK, k_BSGK, v_BSGK, visible_BTS, *, scale):
     return out.reshape(q_BTHK.shape)
 
 
-def cudnn(q_BTHK, k_BTGK, v_BTGK, segments_BT, *, scale, window):
-    """Return flash attention on NVIDIA GPUs over contiguous positions; segments_BT may be None."""
+def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
+    """Return flash attention on NVIDIA GPUs over contiguous positions."""
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = [] if segments_BT is None else [jnp.broadcast_to(segments_BT, q_BTHK.shape[:-2]).reshape(q.shape[:2])]
-    left_right = None if window is None else (window - 1, 0)
+    segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    segments = [a.reshape(q.shape[:2]) for a in segments]
+    left_right = None if mask.window is None else (mask.window - 1, 0)
 
     def attend(q, k, v, segments_BT=None):
         # The causal and window masks cost nothing; documents need one (B, 1, T, T), the same for all heads.
-        mask = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
-        return jax.nn.dot_product_attention(
-            q, k, v, mask=mask, is_causal=True, local_window_size=left_right, scale=scale, implementation="cudnn"
-        )
+        same = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        options = {"is_causal": True, "local_window_size": left_right, "scale": scoring.scale}
+        return jax.nn.dot_product_attention(q, k, v, mask=same, **options, implementation="cudnn")
 
     return _over_heads(attend, q, k, v, *segments).reshape(q_BTHK.shape)
 
 
-def splash(q_BTHK, k_BTGK, v_BTGK, segments_BT, *, scale, softcap, window):
-    """Return flash attention on TPUs over contiguous positions; segments_BT may be None."""
+def splash(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
+    """Return flash attention on TPUs over contiguous positions."""
     q, k, v = (jnp.swapaxes(a.reshape(-1, *a.shape[-3:]), 1, 2) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = [] if segments_BT is None else [jnp.broadcast_to(segments_BT, q_BTHK.shape[:-2])]
-    attend = functools.partial(_splash_by_head, window=window, softcap=softcap)
-    q = (q.astype(jnp.float32) * scale).astype(q.dtype)  # the kernel has no scale
+    segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    attend = functools.partial(_splash_by_head, window=mask.window, softcap=scoring.softcap)
+    q = (q.astype(jnp.float32) * scoring.scale).astype(q.dtype)  # the kernel has no scale
     out = _over_heads(attend, q, k, v, *segments, axis=1)
     return jnp.swapaxes(out, 1, 2).reshape(q_BTHK.shape)
 

@@ -50,16 +50,9 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 
 def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str | bool]:
-    """Return XLA's options of a training program.
-
-    Args:
-        platform: as from `target`.
-        changed: NAME=VALUE of options that are added or changed, config.train.compiler_options.
+    """Return XLA's options of a training program; config.train.compiler_options adds or changes some.
 
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': 'true'}
     """
-    return {
-        **dict.fromkeys(OPTIONS.get(platform, ()), "true"),
-        **dict(option.split("=", 1) for option in changed or ()),
-    }
+    return dict.fromkeys(OPTIONS.get(platform, ()), "true") | dict(option.split("=", 1) for option in changed or ())

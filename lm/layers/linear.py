@@ -22,13 +22,6 @@ def project(x, w, b=None, *, n_in=1):
         w: weight (*in, *out), cast to the dtype of `x` (mixed precision keeps float32 weights). Its gradient has the
             weight's own dtype.
         b: bias (*out), or None.
-        n_in: number of contracted axes.
-
-    Returns:
-        (..., *out) in the dtype of `x`.
-
-    Raises:
-        ValueError: the axes of `x` and `w` differ.
 
     >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
     (5, 2, 3)
@@ -57,10 +50,6 @@ def project_to_float32(x, w, b=None, *, transposed=False):
         x: activations (..., D).
         w: weight (D, V), or (V, D) if `transposed`.
         b: bias (V,), or None.
-        transposed: whether the contracted axis of `w` is its last.
-
-    Returns:
-        (..., V).
 
     >>> project_to_float32(jnp.full((2,), 3, jnp.bfloat16), jnp.eye(2))
     Array([3., 3.], dtype=float32)
@@ -71,13 +60,12 @@ def project_to_float32(x, w, b=None, *, transposed=False):
     return y.reshape(*leading, -1)
 
 
-def _equation(transposed):
-    return "RD,VD->RV" if transposed else "RD,DV->RV"
+EQUATIONS = {False: "RD,DV->RV", True: "RD,VD->RV"}  # by `transposed`
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _matmul_to_float32(x, w, transposed):
-    return jnp.einsum(_equation(transposed), x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.einsum(EQUATIONS[transposed], x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _matmul_to_float32_forward(x, w, transposed):
@@ -87,7 +75,7 @@ def _matmul_to_float32_forward(x, w, transposed):
 def _matmul_to_float32_backward(transposed, saved, g):
     # JAX's own rule multiplies the float32 cotangent with the 16-bit factor, at a fraction of the 16-bit speed.
     x, w = saved
-    _, vjp = jax.vjp(functools.partial(jnp.einsum, _equation(transposed)), x, w)
+    _, vjp = jax.vjp(functools.partial(jnp.einsum, EQUATIONS[transposed]), x, w)
     return vjp(g.astype(x.dtype))
 
 
@@ -123,9 +111,7 @@ def weighted_sums(weights_BHTS, v_BSHK):
 def softcap(x, cap):
     """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2, arXiv:2408.00118, section 2).
 
-    Args:
-        x: logits or attention scores.
-        cap: a positive number, or None to return `x`.
+    A cap of None returns `x`.
 
     >>> softcap(jnp.array([-1000.0, 0.0, 1000.0]), 10.0)
     Array([-10.,   0.,  10.], dtype=float32)

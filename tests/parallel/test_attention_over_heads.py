@@ -26,15 +26,15 @@ mask = Mask.causal(16, window=5)
 def gradients(attend):
     return jax.jit(jax.value_and_grad(lambda *x: (attend(*x) ** 2).sum(), argnums=(0, 1, 2)))(*qkv)
 
-expected = gradients(lambda q, k, v: attention._einsum(q, k, v, mask, Scoring(0.3)))
+expected = gradients(lambda q, k, v: attention.IMPLEMENTATIONS["einsum"](q, k, v, mask, Scoring(0.3)))
 mesh = make_mesh({"replica": 1, "fsdp": 2, "tensor": 2, "sequence": 1})
 rows, heads = jax.P("fsdp"), jax.NamedSharding(mesh, jax.P("fsdp", None, "tensor"))
 qkv = [jax.device_put(x, heads) for x in qkv]
 with jax.set_mesh(mesh):
     # As in a training step: the examples are mapped, the heads are left to the partitioner.
     found = gradients(jax.shard_map(
-        lambda q, k, v: attention._cudnn(q, k, v, mask, Scoring(0.3)), in_specs=(rows,) * 3, out_specs=rows,
-        axis_names={"replica", "fsdp", "sequence"}, check_vma=False,
+        lambda q, k, v: attention.IMPLEMENTATIONS["cudnn"](q, k, v, mask, Scoring(0.3)),
+        in_specs=(rows,) * 3, out_specs=rows, axis_names={"replica", "fsdp", "sequence"}, check_vma=False,
     ))
 assert set(calls) == {((2, 16, 4, 8), (2, 16, 2, 8))}, calls  # each device has its own heads
 jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)

@@ -65,7 +65,6 @@ HEADS: Site = {  # o_BTHK, the output of the heads; and v_BTGK
     "attn_exclusive": exclusive_attention,
     "attn_gate": attention_gate,
 }
-LAST_HIDDEN: Site = {}  # x_BTD, after the final norm
 LOSSES: Site = {"multi_token_prediction": multi_token_prediction}  # ideas with `losses`, and no `apply`
 
 # Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
@@ -80,7 +79,7 @@ FEED_FORWARDS = {"mlp": mlp, "glu": glu, "moe": moe}
 
 # The sites by the module of lm/model.py that declares their parameters.
 SITES = {
-    "model": (EMBEDDING, LAST_HIDDEN, LOSSES),
+    "model": (EMBEDDING, LOSSES),
     "block": (BLOCK_INPUT,),
     "attention": (QUERIES_KEYS, VALUES, SCORES, HEADS),
 }
@@ -110,14 +109,11 @@ class Here:
     module: Any
 
     def last(self, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
-
-        Vectors before the start of a document are 0. `name` is unique in the module.
-        """
+        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C); see `Past`."""
         return self.context.past.last(self.module, name, x_BTC, n)
 
     def running_sum(self, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name` as for `last`."""
+        """Return the sum over each position and all earlier ones of its document, (B, T, C); see `Past`."""
         return self.context.past.running_sum(self.module, name, x_BTC)
 
 
@@ -190,9 +186,7 @@ def feed_forward(c: ResolvedModel, layer: int) -> Any:
 def loss_weights(c: ResolvedModel, progress) -> dict:
     """Return the weights of the terms that ideas add to the loss, by name.
 
-    Args:
-        c: model section of a resolved config.
-        progress: the fraction of the training steps that were taken, which may be traced.
+    `progress` is the fraction of the training steps that were taken, which may be traced.
     """
     ideas = [idea for idea in everywhere(c) if hasattr(idea, "loss_weights")]
     return {name: weight for idea in ideas for name, weight in idea.loss_weights(c, progress).items()}
@@ -201,11 +195,8 @@ def loss_weights(c: ResolvedModel, progress) -> dict:
 def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress) -> dict[str, tuple]:
     """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
 
-    Args:
-        c, progress: see `loss_weights`.
-        stream: as the model returns it; "x" is (B, T, D).
-        fields: of the batch, see lm/step.py.
-        cross_entropy: (targets, weights) -> `Sums` of lm/layers/losses.py, of the model's logits.
+    `fields` are those of the batch, see lm/step.py; cross_entropy(targets, weights) returns the `Sums` of the model's
+    logits.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
     for idea in everywhere(c):
