@@ -17,25 +17,18 @@ from lm.update_rules.normuon import NORMUON
 from lm.update_rules.soap import SOAP
 
 
-def _constant(o: OptimizerConfig, peak, end: int, length: int):
-    return optax.constant_schedule(peak)
-
-
-def _linear(o: OptimizerConfig, peak, end: int, length: int):
-    return optax.linear_schedule(peak, o.final_fraction * peak, length)
-
-
-def _cosine(o: OptimizerConfig, peak, end: int, length: int):
-    return optax.cosine_decay_schedule(peak, length, o.final_fraction)
-
-
 def _wsd(o: OptimizerConfig, peak, end: int, length: int):
     decay = min(length, max(1, round(o.decay_fraction * end)))
     return optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
 
 
 # After the warm-up: (config, peak, last step of the decay, steps between the warm-up and that step) -> schedule.
-SCHEDULES = {"constant": _constant, "linear": _linear, "cosine": _cosine, "wsd": _wsd}
+SCHEDULES = {
+    "constant": lambda o, peak, end, length: optax.constant_schedule(peak),
+    "linear": lambda o, peak, end, length: optax.linear_schedule(peak, o.final_fraction * peak, length),
+    "cosine": lambda o, peak, end, length: optax.cosine_decay_schedule(peak, length, o.final_fraction),
+    "wsd": _wsd,
+}
 
 
 def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -61,17 +54,9 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
 
 def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
     """Return which parameters have weight decay, as nested dicts of bools."""
-    decays = {
-        "weight": True,
-        "scalar": False,
-        "norm": o.decay_norms,
-        "bias": o.decay_biases,
-        "embedding": o.decay_embeddings,
-    }
-
-    def on_sphere(p) -> bool:
-        return o.name == "muonh" and MUON_HYPERBALL.takes(p)
-
+    decays = {"weight": True, "scalar": False}
+    decays |= {"norm": o.decay_norms, "bias": o.decay_biases, "embedding": o.decay_embeddings}
+    on_sphere = MUON_HYPERBALL.takes if o.name == "muonh" else lambda p: False
     return parameters.nest({path: decays[p.kind] and not on_sphere(p) for path, p in table.items()})
 
 
@@ -89,14 +74,6 @@ def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformatio
     return optax.GradientTransformation(decay.init, update)
 
 
-def _adamw(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
-    return optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps)
-
-
-def _lion(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
-    return optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0)
-
-
 def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
 
@@ -108,11 +85,12 @@ def _schedule_free(o: OptimizerConfig, schedule: optax.Schedule, table: paramete
 
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
-# Updates without clipping and weight decay, scaled by minus the learning rate; they receive the loss as `value`.
+# (config, schedule, parameter table) -> updates without clipping and weight decay, scaled by minus the learning rate.
+# They receive the loss as `value`.
 UPDATE_RULES: dict[str, Callable] = {
-    "adamw": _adamw,
+    "adamw": lambda o, schedule, table: optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps),
     "sgd": _sgd,
-    "lion": _lion,
+    "lion": lambda o, schedule, table: optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0),
     "schedule_free": _schedule_free,  # AVERAGES averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
 
@@ -164,12 +142,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
     """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
 
     Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Matrices that a
-    rule leaves to Adam have Adam's factor.
-
-    Args:
-        o: optimizer section of the config.
-        table: the parameter table.
-        factor: parameters.width_factor of the model.
+    rule leaves to Adam have Adam's factor. `factor` is parameters.width_factor of the model.
     """
     rule = MATRIX_RULES.get(o.name)
 
@@ -189,8 +162,7 @@ def make_optimizer(
     kind of each parameter, so that rules can be compared with nothing else changed.
 
     Args:
-        o: optimizer section of the config.
-        steps: config.train.steps.
+        o, steps: the section config.optimizer, and config.train.steps.
         table: the parameter table.
         factor: parameters.width_factor of the model; 1 except under muP.
     """

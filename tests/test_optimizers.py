@@ -12,7 +12,7 @@ import optax
 import pytest
 from references import update_rules
 from running import slow
-from tiny import jit_gradients, redrawn, state_of, tiny, unstack_layers
+from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm.config import OptimizerConfig
 from lm.declarations import Parameter
@@ -144,22 +144,6 @@ def test_gradients_are_clipped_to_the_global_norm(scale):
 MUON = OptimizerConfig(
     name="muon", learning_rate=0.1, schedule="constant", adam_learning_rate=0.01, weight_decay=0.0, clip_norm=None
 )
-
-
-@pytest.mark.slow
-def test_muon_updates_a_stack_as_separate_layers():
-    config = tiny(model=EVERYTHING)
-    params, grads = parameters_of(config), gradients(config, n=2)
-    after = updates(MUON, config, grads, params)
-    assert set(after) >= {"layers", "head", "embedding"}
-    apart = {}
-    for path, p in table_of(config).items():
-        if p.layers is None:
-            apart[path] = p
-        for i in p.layers or ():
-            apart[path.replace("layers/", f"layers_{i}/")] = p.of_one_layer()
-    each = updated(make_optimizer(MUON, 100, apart), map(unstack_layers, grads), unstack_layers(params))
-    chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)
 
 
 def matrices_of(p, x) -> list[np.ndarray]:

@@ -22,8 +22,8 @@ class MatrixRule(NamedTuple):
 
     Attributes:
         init: (w_NIO) -> state, a dict of arrays.
-        update: (o, g_NIO, state, w_NIO, step) -> (update_NIO, state). o is the optimizer section of the config, g the
-            gradient, and step a `Step`.
+        update: (o, g_NIO, state, w_NIO, step) -> (change_NIO, state). o is the optimizer section of the config, g the
+            gradient, and step a `Step`. The change is added to w.
         from_zeros: whether it can update matrices that start at 0.
     """
 
@@ -67,13 +67,8 @@ def for_matrices(
 ) -> optax.GradientTransformation:
     """Return a rule of hidden matrices together with AdamW for embeddings, head, gains, biases and scalars.
 
-    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of matrices.
-
-    Args:
-        rule: the rule of matrices.
-        o: optimizer section of the config.
-        schedule: learning rate of the matrices by step. Adam's is the same times adam_learning_rate / learning_rate.
-        table: the parameter table.
+    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of matrices. `schedule`
+    is for the matrices; Adam's is the same times adam_learning_rate / learning_rate.
     """
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     adam = optax.adam(lambda step: ratio * schedule(step), b1=o.b1, b2=o.b2, eps=o.eps)
@@ -139,12 +134,10 @@ def on_whole_matrices(p: Parameter, f: Callable) -> Callable:
     """Return f computed on whole matrices, each by one of the devices that hold a part of it.
 
     The devices exchange parts of all matrices for some whole ones, and the results for the parts. Without that XLA
-    would gather all matrices for each product of f.
+    would gather all matrices for each product of f. Without a sharding of the parameter p, the result is f itself.
 
-    Args:
-        p: the parameter of the matrices. If they are not sharded, the result is f itself.
-        f: a function of trees of arrays (N, ...) and scalars, with a tree of arrays (N, ...) as its result. Those with
-            the shape of the matrices are sharded like the parameter, all others replicated.
+    f maps trees of arrays (N, ...) and scalars to a tree of arrays (N, ...). Those with the shape of the matrices are
+    sharded like p, all others replicated.
     """
     mesh = traced_mesh()
     split = {} if mesh is None else split_sides(p, dict(mesh.shape))

@@ -30,7 +30,6 @@ def orthogonalize(x_NIO):
 
 
 def init(w_NIO) -> dict:
-    """Return the state: the momentum."""
     return {"momentum": jnp.zeros_like(w_NIO)}
 
 
@@ -43,7 +42,6 @@ def direction(o: OptimizerConfig, g_NIO, state: dict, step: Step):
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
-    """Return the change of w_NIO, and the state."""
     u_NIO, state = direction(o, g_NIO, state, step)
     n_in, n_out = w_NIO.shape[-2:]
     return -step.rate * max(1, n_out / n_in) ** 0.5 * u_NIO, state

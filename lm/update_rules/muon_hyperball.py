@@ -13,12 +13,10 @@ from lm.update_rules.matrices import MatrixRule, Step, norm
 
 
 def init(w_NIO) -> dict:
-    """Return the state: the momentum, and the radius R of each matrix."""
     return muon.init(w_NIO) | {"radius": norm(w_NIO)}
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
-    """Return the change of w_NIO, and the state."""
     u_NIO, momentum = muon.direction(o, g_NIO, state, step)
     radius_N11 = state["radius"]
     moved_NIO = w_NIO - step.rate * radius_N11 * u_NIO / (norm(u_NIO) + muon.EPS)

@@ -15,12 +15,10 @@ from lm.update_rules.muon import orthogonalize
 
 
 def init(w_NIO) -> dict:
-    """Return the state: the momentum m, and the mean square v of the updates of each output."""
     return {"momentum": jnp.zeros_like(w_NIO), "mean_square": jnp.zeros_like(w_NIO[:, :1])}
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
-    """Return the change of w_NIO, and the state."""
     m_NIO = o.muon_beta * state["momentum"] + (1 - o.muon_beta) * g_NIO
     u_NIO = step.whole(orthogonalize)(m_NIO)
     mean_square_N1O = jnp.mean(u_NIO**2, axis=1, keepdims=True)

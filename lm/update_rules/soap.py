@@ -23,7 +23,6 @@ from lm.update_rules.matrices import MatrixRule, Step
 
 
 def init(w_NIO) -> dict:
-    """Return the state: Adam's moments, the statistics of both sides, and their eigenvectors."""
     (n, n_in, n_out), dtype = w_NIO.shape, jnp.promote_types(w_NIO.dtype, jnp.float32)
     state = {name: jnp.zeros_like(w_NIO, dtype) for name in ("momentum", "mean_square")}
     for name, size in (("left", n_in), ("right", n_out)):
@@ -32,7 +31,6 @@ def init(w_NIO) -> dict:
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
-    """Return the change of w_NIO, and the state."""
     return step.whole(functools.partial(_update, o))(g_NIO, state, step.rate, step.count)
 
 
