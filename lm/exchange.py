@@ -21,7 +21,7 @@ from lm.errors import UserError
 from lm.files import lock, refuse_url, to_json
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
-from lm.huggingface.weights import exported_tensors, load_params, to_device
+from lm.huggingface.weights import exported_tensors, load_params
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.text_tables import table
@@ -39,12 +39,8 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
 
     It lies beside `path`. What an interrupted command left there is deleted, so that a repeated command succeeds.
 
-    Args:
-        path: a directory that must be new or empty.
-        option: the command-line option that named it, for errors.
-
     Raises:
-        UserError: `path` has files or cannot be created.
+        UserError: `path`, which the command-line option `option` named, has files or cannot be created.
         TemporaryError: another process is writing it.
     """
     refuse_url(path, option)
@@ -68,12 +64,7 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
 
 
 def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None) -> None:
-    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0.
-
-    Args:
-        directory: the checkpoint's directory.
-        workdir: the directory to write, which must be new or empty.
-        seq_len, dtype: see `read_config`.
+    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0. seq_len, dtype: see `read_config`.
 
     Raises:
         UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
@@ -83,7 +74,7 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
         tokenizer = load_tokenizer(directory, config)
         if tokenizer is None:
             config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
-        params = to_device(load_params(directory, config))
+        params = load_params(directory, config)
         digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
         source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
         meta: dict[str, Any] = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
@@ -104,11 +95,6 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
 
 def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
-
-    Args:
-        workdir: the directory of the run.
-        output: the directory to write, which must be new or empty.
-        step: a step, "latest", or "best" by validation loss.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
@@ -138,16 +124,12 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
 def compare(directory: str, workdir: str | None, step: int | str, tolerance: float) -> bool:
     """Print the differences between our activations and those of transformers on random ids, both in float32.
 
+    Return whether all logits are within the tolerance.
+
     Args:
         directory: a checkpoint of Hugging Face, which transformers loads.
         workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
         tolerance: the largest accepted difference of logits.
-
-    Returns:
-        Whether all logits are within the tolerance.
-
-    Raises:
-        UserError: if torch is missing, or the checkpoint is not supported.
     """
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
@@ -198,19 +180,9 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
 
 
 def report(ours: dict, theirs: dict, tolerance: float) -> bool:
-    """Print a table of differences, the largest one of the logits and where it arises.
+    """Print a table of differences, the largest one of the logits and where it arises; see `compare`.
 
     A difference arises where it first exceeds the tolerance, relative to the largest activation (if that is above 1).
-
-    Args:
-        ours, theirs: arrays by name, in the order of the computation, as from `our_activations`.
-        tolerance: the largest accepted difference of logits.
-
-    Returns:
-        Whether all logits are within the tolerance.
-
-    Raises:
-        UserError: an array has different shapes, or exists in `theirs` only.
     """
     rows, arises = [("after", "largest difference", "largest value")], None
     for name, x in theirs.items():

@@ -25,7 +25,7 @@ from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer
-from lm.huggingface.weights import load_params, to_device
+from lm.huggingface.weights import load_params
 from lm.workdir import checkpoints
 from lm.workdir.saved_run import SETTINGS, check_meta, is_step
 
@@ -176,51 +176,38 @@ class TrainedModel:
 
 
 def load(path: str | Path, step: int | str = "best") -> TrainedModel:
-    """Load the model of a run, or of a checkpoint of Hugging Face.
+    """Load the model of a run, or of a checkpoint of Hugging Face; see `lm.load` and `checkpoints.restore_params`.
 
-    Args:
-        path: the directory of the run or of the checkpoint.
-        step: a step of the run, "latest", "best" by validation loss, or an average; see `checkpoints.restore_params`.
+    A parameter that is NaN or infinite gives a warning on standard error.
 
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted or not supported.
     """
     path = Path(path).expanduser()
     step = int(step) if isinstance(step, str) and is_step(step) else step
-    return _load_checkpoint(path, step) if is_checkpoint(path) else _load_run(path, step)
-
-
-def _load_run(path: Path, step: int | str) -> TrainedModel:
-    step, params, meta = checkpoints.restore_params(path, step)
-    check_meta(meta, f"{path}, step {step}")
-    config = saved_config(meta["config"])
-    # This device may not support the implementation of attention that the run used.
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
-    tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
-    if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
-        tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
-    return _checked(TrainedModel(path, step, config, params, tokenizer))
-
-
-def _load_checkpoint(directory: Path, step: int | str) -> TrainedModel:
-    """Load a checkpoint of Hugging Face as step 0."""
-    if step not in ("best", "latest", 0):
-        raise UserError(f"{directory} is a checkpoint of Hugging Face, which has no step {step}")
-    config = read_config(directory)
-    tokenizer = load_tokenizer(directory, config)
-    return _checked(TrainedModel(directory, 0, config, to_device(load_params(directory, config)), tokenizer))
-
-
-def _checked(loaded: TrainedModel) -> TrainedModel:
-    """Warn on standard error if a parameter is NaN or infinite."""
-    finite = _are_finite(parameters.flat(loaded.params))
-    if wrong := [path for path, is_finite in finite.items() if not is_finite]:
+    if is_checkpoint(path):
+        if step not in ("best", "latest", 0):
+            raise UserError(f"{path} is a checkpoint of Hugging Face, which has no step {step}")
+        step, config = 0, read_config(path)
+        tokenizer: Tokenizer | None = load_tokenizer(path, config)
+        params = load_params(path, config)
+    else:
+        step, params, meta = checkpoints.restore_params(path, step)
+        check_meta(meta, f"{path}, step {step}")
+        config = saved_config(meta["config"])
+        # This device may not support the implementation of attention that the run used.
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+        if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
+            tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
+    finite = _are_finite(parameters.flat(params))
+    if wrong := [name for name, is_finite in finite.items() if not is_finite]:
         print(
-            f"WARNING: {loaded.path}, step {loaded.step}: {len(wrong)} of {len(finite)} parameters have NaN or "
-            f"infinite values, the first is {wrong[0]}",
+            f"WARNING: {path}, step {step}: {len(wrong)} of {len(finite)} parameters have NaN or infinite values, the "
+            f"first is {wrong[0]}",
             file=sys.stderr,
         )
-    return loaded
+    return TrainedModel(path, step, config, params, tokenizer)
 
 
 @jax.jit

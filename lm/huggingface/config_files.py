@@ -27,13 +27,8 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  #
 def find_file(directory: str | Path, name: str, limit: int | None = None) -> Path | None:
     """Return the path of a checkpoint's file, or None if there is none. Others may have made the checkpoint.
 
-    Args:
-        directory: the checkpoint's directory.
-        name: the name of the file.
-        limit: the most bytes that it may have; None: any number.
-
     Raises:
-        UserError: it is a pipe or a device, larger than the limit, or a link that leads out of the directory. Links to
+        UserError: it is a pipe or a device, has more bytes than the limit, or is a link out of the directory. Links to
             the blobs beside a snapshot in the cache of huggingface_hub are followed.
     """
     path, inside = Path(directory) / name, Path(directory).resolve()
@@ -94,7 +89,6 @@ def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str
     """Return our resolved config for the config.json of a checkpoint.
 
     Args:
-        directory: the checkpoint's directory.
         seq_len: train.seq_len; None: the checkpoint's number of positions, at most MAX_SEQ_LEN.
         dtype: dtype of parameters and computation; None: the checkpoint's.
 
@@ -186,13 +180,11 @@ def read_training_config(directory: str | Path) -> Config:
 def export_fields(config: Resolved, settings: dict[str, str] | None = None) -> tuple[Family, dict[str, Any]]:
     """Return the family that has an equivalent of a model, and the fields of its config.json.
 
-    Args:
-        config: a resolved config.
-        settings: files of the checkpoint that the model came from, by name; the family of its config.json, if there is
-            one, is tried first.
+    `settings` are the files of the checkpoint that the model came from, by name; the family of its config.json is tried
+    first.
 
     Raises:
-        UserError: if no family has one, with the reasons of the closest family.
+        UserError: if no family has one, with the reasons of the closest.
     """
     reasons = {}  # by model_type
     before = json.loads((settings or {}).get("config.json", "{}")).get("model_type")

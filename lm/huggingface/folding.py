@@ -15,10 +15,6 @@ def fold(family: Family, c: ResolvedModel) -> tuple[ResolvedModel, dict[str, flo
 
     The factor of attention scores is multiplied into the queries, that of the embeddings into an untied table, and that
     of the last hidden states (muP) into the final norm. Biases that the family needs and the model lacks are zero.
-
-    Args:
-        family: the family to export to.
-        c: model section of a resolved config.
     """
     has = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
     changes: dict[str, Any] = dict.fromkeys(BIASES, True) if family.zero_biases else {}

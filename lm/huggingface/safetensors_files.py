@@ -32,33 +32,26 @@ class TensorFiles:
     """
 
     def __init__(self, directory: str | Path):
-        """Open the files and check their headers.
-
-        Raises:
-            UserError: if files are missing, damaged or not safetensors.
-        """
+        """Open the files and check their headers; raises UserError if some are missing, damaged or not safetensors."""
         from safetensors import SafetensorError, safe_open
 
         self._directory, self._stack = Path(directory), ExitStack()
         self._file_of: dict[str, Any] = {}
-        files = {}
         with ExitStack() as stack:
             for name, expected in self._find_files().items():
                 if (path := find_file(self._directory, name)) is None:
                     raise UserError(f"{self._directory / name} is missing; download it again")
                 try:
-                    files[name] = stack.enter_context(safe_open(path, framework="np", backend="pread"))
+                    file = stack.enter_context(safe_open(path, framework="np", backend="pread"))
                 except SafetensorError as error:
                     raise UserError(f"{path} is corrupted or truncated ({error}); download it again") from None
-                for tensor in files[name].keys():  # noqa: SIM118
-                    other, _ = self._file_of.setdefault(tensor, (name, files[name]))
+                for tensor in file.keys():  # noqa: SIM118
+                    other, _ = self._file_of.setdefault(tensor, (name, file))
                     if other != name:
                         raise UserError(f"{path} and {other} both have the tensor {tensor}; download both again")
-                if expected and (lost := sorted(expected - set(files[name].keys()))):
+                if expected and (lost := sorted(expected - set(file.keys()))):
                     raise UserError(f"{path} has no tensor {lost[0]}, which {INDEX} places there; download both again")
-            slices = {tensor: file.get_slice(tensor) for tensor, (_, file) in self._file_of.items()}
-            self.shapes = {tensor: tuple(found.get_shape()) for tensor, found in slices.items()}
-            self._dtypes = {tensor: found.get_dtype() for tensor, found in slices.items()}
+            self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, (_, file) in self._file_of.items()}
             self._stack = stack.pop_all()
 
     def _find_files(self) -> dict[str, set[str] | None]:
@@ -82,14 +75,10 @@ class TensorFiles:
         raise UserError(f"{self._directory} has neither {SINGLE} nor {INDEX}")
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor.
-
-        Raises:
-            UserError: if it is not of a supported type.
-        """
+        """Return a tensor; raises UserError if it is not of a supported type."""
         file_name, file = self._file_of[name]
-        where, dtype = f"{self._directory / file_name}: {name}", self._dtypes[name]
-        if dtype not in DTYPES:
+        if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+            where = f"{self._directory / file_name}: {name}"
             raise UserError(f"{where} is stored as {dtype}; supported are {', '.join(DTYPES)}")
         return file.get_tensor(name)
 
@@ -116,10 +105,7 @@ class Planned(NamedTuple):
 def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYTES) -> list[str]:
     """Write tensors to model.safetensors, or to several files with an index, and return the names of the files.
 
-    Args:
-        directory: an existing directory.
-        planned: the tensors; one value at a time is in memory.
-        shard_bytes: largest number of bytes of a file, unless a single tensor is larger.
+    One value at a time is in memory. A file has at most shard_bytes, unless a single tensor is larger.
     """
     shards: list[list[Planned]] = [[]]
     for tensor in planned:

@@ -96,18 +96,19 @@ def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
 
 
 def load_params(directory: str | Path, config: Resolved) -> dict:
-    """Return the parameters of a checkpoint as nested dicts of NumPy arrays; see `read_params`."""
-    return parameters.nest(dict(read_params(directory, config)))
+    """Return the parameters of a checkpoint as nested dicts of arrays on the first device; see `read_params`.
+
+    They are moved one by one: NumPy arrays would be copied all at once where a checkpoint is saved.
+    """
+    values = read_params(directory, config)
+    return parameters.nest({path: jax.block_until_ready(jax.device_put(value)) for path, value in values})
 
 
 def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the path and the value of each parameter of a checkpoint.
 
     In memory are one parameter, or those that the checkpoint joins, such as queries, keys and values; and one tensor.
-
-    Args:
-        directory: the checkpoint's directory.
-        config: as returned by `read_config`; the parameters are cast to its model.param_dtype.
+    The config is that of `read_config`; parameters are cast to its model.param_dtype.
 
     Raises:
         UserError: if tensors are missing, unexpected or of another shape, or files are damaged.
@@ -128,24 +129,8 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
             yield from zip(paths, values, strict=True)
 
 
-def to_device(params: dict) -> dict:
-    """Move parameters to the first device, one by one, and return them. `params` is empty afterwards.
-
-    NumPy arrays would be copied all at once where a checkpoint is saved.
-    """
-    moved = {}
-    for name in list(params):
-        value = params.pop(name)
-        moved[name] = to_device(value) if isinstance(value, dict) else jax.block_until_ready(jax.device_put(value))
-    return moved
-
-
 def _match(directory: str | Path, family: Family, c: ResolvedModel, files: TensorFiles) -> dict[str, str]:
-    """Return the name in the files of each tensor of a model, by its usual name.
-
-    Raises:
-        UserError: tensors are missing, unexpected or of another shape.
-    """
+    """Return the name in the files of each tensor of a model, by its usual name; raises UserError if they differ."""
     short = {name.removeprefix(family.prefix): name for name in files.shapes}
     wanted = {place.name: place.shape for place in places(family, c)}
     names = {name: short.get(name.removeprefix(family.prefix)) for name in wanted}
@@ -186,9 +171,7 @@ def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> l
 def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = None) -> list[Planned]:
     """Return the tensors of an exported model, whose values are computed when they are written.
 
-    Args:
-        family, c: as returned by `export_fields`, and the model section of a resolved config.
-        params: our parameters, as nested dicts; None: the values are not needed.
+    The family is that of `export_fields`. params = None: the values are not needed.
 
     Raises:
         UserError: the family has no tensor for one of the model's parameters.

@@ -21,14 +21,9 @@ def write_checkpoint(
     tokenizer: Tokenizer | None = None,
     settings: dict[str, str] | None = None,
 ) -> list[str]:
-    """Write a checkpoint of Hugging Face, and return the names of its files.
+    """Write a checkpoint of Hugging Face to an existing directory, and return the names of its files.
 
-    Args:
-        target: an existing directory.
-        config: a resolved config.
-        params: parameters as nested dicts.
-        tokenizer: None: write none.
-        settings: the files of the checkpoint that the model came from, see `read_settings`, which are written again.
+    `settings` are the files of the checkpoint that the model came from, see `read_settings`; they are written again.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons.
