@@ -21,13 +21,7 @@ MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 
 
 def score_batch(params: dict, batch: dict, c: ResolvedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each.
-
-    Args:
-        params: nested dicts, as returned by parameters.init_params.
-        batch: see lm/step.py.
-        c: the model section of a resolved config.
-    """
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
@@ -101,18 +95,14 @@ def score(
     batch_size: int | None = None,
     progress: Callable[[int], object] = lambda n: None,
 ) -> list[Score]:
-    """Score windows, in batches of similar lengths, which are padded to few shapes.
+    """Return the scores of windows, in their order. Batches of similar lengths are padded to few shapes.
 
     Args:
-        params: nested dicts, as returned by parameters.init_params.
-        c: the model section of a resolved config.
+        params, c: parameters as nested dicts, and the model section of a resolved config.
         of: the windows.
         seq_len: the number of tokens that the model sees.
         batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most 64.
         progress: called with the number of windows of each finished batch.
-
-    Returns:
-        The scores, in the order of the windows.
     """
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
     scores: dict[int, Score] = {}

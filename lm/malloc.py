@@ -27,11 +27,8 @@ def retain_freed_memory(*, single_arena: bool = True) -> None:
 
     XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
     each new block is mapped page by page and filled with zeros. XLA allocates in threads of its own, whose arenas hold
-    at most 64 MiB and map each larger block anew: hence a single arena. `benchmarks/NOTES.md` has the measurements.
-
-    Args:
-        single_arena: False if several programs run at once that allocate little: in a single arena they would wait for
-            one another.
+    at most 64 MiB and map each larger block anew: hence a single arena, unless several programs run at once that
+    allocate little, and would wait for one another. `benchmarks/NOTES.md` has the measurements.
     """
     if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt

@@ -19,10 +19,7 @@ class Parser(BothSpellings):
     """A parser that shows texts as they are written, and takes options in full.
 
     In a shell that has run `eval "$(register-python-argcomplete lm)"`, it prints the completions of the command line.
-
-    Args:
-        command: the name of the module after "lm.".
-        description, epilog: of the help.
+    `command` is the name of the module after "lm.".
     """
 
     completes = "_ARGCOMPLETE" in os.environ  # a shell asks for completions

@@ -18,11 +18,8 @@ def scores(window, values):
     """Return how many robust standard deviations each value is above the median of its window.
 
     The standard deviation is 1.4826 times the median absolute deviation, as for normally distributed numbers. Up to
-    half of a window may be spikes without much effect. A score is 0 until more than half of the window is finite.
-
-    Args:
-        window: (2, WINDOW), see `empty_window`.
-        values: (2,), the loss and the gradient norm.
+    half of a window may be spikes without much effect. A score is 0 until more than half of the window is finite. The
+    window is (2, WINDOW); the values (2,) are the loss and the gradient norm.
 
     >>> window = empty_window().at[:, :100].set(jnp.linspace(1.0, 3.0, 100))
     >>> scores(window, jnp.array([2.0, 9.0])).round(1).tolist()  # the median counts what is missing as large

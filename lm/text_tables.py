@@ -14,14 +14,7 @@ def for_terminal(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Align the columns of a table for a terminal.
-
-    Args:
-        rows: the cells, the header first; every row has as many cells as the first.
-        right: the columns to align on the right (numbers).
-
-    Returns:
-        One line per row, columns two spaces apart, without trailing spaces.
+    """Align the columns of a table, whose first row is the header; those of `right` (numbers) on the right.
 
     >>> print(table([("name", "size"), ("embedding", "8"), ("head", "1,024")], right=[1]))
     name        size

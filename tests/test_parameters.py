@@ -202,14 +202,3 @@ def test_initial_values_do_not_change_between_versions(init, path):
 def test_bfloat16_parameters_are_the_rounded_float32_ones():
     wide, narrow = initial(), initial(param_dtype="bfloat16")
     chex.assert_trees_all_equal(narrow, jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide))
-
-
-def test_axis_letters_match_the_shapes_of_parameters():
-    """A letter means the same length in every parameter; the sharding rules rely on it."""
-    config = tiny(model={"scan_layers": True, "positions": "learned", "attn_bias": True, "ffn_bias": True})
-    c = config.model
-    lengths = {"N": c.n_layers, "D": c.d_model, "V": c.vocab_size, "T": c.max_positions, "H": c.n_heads}
-    lengths |= {"G": c.n_kv_heads, "K": c.d_head, "F": c.d_ff}
-    for path, p in parameter_table(c).items():
-        assert p.shape == tuple(lengths[axis] for axis in p.axes), path
-        assert path.rpartition("_")[2] in (p.axes.removeprefix("N"), path), path  # names end in the axes of one layer

@@ -30,7 +30,6 @@ from lm.huggingface.config_files import export_fields
 from lm.layers import variants
 from lm.layers.variants import OFF, attention_gate
 from lm.parallel import collectives, sharding
-from lm.past import Past
 from lm.step import _sums, batch_fields, init_state, loss_terms, train_steps
 from lm.training.layer_statistics import layer_statistics
 from lm.training.unused import unused_parameters
@@ -235,18 +234,22 @@ def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatc
 
 def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters():
     """The key of lm/layers/__init__.py; heads of queries are doubled by differential attention."""
-    for row in (*VARIANTS.values(), *map(Row, PAIRS)):
+    plain = {"positions": "learned", "attn_bias": True, "ffn_bias": True, "qk_norm": True, "norm": "layer"}
+    for row in (*VARIANTS.values(), *map(Row, PAIRS), Row(plain)):
         c = config_of(row).model
+        table = parameters.parameter_table(c)
         sizes = {"D": c.d_model, "V": c.vocab_size, "F": c.d_ff, "G": c.n_kv_heads, "K": c.d_head, "E": c.n_experts}
         sizes = {letter: {n} for letter, n in sizes.items()} | {"H": {c.n_heads, query_heads(c)}}
         assert sizes.keys() >= optimizers.WIDTHS | sharding.RULES.keys()
         wrong = [
             (path, letter)
-            for path, p in parameters.parameter_table(c).items()
+            for path, p in table.items()
             for letter, n in zip(p.axes, p.shape, strict=True)
             if n not in sizes.get(letter, {n})
         ]
         assert not wrong
+        if row.keys is plain:  # names end in the axes of one layer
+            assert all(p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items())
 
 
 @pytest.mark.slow
@@ -410,34 +413,6 @@ def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
     c = tiny().model
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
-
-
-def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
-    """here.last and here.running_sum decode as in the full forward pass, and see their own document only."""
-
-    class LookBack:
-        def apply(here, stream, v_BTGK):
-            flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
-            last_BTnC = here.last("v_last", flat_BTC, 3)
-            sum_BTC = here.running_sum("v_sum", flat_BTC)
-            own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[..., 0, :]  # a difference of sums
-            return stream, (jnp.einsum("...nC,n->...C", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
-                v_BTGK.shape
-            )
-
-    class Forget:
-        def apply(here, stream, options):
-            shape = (*here.x_BTD.shape[:-1], here.c.n_heads)
-            f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
-            sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
-            return stream, options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
-
-    monkeypatch.setitem(variants.VALUES, "norm_bias", LookBack)
-    monkeypatch.setitem(variants.SCORES, "norm_bias", Forget)
-    test_cached_decoding_equals_the_full_forward_pass(Row({}))
-    x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
-    last = Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
-    np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
 
 
 @pytest.mark.slow

@@ -97,11 +97,8 @@ def patch(run: TrainedModel, ids, patches: Mapping[str, jax.Array | Callable]) -
 def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
     """Return the logits (T, V) that the model would compute if a residual stream were the output of its last layer.
 
-    This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the logit lens").
-
-    Args:
-        run: a trained model.
-        residual_TD: (T, D), for example the intermediate "layers/0/residual".
+    This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the logit lens"), for
+    example to the intermediate "layers/0/residual".
     """
     ids_T = jnp.zeros(residual_TD.shape[:-1], jnp.int32)  # the last layer's output is replaced for all tokens
     return patch(run, ids_T, {f"layers/{run.config.model.n_layers - 1}/residual": residual_TD})
@@ -123,7 +120,11 @@ def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset
 
     def tap(name, x):
         if name in by_name or name in arrays:
-            x = _replace(name, x, by_name[name](x) if name in by_name else arrays[name])
+            new = by_name[name](x) if name in by_name else arrays[name]
+            try:
+                x = jnp.broadcast_to(jnp.asarray(new, x.dtype), x.shape)
+            except ValueError:
+                raise UserError(f"{name}: the patch has shape {jnp.shape(new)}; expected {x.shape}") from None
         if name in wanted:
             acts[name] = x
         return x
@@ -137,11 +138,8 @@ def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset
 def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes: Callable):
     """Return the logits of an unrolled model.
 
-    Args:
-        params, c: parameters, and the model section of a resolved config.
-        ids_T: token ids (T,) or (B, T).
-        tap: called as tap(name, x) with each intermediate; its result takes the place of x.
-        materializes: whether the attention with a given name computes its scores and weights.
+    tap(name, x) returns what takes the place of an intermediate. materializes(name): whether the attention of this name
+    computes its scores and weights.
     """
 
     def tap_module(module, name, x):
@@ -158,13 +156,6 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
     c = dataclasses.replace(c, scan_layers=False, remat="none")
     h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=tap_module)
     return tap("logits", head_logits(h_TD, model.head(params, c)))
-
-
-def _replace(name: str, x, new):
-    try:
-        return jnp.broadcast_to(jnp.asarray(new, x.dtype), x.shape)
-    except ValueError:
-        raise UserError(f"{name}: the patch has shape {jnp.shape(new)}; expected {x.shape}") from None
 
 
 def _name_of(module, *name: str) -> str:
@@ -188,11 +179,7 @@ def _axes(c: ResolvedModel) -> dict[str, str]:
 
 
 def _matches(pattern: str, c: ResolvedModel) -> list[str]:
-    """Return the names of the intermediates that match a pattern.
-
-    Raises:
-        UserError: if no name matches.
-    """
+    """Return the names of the intermediates that match a pattern; raises UserError if none does."""
     if found := fnmatch.filter(_axes(c), pattern):
         return found
     known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
@@ -203,11 +190,7 @@ def _matches(pattern: str, c: ResolvedModel) -> list[str]:
 
 
 def _token_ids(run: TrainedModel, ids) -> jax.Array:
-    """Return token ids (T,) or (B, T). Traced ids are not checked against the vocabulary.
-
-    Raises:
-        UserError: if they do not fit the model.
-    """
+    """Return token ids (T,) or (B, T), checked. Traced ones cannot be checked against the vocabulary."""
     if isinstance(ids, str):
         ids = run.encode(ids)
     elif not isinstance(ids, jax.core.Tracer):

@@ -62,7 +62,6 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     """Run a model on a text.
 
     Args:
-        run: a trained model.
         text: at least one token, and not more than the context of the model or MAX_TOKENS.
         layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
 
@@ -107,10 +106,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
 def choose_layers(layers: Sequence[int] | None, n_layers: int, n_weights: int) -> list[int]:
     """Return the layers whose attention a page shows, at most MAX_WEIGHTS weights.
 
-    Args:
-        layers: layers to show; None: all if they fit, else evenly spaced ones with the first and the last.
-        n_layers: the number of layers of the model.
-        n_weights: the number of weights of a layer.
+    With layers = None, these are all if they fit, else evenly spaced ones with the first and the last. A layer of the
+    model has n_weights.
 
     Raises:
         UserError: if a layer does not exist, or they do not fit.
