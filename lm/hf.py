@@ -71,7 +71,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def import_(a: argparse.Namespace) -> int:
-    """Import a checkpoint, and return the exit code."""
     if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
         raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
     start_jax()
@@ -84,7 +83,6 @@ def import_(a: argparse.Namespace) -> int:
 
 
 def export(a: argparse.Namespace) -> int:
-    """Export a run, and return the exit code."""
     start_jax()
     from lm.exchange import export_run
 
@@ -93,7 +91,6 @@ def export(a: argparse.Namespace) -> int:
 
 
 def check(a: argparse.Namespace) -> int:
-    """Compare with transformers, and return the exit code."""
     start_jax()
     from lm.exchange import compare
 

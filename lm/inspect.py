@@ -46,7 +46,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def inspect(a: argparse.Namespace) -> int:
-    """Write the page and return the exit code."""
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
         raise UserError(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
     if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):

@@ -10,7 +10,7 @@ import hashlib
 import jax
 import jax.numpy as jnp
 
-from lm.config import Config, Resolved, ResolvedModel, as_resolved, layer_windows
+from lm.config import Config, Resolved, ResolvedModel, as_resolved
 from lm.declarations import INITIALIZERS, Parameter, Table, bias, gain, nest, query_heads, weight, width_factor
 from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
 from lm.layers import variants
@@ -141,14 +141,6 @@ def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
             table[f"{name}_scale_{axes}"] = gain({"K": (K,), "HK": (H, K), "GK": (G, K)}[axes], axes)
     table |= of_layer(variants.declared(c, "attention"), layer)
     return Table("the parameter table of attention", table)
-
-
-def attended_keys(c: ResolvedModel) -> list[tuple[int, int]]:
-    """Return for each layer the width of all query heads together, and the window (0: none) of keys that they see.
-
-    The products of attention have no parameters, so this declares their cost.
-    """
-    return [(query_heads(c) * c.d_head, window) for window in layer_windows(c)]
 
 
 def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:

@@ -1,7 +1,8 @@
 """Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
 
-from lm.config import ResolvedModel
-from lm.parameters import attended_keys, parameter_table
+from lm.config import ResolvedModel, layer_windows
+from lm.declarations import query_heads
+from lm.parameters import parameter_table
 
 
 def matmul_params(config: ResolvedModel) -> int:
@@ -37,7 +38,8 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
         full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
-    keys = sum(n * (seq_len if full_square else mean_attended_keys(seq_len, w)) for n, w in attended_keys(config))
+    width = query_heads(config) * config.d_head  # of all query heads together
+    keys = sum(width * (seq_len if full_square else mean_attended_keys(seq_len, w)) for w in layer_windows(config))
     return 6 * matmul_params(config) + 12 * keys
 
 

@@ -260,8 +260,7 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
     return tuple(next(sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))))
 
 
-# ---- Scales ------------------------------------------------------------------------------------------------------
-
+# ---- Scales, branches and experts --------------------------------------------------------------------------------
 
 # Of Gemma: 1 / sqrt(n), and sqrt(d_model). Granite has the factor itself.
 QUERY_SCALE = Conversion(
@@ -277,19 +276,11 @@ ATTENTION_MULTIPLIER = Conversion(
     lambda fields: {"attn_scale": fields.get("attention_multiplier", 1.0)},
     lambda c: {"attention_multiplier": c.d_head**-0.5 if c.attn_scale is None else c.attn_scale},
 )
-
-
-# ---- Branches ----------------------------------------------------------------------------------------------------
-
-
 PARALLEL_BRANCHES = Conversion(
     ("residual",),
     lambda fields: {"residual": "parallel" if fields.get("use_parallel_residual", True) else "sum"},
     lambda c: {"use_parallel_residual": c.residual == "parallel"},
 )
-
-
-# ---- Experts -----------------------------------------------------------------------------------------------------
 
 
 def _read_dense_layers(fields):

@@ -30,9 +30,6 @@ def welford(x):
     The recurrence adds (x_i - m_(i-1)) (x_i - m_i) for feature i, where m_i is the mean of the first i features. As
     x_i - m_(i-1) = i/(i-1) (x_i - m_i), the i-th increment is i/(i-1) (x_i - m_i)^2 (0 for i = 1), and all m_i follow
     from one running sum. All increments are positive, so nothing cancels. For the rounding see `_running_means`.
-
-    >>> [round(float(moment[0]), 4) for moment in welford(jnp.array([1.0, 2.0, 6.0]))]
-    [3.0, 14.0]
     """
     shift, x, running_mean, i = _running_means(x)
     weights = i / jnp.maximum(i - 1, 1)  # at i = 1 the deviation is 0, so any weight will do
@@ -46,9 +43,6 @@ def chan(x):
     Each block of n_b features has a mean m_b and a sum of squared deviations M_b. Merged, mean = sum n_b m_b / n and
     M = sum M_b + sum n_b (m_b - mean)^2. The last block may be shorter. Rounds like `two_pass` with shorter sums, and
     is `two_pass` if there is one block.
-
-    >>> [round(float(moment[0]), 4) for moment in chan(jnp.arange(1.0, 41.0))]  # a block of 32 and one of 8
-    [20.5, 5330.0]
     """
     n = x.shape[-1]
     n_whole = n // BLOCK * BLOCK

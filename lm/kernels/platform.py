@@ -55,4 +55,5 @@ def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> d
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': 'true'}
     """
-    return dict.fromkeys(OPTIONS.get(platform, ()), "true") | dict(option.split("=", 1) for option in changed or ())
+    own = dict(option.split("=", 1) for option in changed or ())
+    return {**dict.fromkeys(OPTIONS.get(platform, ()), "true"), **own}

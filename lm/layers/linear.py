@@ -98,9 +98,6 @@ def weighted_sums(weights_BHTS, v_BSHK):
     """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the dtype of the values.
 
     On a CPU bfloat16 values give a float32 result, which is not rounded yet.
-
-    >>> weighted_sums(jnp.array([[[0.5, 0.5]]]), jnp.array([[[1.0]], [[3.0]]]))  # the mean of two values
-    Array([[[2.]]], dtype=float32)
     """
     weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
     if cpu_products.enabled(v_BSHK):

@@ -33,11 +33,11 @@ logits = jax.jit(model.logits, static_argnums=1)
 
 def written_and_read(config, directory):
     """Return the config and the parameters of an exported and imported model, and the parameters it had."""
-    params = jax.device_get(redrawn(config.model))  # JAX would compile a slice for each shape
+    params = jax.device_get(redrawn(config.model))  # JAX would compile a slice for each shape, here and below
     directory.mkdir()
     write_checkpoint(directory, config, params)
     found = read_config(directory)
-    return found, load_params(directory, found), params
+    return found, jax.device_get(load_params(directory, found)), params
 
 
 def check_logits(config, directory):
@@ -92,7 +92,7 @@ def test_an_imported_checkpoint_is_exported_with_identical_weights(case, dtype, 
     directory, again = checkpoint(tmp_path / "from", case, dtype=dtype), tmp_path / "to"
     config = read_config(directory)
     again.mkdir()
-    write_checkpoint(again, config, load_params(directory, config))
+    write_checkpoint(again, config, jax.device_get(load_params(directory, config)))
     assert read_config(again).model == config.model
     with TensorFiles(directory) as one, TensorFiles(again) as two:
         assert one.shapes == two.shapes
