@@ -42,8 +42,6 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "residual_multiplier": ({}, 1.0, 0.5),
     "logit_divisor": ({}, 1.0, 3.0),
     "rope_pattern": (TWO, (1,), (1, 0)),
-    "attn_exclusive": ({}, "none", "full"),
-    "value_residual": (TWO, "none", "half"),
     "parametrization": ({}, "standard", "mup"),
     "mup_base_d_model": ({"parametrization": "mup"}, 64, 16),
     "mup_base_d_head": ({"parametrization": "mup"}, 16, 4),
@@ -51,15 +49,8 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
 }
 SIZES = {"d_model", "d_head", "vocab_size"}  # the counts and shapes of parameters, tests/test_parameters.py
 IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and norm_algorithm, among its exact algorithms
-TRAINING_ONLY = {
-    "moe_balance",
-    "router_z",
-    "multi_token_prediction",
-    "init",
-    "embed_std",
-    "zero_init_residual",
-    "dropout",
-}
+TRAINING_ONLY = {"moe_balance", "router_z", "multi_token_prediction", "init", "embed_std", "zero_init_residual"}
+TRAINING_ONLY |= {"dropout"}
 
 
 def test_every_model_key_is_in_exactly_one_list():
