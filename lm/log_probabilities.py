@@ -17,9 +17,6 @@ LOGITS = 2**25  # in a batch, unless its size is given
 MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 
 
-# ---- A batch -----------------------------------------------------------------------------------------------------
-
-
 def score_batch(params: dict, batch: dict, c: ResolvedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
@@ -41,9 +38,6 @@ def _hidden(params, batch, c):
 def _score_targets(params, h_BTD, targets_BT, c):
     logits_BTV = head_logits(h_BTD, model.head(params, c))
     return token_losses(logits_BTV, targets_BT)[0], jnp.argmax(logits_BTV, -1) == targets_BT
-
-
-# ---- Texts -------------------------------------------------------------------------------------------------------
 
 
 class Window(NamedTuple):
