@@ -57,11 +57,12 @@ def open_corpus(
 def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) -> Corpus:
     source = _find_source(config, say)
     tokenizer = tokenizer or _make_tokenizer(config, source, say)
-    fingerprint, row_len = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint), None
+    fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
+    row_len = {"none": None, "documents": seq_len}[config.packing]
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
-        fingerprint, row_len = cache.key_of(fingerprint, "packed", seq_len), seq_len
+        fingerprint = cache.key_of(fingerprint, "packed", seq_len)
     splits, floor = _tokenize(source, tokenizer, row_len, _entry(config, "tokens", fingerprint), say), None
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
