@@ -72,7 +72,7 @@ def _problem_of(path: str) -> str | None:
     for signature, (name, command) in SIGNATURES.items():
         if head.startswith(signature):
             return f"{name}; convert it and give the new file: {command.replace('{}', path)}"
-    if head[:2] and not any(head[1:100:2]) and all(head[:100:2]):
+    if len(head) > 1 and not any(head[1:100:2]) and all(head[:100:2]):
         return f"looks like UTF-16; convert it and give the new file: iconv -f UTF-16LE -t UTF-8 {path} > {path}.utf8"
     try:
         head.decode()

@@ -88,8 +88,8 @@ def test_a_file_that_is_not_text_is_named_with_what_to_do(tmp_path, capsys, comm
         assert "\n" not in message
 
 
-def test_a_character_at_the_border_of_the_first_bytes_is_text(tmp_path):
-    text = "x" * (2**16 - 1) + "é"
+@pytest.mark.parametrize("text", ["a", "x" * (2**16 - 1) + "é"], ids=["one byte", "cut in the first bytes"])
+def test_a_text_of_one_byte_or_with_a_character_at_the_border_of_the_first_bytes_is_text(text, tmp_path):
     assert open_text(write(tmp_path / "a.txt", text), tmp_path)[0] == text
 
 
