@@ -45,23 +45,15 @@ DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; withou
 def main(argv: list[str] | None = None) -> int:
     """Print the manifest, and return the exit code."""
     args = parse_arguments(argv)
-    manifest, config = jobset(args)
+    manifest, config, n_devices = jobset(args)
     if args.check:
-        device = f"{(args.tpu or args.gpu).partition(':')[0]}:{n_devices(manifest)}"
+        device = f"{(args.tpu or args.gpu).partition(':')[0]}:{n_devices}"
         if code := compile_step(after_dashes(args.train), config, device, args.slices):
             return code
     else:
         print(NOT_CHECKED.format(""), file=sys.stderr)
     print(yaml.safe_dump(manifest, sort_keys=False), end="")
     return 0
-
-
-def n_devices(manifest: dict) -> int:
-    """Return the number of accelerators of all pods of a manifest."""
-    (jobs,) = manifest["spec"]["replicatedJobs"]
-    job = jobs["template"]["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    return jobs["replicas"] * job["parallelism"] * sum(container["resources"]["limits"].values())
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -89,8 +81,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def jobset(args: argparse.Namespace) -> tuple[dict, Config]:
-    """Return the manifest, and the config of the run.
+def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
+    """Return the manifest, the config of the run, and the number of its accelerators.
 
     Raises:
         UserError: the name, the machines or the arguments of the run are wrong.
@@ -99,10 +91,8 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config]:
     if args.restarts < 0:
         raise UserError(f"--restarts must be at least 0 (it is {args.restarts})")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
-        raise UserError(
-            f"--name: {args.name!r} is not a valid Kubernetes name; use up to 40 of a-z, 0-9 and -, and begin with a "
-            "letter"
-        )
+        advice = "use up to 40 of a-z, 0-9 and -, and begin with a letter"
+        raise UserError(f"--name: {args.name!r} is not a valid Kubernetes name; {advice}")
     for option, names in {"queue": [args.queue] if args.queue else [], "secret": args.secret}.items():
         if wrong := [name for name in names if not re.fullmatch(NAME_OF_OBJECT, name)]:
             raise UserError(f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb")
@@ -163,7 +153,7 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config]:
     if tolerations:
         pod["tolerations"] = tolerations
     template = merged({"spec": pod}, read_pod(args.pod)) if args.pod else {"spec": pod}
-    return _jobset_of_pods(metadata, template, n_pods, args), config
+    return _jobset_of_pods(metadata, template, n_pods, args), config, total
 
 
 def read_pod(path: Path) -> dict:
@@ -235,10 +225,7 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
         if device.largest_slice:
             slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.largest_slice} chips"
         raise UserError(f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}")
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": device.gke,
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
+    labels = {"cloud.google.com/gke-tpu-accelerator": device.gke, "cloud.google.com/gke-tpu-topology": topology}
     n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
     return n_pods, labels, {"google.com/tpu": device.per_host}, ["--multihost"]  # GKE's environment has the rest
 

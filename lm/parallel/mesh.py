@@ -37,14 +37,12 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
     shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
     open_axis = next((axis for axis, size in sizes.items() if size < 0), None)
     if n_devices % given or (open_axis is None and given != n_devices):
-        fits = _listed(divisors(n_devices))
+        if open_axis:
+            advice = "the product of the other axes must be"
+        else:
+            advice = "set one axis to -1 and the product of the others to"
         raise UserError(
-            f"config.mesh: {shown} does not fit {n_devices} devices; "
-            + (
-                f"the product of the other axes must be {fits}"
-                if open_axis
-                else f"set one axis to -1 and the product of the others to {fits}"
-            )
+            f"config.mesh: {shown} does not fit {n_devices} devices; {advice} {_listed(divisors(n_devices))}"
         )
     return sizes | ({open_axis: n_devices // given} if open_axis else {})
 
@@ -61,9 +59,6 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
         config: the config, resolved or not. Keys that are unset in an unresolved config are not checked.
         n_devices: the number of devices of all processes.
         n_slices: the number of TPU slices that the devices form.
-
-    Returns:
-        The sizes by axis, as from `mesh_sizes`.
 
     Raises:
         UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.
