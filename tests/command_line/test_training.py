@@ -35,16 +35,12 @@ def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(com
 
 
 BOTH_SPELLINGS = [
-    (
-        lambda arguments: parse_arguments(arguments)[0],
-        ["--config=configs/shakespeare.py", "--print-config", "json"],
-        "print_config",
-        "json",
-    ),
+    (lambda arguments: parse_arguments(arguments)[0], ["--config=configs/shakespeare.py", "--print-config", "json"],
+     "print_config", "json"),
     (prepare.parse_arguments, ["--verify=x", "--unit-mb=2"], "unit_mb", 2.0),
     (generate.parse_arguments, ["--workdir=x", "--prompt_file=a_b-c"], "prompt_file", "a_b-c"),
     (hf.parse_arguments, ["import", "x", "--workdir=x", "--seq_len=3"], "seq_len", 3),
-]
+]  # fmt: skip
 
 
 def test_options_may_have_hyphens_or_underscores(monkeypatch):
@@ -72,13 +68,11 @@ MISTAKES = [
     (["--resume"], "--resume: name the run to resume with --workdir DIR"),
     (["--connect_timeout=0"], "--connect_timeout: give a number of seconds between 1 and 86400"),
     (["--num_processes=2"], "belong together; give all three"),
-    (
-        ["--num_processes=2", "--process_id=0", "--coordinator_address=localhost"],
-        "--coordinator_address: 'localhost' is not HOST:PORT",
-    ),
+    (["--num_processes=2", "--process_id=0", "--coordinator_address=localhost"],
+     "--coordinator_address: 'localhost' is not HOST:PORT"),
     (["--plan"], "--plan and --device NAME:COUNT belong together"),
     (["--slices=2"], "--slices belongs to --plan"),
-]
+]  # fmt: skip
 
 
 def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(monkeypatch):

@@ -1,7 +1,5 @@
 """The files in configs/: they have the sizes they claim, report missing data in one line, and train."""
 
-from runpy import run_path
-
 import numpy as np
 import pytest
 from running import ROOT, metrics_of, summary_of
@@ -14,20 +12,10 @@ from lm.training import memory
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
 # Overrides that make a config small enough for a test; all other keys stay as they are.
 SMALL = {
-    "model.d_model": 32,
-    "model.n_heads": 2,
-    "model.n_layers": 1,
-    "model.d_ff": 64,
-    "train.steps": 20,
-    "train.batch_size": 4,
-    "train.micro_batch_size": 2,
-    "train.seq_len": 31,
-    "train.steps_per_dispatch": 5,
-    "eval.every": 10,
-    "eval.sample_tokens": 5,
-    "log.every": 10,
-    "log.tensorboard": "false",
-}
+    "model.d_model": 32, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 64, "train.steps": 20,
+    "train.batch_size": 4, "train.micro_batch_size": 2, "train.seq_len": 31, "train.steps_per_dispatch": 5,
+    "eval.every": 10, "eval.sample_tokens": 5, "log.every": 10, "log.tensorboard": "false",
+}  # fmt: skip
 
 
 def arguments(name: str, **overrides) -> list[str]:
@@ -36,11 +24,7 @@ def arguments(name: str, **overrides) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "vocab_size", "count"),
-    [
-        ("cmu_15780", 32_074, 9_892_554),
-        ("cs336_tinystories", 10_000, 22_696_448),
-        ("gpt2_124m", 50_257, 124_439_808),
-    ],
+    [("cmu_15780", 32_074, 9_892_554), ("cs336_tinystories", 10_000, 22_696_448), ("gpt2_124m", 50_257, 124_439_808)],
 )
 def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count):
     config = parameters.resolve(load(str(ROOT / "configs" / f"{name}.py"), []), vocab_size)
@@ -84,11 +68,3 @@ def test_a_config_trains_on_other_data(name, command, tmp_path):
     assert all(np.isfinite(losses))
     # There is nothing to learn from random ids; on text the loss falls.
     assert name == "gpt2_124m" or losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_header_of_a_config_states_its_command_cost_and_result(name):
-    header = run_path(str(ROOT / "configs" / f"{name}.py"))["__doc__"]
-    assert f"    python -m lm.train --config configs/{name}.py\n" in header
-    assert "\nCost: " in header
-    assert "\nResult" in header

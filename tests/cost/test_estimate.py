@@ -69,7 +69,6 @@ def test_plan_of_a_7b_model_on_64_h100s(capsys, monkeypatch):
     assert fits == "Fits"
     assert number(used) == pytest.approx(total, rel=5e-3)
 
-    # The second line is time: days are steps x seconds per step, and tokens per second follow from them.
     line = plan.splitlines()[1]
     days, seconds, speed = re.search(r"about ([\d.]+) days: ([\d.]+) s per step, ([\d.]+ k) tokens/s", line).groups()
     assert number(days) == pytest.approx(STEPS * number(seconds) / 86400, rel=5e-3)

@@ -51,6 +51,7 @@ MESHES = [
     [8, 1, 1, 1], [1, 8, 1, 1], [4, 1, 2, 1], [2, 1, 1, 4], [4, 2, 1, 1], [2, 2, 2, 1], [1, 1, 2, 4], [1, 2, 1, 4],
     [1, 2, 2, 2],
 ]  # fmt: skip
+ONE = dict.fromkeys(MESH_AXES, 1)
 ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) == 8]
 
 
@@ -250,19 +251,16 @@ def test_the_initial_state_is_computed_in_shards():
         assert largest == full // n_shards
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((-1, 3, 1, 1), r"fsdp 3 .* does not fit 8 devices; .* must be 1, 2, 4 or 8"),
-        ((2, 2, 1, 1), "does not fit 8 devices; set one axis to -1 and .* 1, 2, 4 or 8"),
-        ((1, 16, 1, 1), "does not fit 8 devices"),
-    ],
-)
-def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, message):
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error():
     assert list(mesh_sizes(MeshConfig(1, -1, 2, 1), 8).values()) == [1, 4, 2, 1]
     assert list(mesh_sizes(MeshConfig(2, 2, 2, 1), 8).values()) == [2, 2, 2, 1]
-    with pytest.raises(UserError, match=message):
-        mesh_sizes(MeshConfig(*sizes), 8)
+    for sizes, message in {
+        (-1, 3, 1, 1): r"fsdp 3 .* does not fit 8 devices; .* must be 1, 2, 4 or 8",
+        (2, 2, 1, 1): "does not fit 8 devices; set one axis to -1 and .* 1, 2, 4 or 8",
+        (1, 16, 1, 1): "does not fit 8 devices",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            mesh_sizes(MeshConfig(*sizes), 8)
 
 
 @pytest.mark.parametrize(
@@ -272,11 +270,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, message):
         ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
         ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
         ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24, .* with replica x fsdp = 1, 2 or 4"),
-        (
-            (2, 1, 1, 4),
-            {"train": {"seq_len": 10}},
-            "config.train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12",
-        ),
+        ((2, 1, 1, 4), {"train": {"seq_len": 10}}, "train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12"),
         ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
         ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
@@ -289,16 +283,16 @@ def test_what_cannot_be_sharded(sizes, sections, message):
         check_mesh(config, 8)
 
 
-@pytest.mark.parametrize(("sizes", "expected"), [((1, 1), 40), ((1, 8), 5), ((4, 8), 3), ((12, 8), 1)])
-def test_micro_batches_are_as_few_as_their_size_allows(sizes, expected):
+def test_micro_batches_are_as_few_as_their_size_allows():
     """480 sequences, at most 12 per micro-batch; 15 on each of 32 devices make 3 micro-batches of 5."""
     config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
-    assert micro_batches_per_step(config, dict(zip(MESH_AXES, (*sizes, 1, 1), strict=True))) == expected
+    for (replica, fsdp), expected in {(1, 1): 40, (1, 8): 5, (4, 8): 3, (12, 8): 1}.items():
+        assert micro_batches_per_step(config, {**ONE, "replica": replica, "fsdp": fsdp}) == expected
 
 
 def test_a_vocabulary_that_tensor_does_not_divide_is_replicated():
     table = parameters.parameter_table(tiny().model)  # 19 tokens
-    sizes = dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True))
+    sizes = ONE | {"fsdp": 2, "tensor": 2}
     assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")
     assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (None, "fsdp", "tensor")
     assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (None, None)
@@ -308,7 +302,7 @@ def test_an_axis_of_the_mesh_divides_a_parameter_once():
     """A table of values by token has two axes for tensor, the vocabulary and the heads; it is divided by heads."""
     table = parameters.parameter_table(tiny(model={"value_embeddings": True, "vocab_size": 20, "n_kv_heads": 2}).model)
     (p,) = (p for path, p in table.items() if path.endswith("value_embedding_VGK"))
-    spec = sharding.parameter_spec(p, dict(zip(MESH_AXES, [1, 2, 2, 1], strict=True)))
+    spec = sharding.parameter_spec(p, ONE | {"fsdp": 2, "tensor": 2})
     assert [axis for axis in spec if axis] == ["tensor"]
     assert spec[p.axes.index("G")] == "tensor"
 
