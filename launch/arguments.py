@@ -76,6 +76,7 @@ def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1
 
 
 def _refuse(argv: list[str], names: tuple[str, ...], instead: str) -> None:
-    found = [name for argument in argv if (name := argument.partition("=")[0]) in names]
-    if found:
-        raise UserError(f"{found[0]} after the two dashes: {instead}")
+    for argument in argv:
+        name = argument.partition("=")[0]
+        if name[:2] + name[2:].replace("-", "_") in names:  # the parser takes both spellings
+            raise UserError(f"{name} after the two dashes: {instead}")

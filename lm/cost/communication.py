@@ -1,6 +1,6 @@
-"""Bytes that devices exchange in a training step, by formulas.
+"""Bytes that devices exchange in a training step, by formulas. A test compares them with compiled programs.
 
-A test compares them with the collectives in compiled programs.
+In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the kind of device.
 """
 
 import dataclasses
@@ -94,12 +94,9 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
 
 
 def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Iterator[Transfer]:
-    """Yield what a step sends (see lm/parallel/sharding.py). Scalars, gains and biases are left out.
+    """Yield what a step sends (see lm/parallel/sharding.py), over `n_slices` slices of TPUs.
 
-    Args:
-        config: a resolved config.
-        sizes: the size of each mesh axis.
-        n_slices: the number of TPU slices, which divides the replica axis.
+    Scalars, gains and biases are left out.
     """
     in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
     for what, kind, axes, payload, times in (

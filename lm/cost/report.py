@@ -18,17 +18,7 @@ SHOWN = 5  # meshes
 def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> tuple[str, Estimate]:
     """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
 
-    Args:
-        config: a resolved config.
-        device_name: a name of lm.cost.devices.DEVICES.
-        n_devices: number of devices.
-        n_slices: the number of TPU slices that the devices form.
-
-    Returns:
-        The text and the estimate that it describes.
-
-    Raises:
-        UserError: see `estimate` and `search_meshes`.
+    Arguments and errors as for `estimate` and `search_meshes`. Returns the text and the estimate that it describes.
     """
     if config.mesh != MeshConfig() or n_devices == 1:
         chosen = estimate(config, device_name, n_devices, n_slices)

@@ -114,8 +114,7 @@ def from_first(function: Callable, *args, **kwargs) -> Any:
 
     Args:
         function: a function whose result can be encoded as JSON.
-        *args: arguments of the function.
-        **kwargs: keyword arguments of the function.
+        *args, **kwargs: its arguments.
 
     Raises:
         UserError, TemporaryError: in the other processes, if process 0 ends with an error (see `leave`).
@@ -148,7 +147,6 @@ def check_equal(what: str, text: str) -> None:
 
 
 def _store():
-    """Return the client of JAX's coordination service."""
     return _coordination().client
 
 

@@ -254,6 +254,7 @@ MISTAKES = {
         "--cpu must be at least 1": (*GPUS, "--cpu", "0", *CONFIG),
         "--workdir after the two dashes: the workdir is /runs/NAME": (*GPUS, *CONFIG, "--workdir", "/elsewhere"),
         "--coordinator_address after the two dashes": (*GPUS, *CONFIG, "--coordinator_address=x:1"),
+        "--num-processes after the two dashes": (*GPUS, *CONFIG, "--num-processes", "3"),
         "12 is not a multiple of the 8 GPUs": (*JOB, "--gpu", "h100:12", *CONFIG),
         "'h900:8' is not KIND:COUNT": (*JOB, "--gpu", "h900:8", *CONFIG),
         "there is no v5e slice 0x4": (*JOB, "--tpu", "v5e:0x4", *CONFIG),
