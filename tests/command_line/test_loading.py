@@ -118,14 +118,10 @@ def test_a_short_run_logs_more_often(config_file):
         assert load(path, overrides.split()).log.every == every
 
 
-def test_a_warmup_given_on_the_command_line_is_refused_rather_than_changed(config_file, the_problem):
+def test_a_given_schedule_that_does_not_fit_is_refused_and_values_of_a_sweep_shorten_it(config_file, the_problem):
     assert "use less than 20" in the_problem(config_file(), "train.steps=20", "optimizer.warmup_steps=20")
-
-
-def test_a_file_whose_schedule_does_not_fit_is_refused_and_values_of_a_sweep_shorten_it(config_file, the_problem):
-    assert "use less than 20" in the_problem(
-        config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
-    )
+    path = config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
+    assert "use less than 20" in the_problem(path)
     path, warnings = config_file("config.optimizer.warmup_steps = 20"), []
     assert load_values(path, {"train.steps": 10}, warnings.append) == load(path, ["train.steps=10"], warnings.append)
     assert len(warnings) == 2

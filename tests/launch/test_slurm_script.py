@@ -78,12 +78,6 @@ def test_a_mistake_or_a_loss_that_is_not_finite_is_not_requeued(job, code):
     assert f"exit code {code}: a restart would fail again" in log
 
 
-def test_a_run_that_saves_is_requeued_any_number_of_times(job):
-    start = job("--restarts", "1")
-    for _ in range(4):
-        assert start(f"{SAVE}; exit 143", "exit 143")[:2] == (143, "requeue 7\n")
-
-
 def test_a_job_whose_task_dies_is_requeued_a_limited_number_of_times(job):
     start = job("--restarts", "2")
     dead = ("kill -KILL $$", STOPPED)
@@ -95,11 +89,12 @@ def test_a_job_whose_task_dies_is_requeued_a_limited_number_of_times(job):
     assert start(*dead)[1] == "requeue 7\n"  # the count starts again after a requeue by hand
 
 
-def test_a_checkpoint_resets_the_count_of_restarts(job):
+def test_a_run_that_saves_is_requeued_any_number_of_times(job):
+    """A checkpoint resets the count of restarts."""
     start = job("--restarts", "1")
-    for task in ("exit 1", f"{SAVE}; exit 1", "exit 1"):
-        assert start(task)[1] == "requeue 7\n"
-    assert start("exit 1")[1] is None
+    for task in ("exit 143", *[f"{SAVE}; exit 143"] * 3, "exit 143"):
+        assert start(task, "exit 143")[:2] == (143, "requeue 7\n")
+    assert start("exit 143")[1] is None
 
 
 def test_a_job_that_cannot_count_its_starts_is_not_requeued(job, tmp_path):

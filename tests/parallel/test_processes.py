@@ -184,19 +184,12 @@ def test_a_mistake_ends_all_processes_with_exit_code_2(bench, tmp_path, mistake,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ((0, 2), "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)"),
-        ((1,), "process 1 could not reach process 0 at 127.0.0.1:"),
-    ],
-)
-def test_a_missing_process_ends_all_others(bench, tmp_path, ids, expected):
-    with processes(bench, tmp_path / "run", 3, "--connect_timeout=30", ids=ids) as running:
-        assert [process.wait(timeout=400) for process in running] == [1] * len(ids)
-    for place in range(len(ids)):
-        assert expected in output_of(tmp_path / "run", place)
-        assert "Traceback" not in output_of(tmp_path / "run", place)
+def test_a_missing_process_ends_all_others(bench, tmp_path):
+    with processes(bench, tmp_path / "run", 3, "--connect_timeout=30", ids=(0, 2)) as running:
+        assert [process.wait(timeout=400) for process in running] == [1, 1]
+    for output in (output_of(tmp_path / "run", place) for place in range(2)):
+        assert "process 1 of 3 did not connect to process 0 within 30 s (--connect_timeout)" in output
+        assert "Traceback" not in output
     assert not (tmp_path / "run").exists()
 
 
