@@ -63,15 +63,11 @@ def heads(config: Config) -> Iterator[Problem]:
     n_kv_heads = m.n_kv_heads or m.n_heads
     if m.d_head is None and m.d_model % m.n_heads:
         near = min(divisors(m.d_model), key=lambda n: abs(n - m.n_heads))
-        yield (
-            "model.d_model model.n_heads model.d_head",
-            f" is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head",
-        )
+        text = f" is not divisible by n_heads = {m.n_heads}; use n_heads = {near}, or set d_head"
+        yield "model.d_model model.n_heads model.d_head", text
     if m.n_heads % n_kv_heads:
-        yield (
-            "model.n_kv_heads model.n_heads",
-            f" does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}",
-        )
+        text = f" does not divide n_heads = {m.n_heads}; use one of {divisors(m.n_heads)}"
+        yield "model.n_kv_heads model.n_heads", text
 
 
 def position_encoding(config: Config) -> Iterator[Problem]:
@@ -93,10 +89,8 @@ def rope(m: ModelConfig) -> Iterator[Problem]:
         text = " must be even and at most the width of a head" + (f", {d_head}" if d_head else "")
         yield f"model.rope_width {keys}", text
     if m.rope_scaling == "llama3" and m.rope_low_freq_factor >= m.rope_high_freq_factor:
-        yield (
-            "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling",
-            f" is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; Llama 3.1 has 1 and 4",
-        )
+        text = f" is not less than rope_high_freq_factor = {m.rope_high_freq_factor}; Llama 3.1 has 1 and 4"
+        yield "model.rope_low_freq_factor model.rope_high_freq_factor model.rope_scaling", text
     if m.rope_scaling == "yarn" and (m.rope_beta_slow >= m.rope_beta_fast or m.rope_theta <= 1):
         yield (
             "model.rope_beta_fast model.rope_beta_slow model.rope_theta model.rope_scaling",
@@ -111,26 +105,20 @@ def layer_norm(config: Config) -> Iterator[Problem]:
         return
     running_mean, used = m.norm_algorithm == "running_mean", m.norm_placement != "none"
     if running_mean and m.norm_ddof:
-        yield (
-            "model.norm_ddof model.norm model.norm_algorithm",
-            ", but norm_algorithm = running_mean already divides by d_model - 1; use 0",
-        )
+        text = ", but norm_algorithm = running_mean already divides by d_model - 1; use 0"
+        yield "model.norm_ddof model.norm model.norm_algorithm", text
     if used and m.d_model <= m.norm_ddof:
         yield "model.norm_ddof model.d_model", f" would divide by 0 at d_model = {m.d_model}; use 0"
     if used and running_mean and m.d_model == 1:
-        yield (
-            "model.norm_algorithm model.norm model.norm_placement model.d_model",
-            " divides by d_model - 1, which is 0; use two_pass",
-        )
+        text = " divides by d_model - 1, which is 0; use two_pass"
+        yield "model.norm_algorithm model.norm model.norm_placement model.d_model", text
 
 
 def attention(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.attention in ("xla", "cudnn") and m.attn_softcap is not None:
-        yield (
-            "model.attention model.attn_softcap",
-            f" does not support attn_softcap = {m.attn_softcap}; use auto or einsum",
-        )
+        text = f" does not support attn_softcap = {m.attn_softcap}; use auto or einsum"
+        yield "model.attention model.attn_softcap", text
     if m.attention == "cudnn" and m.compute_dtype != "bfloat16":
         yield "model.attention model.compute_dtype", f" needs compute_dtype = bfloat16, not {m.compute_dtype}; use auto"
     if m.attention in ("cudnn", "splash") and m.scan_layers and len(set(m.window_pattern[: m.n_layers])) > 1:
@@ -144,10 +132,8 @@ def attention(config: Config) -> Iterator[Problem]:
 def depth(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.n_layers > MAX_UNROLLED and not (m.scan_layers or config.train.debug):
-        yield (
-            "model.n_layers model.scan_layers train.debug",
-            " layers, compiled one by one, would take minutes to days; use scan_layers = true",
-        )
+        text = " layers, compiled one by one, would take minutes to days; use scan_layers = true"
+        yield "model.n_layers model.scan_layers train.debug", text
 
 
 def head_and_width(config: Config) -> Iterator[Problem]:
@@ -155,10 +141,8 @@ def head_and_width(config: Config) -> Iterator[Problem]:
     if m.tie_embeddings and m.head_bias:
         yield "model.head_bias model.tie_embeddings", ", but a tied head is the embedding table only; use false"
     if m.parametrization == "mup" and m.attn_scale is not None:
-        yield (
-            "model.attn_scale model.parametrization",
-            ", but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none",
-        )
+        text = ", but muP scales attention scores by sqrt(mup_base_d_head) / d_head; use none"
+        yield "model.attn_scale model.parametrization", text
 
 
 # ---- The data --------------------------------------------------------------------------------------------------
@@ -194,10 +178,8 @@ def mixture(config: Config) -> Iterator[Problem]:
         except ValueError as error:
             yield "data.mixture", str(error)
         if weight <= 0 or weight in small:
-            yield (
-                "data.mixture data.mixture_temperature",
-                f"the weight {weight} of {source} must be above 0, and a millionth of all at least",
-            )
+            text = f"the weight {weight} of {source} must be above 0, and a millionth of all at least"
+            yield "data.mixture data.mixture_temperature", text
     if d.order != "epochs":
         yield "data.order data.mixture", ", but a mixture visits every window once per epoch; use epochs"
     if d.packing != "none":
@@ -209,20 +191,14 @@ def mixture(config: Config) -> Iterator[Problem]:
         yield "data.mixture_stages", f"the first steps {steps} must be whole, above 0 and ascending"
     for first, *weights in d.mixture_stages or ():
         if len(weights) != n or min(weights) < 0 or not sum(weights):
-            yield (
-                "data.mixture_stages data.mixture",
-                f"the stage from step {first:g} has the weights {weights}; use {n} of them, at least 0 and not all 0",
-            )
+            text = f"the stage from step {first:g} has the weights {weights}; use {n} of them, at least 0 and not all 0"
+            yield "data.mixture_stages data.mixture", text
         elif small := small_weights(weights, d.mixture_temperature):
-            yield (
-                "data.mixture_stages data.mixture_temperature",
-                f"the weight {small[0]} of the stage from step {first:g} must be 0, or a millionth of all at least",
-            )
+            text = f"the weight {small[0]} of the stage from step {first:g} must be 0, or a millionth of all at least"
+            yield "data.mixture_stages data.mixture_temperature", text
     if joined := [name for name in config.eval.final_splits if "+" in name]:
-        yield (
-            "eval.final_splits data.mixture",
-            f"{joined[0]} joins splits, but a mixture keeps them apart; use {joined[0].replace('+', ',')}",
-        )
+        text = f"{joined[0]} joins splits, but a mixture keeps them apart; use {joined[0].replace('+', ',')}"
+        yield "eval.final_splits data.mixture", text
 
 
 def source_and_tokenizer(config: Config) -> Iterator[Problem]:
@@ -232,10 +208,8 @@ def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     if kind == "none" and not all(source.startswith("tokens:") for source in sources(config)):
         yield "data.tokenizer data.source", f", but {named} is text; use char, byte, word, bpe:SIZE or hf:PATH"
     if shards and kind not in ("none", "hf", "byte"):
-        yield (
-            "data.tokenizer data.source",
-            f" is learned from text, but {named} holds token ids; use none, byte or hf:PATH",
-        )
+        text = f" is learned from text, but {named} holds token ids; use none, byte or hf:PATH"
+        yield "data.tokenizer data.source", text
     if kind == "bpe" and int(size) < 257:
         yield "data.tokenizer", " is too small for 256 bytes and the end-of-text token; use bpe:257 or more"
 
@@ -254,10 +228,8 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
     d = config.data
     packed = d.packing == "documents"
     if packed and has_shards(config):
-        yield (
-            "data.packing data.source",
-            " needs a source with documents, but token shards do not mark where a document ends; use none",
-        )
+        text = " needs a source with documents, but token shards do not mark where a document ends; use none"
+        yield "data.packing data.source", text
     if packed and d.order == "crops":
         yield "data.order data.packing", " cut across documents; use order = epochs with packing = documents"
     if packed and d.stride is not None:
@@ -289,15 +261,11 @@ def schedule(config: Config) -> Iterator[Problem]:
     if steps == 0:  # nothing is trained
         return
     if decay_steps > steps and o.schedule != "constant":
-        yield (
-            "optimizer.decay_steps train.steps",
-            f" is more than train.steps = {steps}, so the decay would not end; use at most {steps}, or train longer",
-        )
+        text = f" is more than train.steps = {steps}, so the decay would not end; use at most {steps}, or train longer"
+        yield "optimizer.decay_steps train.steps", text
     if o.warmup_steps >= decay_steps:
-        yield (
-            "optimizer.warmup_steps optimizer.decay_steps train.steps",
-            f" is not less than the schedule of {decay_steps} steps; use less than {decay_steps}",
-        )
+        text = f" is not less than the schedule of {decay_steps} steps; use less than {decay_steps}"
+        yield "optimizer.warmup_steps optimizer.decay_steps train.steps", text
 
 
 def debugging(config: Config) -> Iterator[Problem]:
@@ -323,21 +291,15 @@ def mesh(config: Config) -> Iterator[Problem]:
 def ideas(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.residual_multiplier != 1 and m.norm_placement in ("sandwich", "output"):
-        yield (
-            "model.residual_multiplier model.norm_placement",
-            f" has no effect before the norms of {m.norm_placement}; use 1, or pre",
-        )
+        text = f" has no effect before the norms of {m.norm_placement}; use 1, or pre"
+        yield "model.residual_multiplier model.norm_placement", text
     if m.residual != "sum" and m.norm_placement in ("post", "parallel"):
-        yield (
-            "model.norm_placement model.residual",
-            f" normalizes the plain sum, which residual = {m.residual} replaces; use pre",
-        )
+        text = f" normalizes the plain sum, which residual = {m.residual} replaces; use pre"
+        yield "model.norm_placement model.residual", text
     for name in ("residual_scalars", "conv_stream"):
         if m.residual in OTHER_STREAMS and getattr(m, name):
-            yield (
-                f"model.{name} model.residual",
-                f"it changes the one stream of residual = sum; with {m.residual} few layers read it; use one of both",
-            )
+            text = f"it changes the one stream of residual = sum; with {m.residual} few layers read it; use one of both"
+            yield f"model.{name} model.residual", text
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
     if m.parametrization == "mup":
@@ -346,10 +308,8 @@ def ideas(config: Config) -> Iterator[Problem]:
             few |= {"ffn": m.ffn == "moe", "attn_gate": m.attn_gate.startswith("head")}
             few |= {"attn_differential": m.attn_differential, "attn_forget": m.attn_forget}
         for name in (name for name, on in few.items() if on):
-            yield (
-                f"model.{name} model.parametrization optimizer.name",
-                f", but muP here has no rate of {rule} for weights with few outputs; use parametrization = standard",
-            )
+            text = f", but muP here has no rate of {rule} for weights with few outputs; use parametrization = standard"
+            yield f"model.{name} model.parametrization optimizer.name", text
     whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
         yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"
@@ -368,15 +328,11 @@ def final_evaluation(config: Config) -> Iterator[Problem]:
     if config.eval.probes and config.train.seq_len < 3:
         yield "eval.probes train.seq_len", "a probe has 4 tokens; use train.seq_len = 3 or more, or no probes"
     if bool(config.eval.harness_every) != bool(config.eval.harness_tasks):
-        yield (
-            "eval.harness_every eval.harness_tasks",
-            "the steps between scores and the tasks belong together; set both, such as harness_tasks=hellaswag",
-        )
+        text = "the steps between scores and the tasks belong together; set both, such as harness_tasks=hellaswag"
+        yield "eval.harness_every eval.harness_tasks", text
     if config.eval.sample_tokens and not config.eval.sample_prompt:
-        yield (
-            "eval.sample_prompt eval.sample_tokens",
-            "empty, but a sample continues at least one token; give a prompt, or use sample_tokens = 0",
-        )
+        text = "empty, but a sample continues at least one token; give a prompt, or use sample_tokens = 0"
+        yield "eval.sample_prompt eval.sample_tokens", text
 
 
 def compiler_options(config: Config) -> Iterator[Problem]:
