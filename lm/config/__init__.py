@@ -17,23 +17,7 @@ from lm.config.schema import (
 )
 
 __all__ = [
-    "MESH_AXES",
-    "SPLITS",
-    "Config",
-    "DataConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Resolved",
-    "ResolvedModel",
-    "TrainConfig",
-    "as_resolved",
-    "default_config",
-    "flatten",
-    "from_dict",
-    "init_run",
-    "layer_windows",
-    "saved_config",
-    "schema",
-    "to_dict",
-]
+    "MESH_AXES", "SPLITS", "Config", "DataConfig", "MeshConfig", "ModelConfig", "OptimizerConfig", "Resolved",
+    "ResolvedModel", "TrainConfig", "as_resolved", "default_config", "flatten", "from_dict", "init_run",
+    "layer_windows", "saved_config", "schema", "to_dict",
+]  # fmt: skip

@@ -134,4 +134,4 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
     >>> peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") / 1e12
     312.0
     """
-    return next((d.peak.get(str(dtype)) for d in DEVICES.values() if d.kind == device_kind), None)
+    return next((d.peak.get(dtype) for d in DEVICES.values() if d.kind == device_kind), None)

@@ -162,12 +162,7 @@ def _coordination():
 
 
 def _wait_for(key: str, sender: int) -> str:
-    """Return the text that another process stores under a key.
-
-    Raises:
-        UserError, TemporaryError: another process exited with an error (see `leave`).
-        TemporaryError: the connection was lost, or the process stored nothing for WAIT_HOURS.
-    """
+    """Return the text that another process stores under a key; raises the error of a process that exited with one."""
     began, printed = time.monotonic(), not is_first()
     while (waited := time.monotonic() - began) < WAIT_HOURS * 3600:
         try:
@@ -176,19 +171,14 @@ def _wait_for(key: str, sender: int) -> str:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise TemporaryError(f"the connection to process 0 was lost: {first_line(error)}") from None
-        _raise_failure()
+        for process, text in _store().key_value_dir_get(_FAILURES):
+            failure = json.loads(text)
+            kind = UserError if failure["code"] == UserError.code else TemporaryError
+            raise kind(f"process {process.rpartition('/')[2]} ended: {failure['message']}")
         if not printed and waited > QUIET_SECONDS:
             print(f"waiting for process {sender}, at most {WAIT_HOURS} hours", flush=True)
             printed = True
     raise TemporaryError(f"process {sender} did not respond within {WAIT_HOURS} hours; see its output")
-
-
-def _raise_failure() -> None:
-    """Raise the error of a process that exited with one, if there is such a process."""
-    for key, text in _store().key_value_dir_get(_FAILURES):
-        failure = json.loads(text)
-        error = UserError if failure["code"] == UserError.code else TemporaryError
-        raise error(f"process {key.rpartition('/')[2]} ended: {failure['message']}")
 
 
 def agreed_to_stop(n_polls: int) -> bool:

@@ -8,8 +8,6 @@ from lm.errors import UserError
 
 def test_peaks_are_exact_and_dense():
     assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989.4e12
-    assert peak_flops("NVIDIA A100 80GB PCIe", "float32") == 156e12
-    assert peak_flops("TPU v5 lite", "bfloat16") == 197e12
     for unknown in (("cpu", "float32"), ("NVIDIA H100", "bfloat16"), ("TPU v4", "float32")):
         assert peak_flops(*unknown) is None
     assert len({device.kind for device in DEVICES.values()}) == len(DEVICES)  # each kind is listed once
