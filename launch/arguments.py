@@ -71,7 +71,7 @@ def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1
     devices = ["--device", device, "--slices", str(n_slices)]
     if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
         devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
-    command = [sys.executable, "-m", "lm.train", *argv, "--plan", "--compiled", *devices]
+    command = [sys.executable, "-m", "lm.train", *argv, "--workdir", ".", "--plan", "--compiled", *devices]
     return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # stdout may be for kubectl
 
 

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from launch import gke, slurm
 from launch.arguments import after_dashes, check_sweep, check_train
 from lm import git, parameters
+from lm.command_line import training
 from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
 from lm.workdir.directory import Workdir
@@ -189,11 +190,13 @@ def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch,
         gpus = ("--nodes", "2", "--gpus-per-node", "8", "--dry-run", "--workdir", "/none/x", "--check", "h100")
         tpus = (*TPUS, "--slices", "2", "--check")
         for name, arguments, *devices in (("gke", tpus, "v5e:64", "2"), ("slurm", gpus, "h100:16", "1")):
-            checked = ["--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
-            for config, mesh in ((CONFIG, []), (NO_MESH, [f"--config.mesh.replica={devices[0].partition(':')[2]}"])):
+            checked = ["--workdir", ".", "--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
+            mesh = [f"--config.mesh.replica={devices[0].partition(':')[2]}"]
+            for config, more in ((CONFIG, []), (NO_MESH, mesh), ((*CONFIG, "--mirror=file:///copy"), [])):
                 done = launch(name, *arguments, *config)
                 assert (done.returncode, bool(done.stdout)) == (code, code == 0)
-                assert ran[-1][3:] == [*config[1:], *checked, *mesh]
+                assert ran[-1][3:] == [*config[1:], *checked, *more]
+                training.parse_arguments(ran[-1][3:])  # --mirror needs a workdir
     for name, arguments in (("gke", TPUS), ("slurm", gpus[:-2])):
         assert "fits into memory; --check" in launch(name, *arguments, *CONFIG).stderr
 
