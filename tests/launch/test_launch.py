@@ -191,12 +191,14 @@ def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch,
         tpus = (*TPUS, "--slices", "2", "--check")
         for name, arguments, *devices in (("gke", tpus, "v5e:64", "2"), ("slurm", gpus, "h100:16", "1")):
             checked = ["--workdir", ".", "--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
+            checked.append("--config.log.wandb=false")
+            mirrored = (*CONFIG, "--mirror=file:///copy", *(["--config.log.wandb=true"] if name == "gke" else []))
             mesh = [f"--config.mesh.replica={devices[0].partition(':')[2]}"]
-            for config, more in ((CONFIG, []), (NO_MESH, mesh), ((*CONFIG, "--mirror=file:///copy"), [])):
+            for config, more in ((CONFIG, []), (NO_MESH, mesh), (mirrored, [])):
                 done = launch(name, *arguments, *config)
                 assert (done.returncode, bool(done.stdout)) == (code, code == 0)
                 assert ran[-1][3:] == [*config[1:], *checked, *more]
-                training.parse_arguments(ran[-1][3:])  # --mirror needs a workdir
+                training.parse_arguments(ran[-1][3:])  # --mirror needs a workdir, and wandb need not be installed
     for name, arguments in (("gke", TPUS), ("slurm", gpus[:-2])):
         assert "fits into memory; --check" in launch(name, *arguments, *CONFIG).stderr
 
