@@ -8,6 +8,8 @@ from lm.config.values import show
 
 CONTRADICTIONS = [
     ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
+    ("model.d_model=2147483647 model.n_heads=3", "model.d_model: 2147483647 is not divisible by n_heads = 3; use n"),
+    ("model.d_model=250 model.n_heads=0", "model.n_heads: 0 is out of range"),  # no conflict with the default, 4
     ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
     ("model.d_model=12", "model.d_head: 3 is odd"),
     ("model.rope_width=3", "model.rope_width: 3 must be even and at most the width of a head, 64"),
@@ -161,12 +163,3 @@ def test_packages_that_are_not_installed_are_reported_before_the_run(config_file
     assert "pip install -e '.[wandb]'" in the_problem(config_file(), "log.wandb=true")
     tasks = "eval.harness_every=5", "eval.harness_tasks=arc_easy"
     assert "pip install -e '.[eval]'" in the_problem(config_file(), *tasks)
-
-
-def test_no_contradiction_is_reported_for_a_value_that_was_refused(config_file, the_problem):
-    """n_heads = 0 is out of range. A conflict with the default that replaces it is not the user's mistake."""
-    assert "out of range" in the_problem(config_file("config.model.d_model = 250"), "model.n_heads=0")
-
-
-def test_a_prime_width_of_millions_is_refused_at_once(config_file, the_problem):
-    assert "use n_heads = 1" in the_problem(config_file(), "model.d_model=2147483647", "model.n_heads=3")
