@@ -25,9 +25,6 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "performance.md"
 
 
-# ---- Command line ----------------------------------------------------------------------------------------------------
-
-
 def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
     """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
@@ -42,11 +39,8 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the command line, and check at the start what would otherwise fail after minutes of measuring.
 
-    Pins this process to one core if --pin is given.
-
-    Raises:
-        UserError: PyTorch or transformers is missing, or --publish is given and docs/performance.md has no marks for
-            the table.
+    Pins this process to one core if --pin is given. Raises UserError if PyTorch or transformers is missing, or if
+    --publish is given and docs/performance.md has no marks for the table.
     """
     a = parser.parse_args()
     if a.rounds < 1:
@@ -61,14 +55,10 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return a
 
 
-# ---- Measuring -------------------------------------------------------------------------------------------------------
-
-
 class Worker:
-    """One side of a comparison: a process of benchmarks/worker.py, driven by JSON lines.
+    """One side of a comparison: a process of benchmarks/worker.py with a job, driven by JSON lines.
 
-    Args:
-        job: the worker's argument, see benchmarks/worker.py. Its standard error goes to WORKDIR/SIDE.log.
+    Its standard error goes to WORKDIR/SIDE.log.
     """
 
     def __init__(self, job: dict):
@@ -99,12 +89,7 @@ class Worker:
 def alternate(rounds: int, *sides: Callable[[], Any]) -> tuple[list, ...]:
     """Call all functions once per round, in the order A B C, C B A, A B C, ..., so that drift affects all alike.
 
-    Args:
-        rounds: how many times each is called.
-        sides: each returns the result of one call, such as its seconds.
-
-    Returns:
-        The results of each side, one per round.
+    Returns the results of each side, one per round.
     """
     results = tuple([] for _ in sides)
     for i in range(rounds):
@@ -138,8 +123,7 @@ def timed(command: list[str], env: dict[str, str] | None = None, until: Callable
     Returns:
         {"wall", "cpu": seconds, of it and its children; "peak_bytes": largest resident size; "output": lines}
 
-    Raises:
-        RuntimeError: with the end of the output, if the command fails, or ends before that line.
+    Raises RuntimeError with the end of the output if the command fails, or ends before that line.
     """
     began, lines, reached = time.perf_counter(), [], False
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -159,17 +143,8 @@ def timed(command: list[str], env: dict[str, str] | None = None, until: Callable
     return {"wall": wall, "cpu": cpu, "peak_bytes": usage.ru_maxrss * 1024, "output": lines}
 
 
-# ---- Publishing ------------------------------------------------------------------------------------------------------
-
-
 def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
-    """Print the table, and write the measurements where the command line says.
-
-    Args:
-        a: the command line; see `parse_arguments`.
-        rows: the measurements.
-        table: Markdown.
-    """
+    """Print the table of these measurements, and write both where the command line says."""
     print(table)
     if a.json:
         write_results(a.json, rows)
@@ -178,10 +153,11 @@ def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
         fill(PAGE, a.name, f"{table}\n\n{where_and_when(results['machine'])}")
 
 
-def write_results(path: Path, rows: list | dict, **more) -> dict:
+def write_results(path: Path, rows: list | dict) -> dict:
     """Write a JSON file, and return it: the rows, this process's command, and the machine it ran on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = {"command": command_line(), "machine": machine(), **more, "rows": rows}
+    command = format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
+    results = {"command": command, "machine": machine(), "rows": rows}
     path.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
@@ -204,11 +180,6 @@ def where_and_when(machine: dict) -> str:
 
 def format_ratio(ratio: dict) -> str:
     return "**{median:.2f}** ({low:.2f} to {high:.2f})".format(**ratio)
-
-
-def command_line() -> str:
-    """Return the command of this process, without the directories of this machine."""
-    return format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
 
 
 def machine() -> dict:

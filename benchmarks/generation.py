@@ -51,6 +51,8 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     import jax
 
     from lm import parameters
+    from lm.generation.decoding import make_decoder
+    from lm.generation.filters import Sampling
 
     config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU
     c, seq_len = config.model, config.train.seq_len
@@ -59,24 +61,17 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     flat = parameters.flat(jax.device_get(parameters.init_params(c, 0)))
     arrays = {path: p + np.float32(0.05) * noise.standard_normal(p.shape, np.float32) for path, p in flat.items()}
     params = jax.device_put(parameters.nest(arrays))
+    decoder = make_decoder(params, c, seq_len=seq_len)
+    ours = lambda ids_BT, n_tokens: decoder.generate(ids_BT.tolist(), n_tokens, Sampling(temperature=0.0))  # noqa: E731
     return {
-        "ours": (True, ours(params, c, seq_len)),
+        "ours": (True, ours),
         "ours, uncached": (False, ours_uncached(params, c, seq_len)),
         "transformers": (True, transformers_side(config, params)),
     }
 
 
-def ours(params, c, seq_len: int) -> Callable:
-    """Return (ids (B, T), n_tokens) -> drawn ids of our decoder, which has a cache."""
-    from lm.generation.decoding import make_decoder
-    from lm.generation.filters import Sampling
-
-    decoder = make_decoder(params, c, seq_len=seq_len)
-    return lambda ids_BT, n_tokens: decoder.generate(ids_BT.tolist(), n_tokens, Sampling(temperature=0.0))
-
-
 def ours_uncached(params, c, seq_len: int) -> Callable:
-    """Return a side as `ours`, but without a cache: every token runs the model on the whole context, padded."""
+    """Return a side without a cache: every token runs the model on the whole context, padded."""
     import jax
     import jax.numpy as jnp
 
@@ -99,7 +94,7 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
 
 
 def transformers_side(config, params: dict) -> Callable:
-    """Return a side as `ours`, but for `generate` of transformers with our parameters, which has a cache."""
+    """Return the side of `generate` of transformers with our parameters, which has a cache."""
     import torch
 
     from benchmarks.peers import built
@@ -116,17 +111,7 @@ def transformers_side(config, params: dict) -> Callable:
 
 
 def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
-    """Check that all sides draw the same tokens, and time them in alternation.
-
-    Args:
-        sides: what `make_sides` returned.
-        seq_len: the context.
-        batch: the number of texts.
-        a: the command line.
-
-    Returns:
-        One row per side.
-    """
+    """Check that all sides draw the same tokens for a batch of texts, time them in alternation; return a row each."""
     ids_BT = np.random.default_rng(0).integers(0, 19, (batch, seq_len)).astype(np.int32)
     checked = min(CHECKED, seq_len - 1)
     drawn = {name: draw(ids_BT[:, :1], checked) for name, (_, draw) in sides.items()}
@@ -136,13 +121,13 @@ def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
     for name in [name for name in timers if name.startswith("ours")]:
         timers[name]()  # compile
     rounds = dict(zip(sides, alternate(a.rounds, *timers.values()), strict=True))
+    seconds = {name: {clock: [once[clock] for once in found] for clock in ("cpu", "wall")}
+               for name, found in rounds.items()}  # fmt: skip
     clock, rows = "cpu" if a.pin else "wall", []
-    for name, found in rounds.items():
-        seconds = {clock: [once[clock] for once in found] for clock in ("cpu", "wall")}
-        ours = {clock: [once[clock] for once in rounds["ours"]] for clock in seconds}
+    for name, own in seconds.items():
         row = {"batch": batch, "side": name, "clock": clock, "threads": len(os.sched_getaffinity(0))}
-        row |= {"seconds_per_step": seconds, "tokens_per_second": batch / statistics.median(seconds[clock])}
-        rows.append(row | {"ratio": {clock: ratio(ours[clock], seconds[clock]) for clock in seconds}})
+        row |= {"seconds_per_step": own, "tokens_per_second": batch / statistics.median(own[clock])}
+        rows.append(row | {"ratio": {clock: ratio(seconds["ours"][clock], own[clock]) for clock in own}})
         print(f"batch {batch}, {name}: {rows[-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr, flush=True)
     return rows
 
@@ -150,10 +135,8 @@ def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
 def timer(draw: Callable, ids_BT, has_cache: bool) -> Callable[[], dict]:
     """Return a function that measures the mean CPU and wall seconds of drawing one token per text.
 
-    Args:
-        draw: (ids (B, T), n_tokens) -> drawn ids.
-        ids_BT: texts of the length of the context, whose beginnings are the prompts.
-        has_cache: whether to fill the context in one call, or to draw one token at each of N_LENGTHS lengths.
+    The prompts are beginnings of ids_BT, whose length is the context. With a cache, the context is filled in one call;
+    without, one token is drawn at each of N_LENGTHS lengths.
     """
     seq_len = ids_BT.shape[1]
     lengths = [round((i + 0.5) * (seq_len - 1) / N_LENGTHS) for i in range(N_LENGTHS)]

@@ -49,14 +49,10 @@ def main() -> int:
 
 
 def run_parts(parts: dict[str, Callable[[], dict]], path: Path) -> list[dict]:
-    """Run each part, print its result and write all results so far to a file.
+    """Run each part, by its description, print its result, and write all results so far to a JSON file.
 
-    Args:
-        parts: by description; each returns {"result": text, ...} or raises.
-        path: of the file, JSON.
-
-    Returns:
-        One row per part: {"what", "seconds", "failed", "result", ...}; the result of a failed part is its error.
+    A part returns {"result": text, ...} or raises. Returns one row per part: {"what", "seconds", "failed", "result",
+    ...}; the result of a failed part is its error.
     """
     rows = []
     for what, part in parts.items():
@@ -89,9 +85,6 @@ def run(*command: str, **env: str) -> list[str]:
     return timed([sys.executable, "-m", *command], os.environ | env)["output"]
 
 
-# ---- Parts -----------------------------------------------------------------------------------------------------------
-
-
 def tests(a) -> dict:
     """Run the fast tests, with deterministic kernels and full float32: some compare bits or have tight tolerances."""
     env = {
@@ -113,11 +106,7 @@ def speed(shape: str) -> dict:
 
 
 def largest_batch(batches: tuple[int, ...], train: Callable[[int], object]) -> int:
-    """Return the first of these batch sizes that trains without running out of memory.
-
-    Raises:
-        RuntimeError: if none fits, or what `train` raises for another reason.
-    """
+    """Return the first of these batch sizes that trains without running out of memory; RuntimeError if none does."""
     for batch in batches:
         try:
             train(batch)

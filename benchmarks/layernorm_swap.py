@@ -61,10 +61,7 @@ def training_commands(run: str) -> list[str]:
 
 
 def swapped(run: str) -> dict[str, dict]:
-    """Compare all algorithms with the parameters of one run.
-
-    Args:
-        run: the workdir of a model trained with two_pass.
+    """Compare all algorithms with the parameters of the run in a workdir.
 
     Returns:
         By algorithm: {"mean", "max"} of |logit - logit of two_pass|, and "layers", the relative error of each layer's

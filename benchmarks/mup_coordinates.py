@@ -49,20 +49,11 @@ def main() -> int:
 
 
 def config_of(parametrization: str, width: int) -> Config:
-    return load_values(
-        BASE,
-        {
-            "model.parametrization": parametrization,
-            "model.d_model": width,
-            "model.d_ff": 3 * width,
-            "model.mup_base_d_model": WIDTHS[0],
-            "model.mup_base_d_head": 8,
-            "optimizer.learning_rate": RATE,
-            "optimizer.schedule": "constant",
-            "optimizer.warmup_steps": 0,
-            "train.steps": STEPS,
-        },
-    )
+    return load_values(BASE, {
+        "model.parametrization": parametrization, "model.d_model": width, "model.d_ff": 3 * width,
+        "model.mup_base_d_model": WIDTHS[0], "model.mup_base_d_head": 8, "train.steps": STEPS,
+        "optimizer.learning_rate": RATE, "optimizer.schedule": "constant", "optimizer.warmup_steps": 0,
+    })  # fmt: skip
 
 
 def moved(parametrization: str, width: int) -> dict[str, float]:
@@ -91,17 +82,13 @@ def outputs_of(params, tokens_BT, config: Config) -> dict:
     return {"hidden states": acts[residual], "logits": logits}
 
 
-def exponent(changes: list[float]) -> float:
-    """Return the exponent of the power law in width that is fitted to these changes."""
-    return float(np.polyfit(np.log(WIDTHS), np.log(changes), 1)[0])
-
-
 def table(found: dict) -> list[list[str]]:
     rows = [["change of", "parametrization", *(f"width {width}" for width in WIDTHS), "exponent"]]
     for what in found["mup"][0]:
         for name, by_width in found.items():
             changes = [moves[what] for moves in by_width]
-            rows.append([what, name, *(f"{change:.3f}" for change in changes), f"{exponent(changes):+.2f}"])
+            exponent, _ = np.polyfit(np.log(WIDTHS), np.log(changes), 1)  # of a power law in width
+            rows.append([what, name, *(f"{change:.3f}" for change in changes), f"{exponent:+.2f}"])
     return rows
 
 

@@ -11,11 +11,7 @@ from lm.workdir.provenance import describe_start
 
 
 def marked(page: Path, mark: str) -> tuple[str, str, str]:
-    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and after them.
-
-    Raises:
-        UserError: the page has no such lines.
-    """
+    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and after them."""
     begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     inside, found, after = rest.partition(end)
@@ -31,21 +27,15 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def fill(page: Path, mark: str, text: str) -> None:
-    """Replace what a page has between two marks; raises UserError as `marked` does."""
+    """Replace what a page has between two marks; raises UserError if it has no such lines."""
     before, _, after = marked(page, mark)
     write_text(page, f"{before}{text}\n{after}")
 
 
 def publish(directory: str | None, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:
-    """Print a table, and write NAME.md and NAME.png into a directory if one is given.
+    """Print a table, header first, and write a page with it, NAME.md and NAME.png, into a directory if one is given.
 
-    Args:
-        directory: created if missing; None: write nothing.
-        name: of both files, and title of the page.
-        about: text above the table.
-        commands: that reproduce the page, in order.
-        table: header and rows.
-        figure: () -> Matplotlib figure.
+    The page has a text about the table, the commands that reproduce it, and the Matplotlib figure of figure().
     """
     from lm.sweeps.report import code_lines
 

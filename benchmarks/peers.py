@@ -18,12 +18,7 @@ def tokens_in(directory: Path, shape: Shape):
 class Peer:
     """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient clipping.
 
-    Args:
-        shape: sizes of the batch.
-        model: what `built` returned.
-        tokens: flat array of training tokens.
-        dtype: "float32", or "bfloat16" for autocast over float32 parameters.
-        compiled: use torch.compile.
+    The model is of `built`, and `tokens` a flat array. "bfloat16" means autocast over float32 parameters.
     """
 
     def __init__(self, shape: Shape, model, tokens, dtype="float32", compiled=False):
@@ -99,15 +94,9 @@ def causal_sdpa() -> str:
 
 
 def built(fields: str, params: dict | None = None, attention: str | None = None):
-    """Build a model of transformers.
+    """Build a model of transformers from its config.json, with parameters by its names, or PyTorch's initial ones.
 
-    Args:
-        fields: its config.json.
-        params: arrays by its names; None: PyTorch's own initialization. The head is tied to the embedding.
-        attention: transformers' name of its attention; None: `causal_sdpa`.
-
-    Raises:
-        ValueError: a parameter is missing or unexpected.
+    Its attention is a name of transformers, or `causal_sdpa`. Raises ValueError if parameters do not match the model.
     """
     import transformers
 
@@ -117,7 +106,7 @@ def built(fields: str, params: dict | None = None, attention: str | None = None)
     if params is not None:
         tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in params.items()}
         found = model.load_state_dict(tensors, strict=False)
-        if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:  # the head is tied to the embedding
             raise ValueError(f"parameters do not match the model: {found}")
     return model
 

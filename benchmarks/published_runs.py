@@ -63,37 +63,21 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One published run.
+    """One published run."""
 
-    Attributes:
-        source: a key of SOURCES.
-        model: a key of MODELS.
-        device: a key of DEVICES.
-        mesh: sizes of replica, fsdp and tensor.
-        sequences: sequences of a micro-batch per device.
-        micro_batches: micro-batches per step.
-        remat: the value of config.model.remat that recomputes most nearly what the source does.
-        seq_len: tokens per sequence.
-        speed: reported tokens/s per device; 0 if the source reports tflops instead.
-        tflops: reported model TFLOP/s per device, with all keys counted for every query.
-        mfu: reported MFU in percent.
-        memory: reported peak memory per device in GiB.
-        anchor: whether `attained` of the device was fitted to this run, so that its error is 0 by construction.
-    """
-
-    source: str
-    model: str
-    device: str
-    mesh: tuple[int, int, int]
-    sequences: int
-    micro_batches: int
-    remat: str
+    source: str  # a key of SOURCES
+    model: str  # a key of MODELS
+    device: str  # a key of DEVICES
+    mesh: tuple[int, int, int]  # sizes of replica, fsdp and tensor
+    sequences: int  # of a micro-batch per device
+    micro_batches: int  # per step
+    remat: str  # the value of config.model.remat that recomputes most nearly what the source does
     seq_len: int
-    speed: float = 0.0
-    tflops: float = 0.0
-    mfu: float | None = None
-    memory: float | None = None
-    anchor: bool = False
+    speed: float = 0.0  # reported tokens/s per device; 0 if the source reports tflops instead
+    tflops: float = 0.0  # reported model TFLOP/s per device, with all keys counted for every query
+    mfu: float | None = None  # reported, in percent
+    memory: float | None = None  # reported peak per device in GiB
+    anchor: bool = False  # whether `attained` of the device was fitted to this run: its error is 0 by construction
 
 
 RUNS = [
@@ -164,7 +148,6 @@ class Comparison:
 
 
 def config_of(run: Run) -> Resolved:
-    """Return the resolved config of a run."""
     values = {"model.remat": run.remat, "train.seq_len": run.seq_len}
     return planned_config(run.model, (*run.mesh, 1), run.sequences, run.micro_batches, values)
 
@@ -172,13 +155,9 @@ def config_of(run: Run) -> Resolved:
 def planned_config(
     model: str, mesh: tuple[int, ...], sequences: int, micro_batches: int, values: dict[str, Any]
 ) -> Resolved:
-    """Return the resolved config of a model on a mesh, in bfloat16, with these values of other keys.
+    """Return the resolved config of a model of MODELS, in bfloat16, with these values of other keys.
 
-    Args:
-        model: a key of MODELS.
-        mesh: sizes of MESH_AXES.
-        sequences, micro_batches: see `Run`.
-        values: by dotted name.
+    `mesh` has the sizes of MESH_AXES; for the batch see `Run`.
     """
     values = values | {f"model.{key}": value for key, value in MODELS[model].items()}
     values |= {f"mesh.{axis}": size for axis, size in zip(MESH_AXES, mesh, strict=True)}
@@ -190,7 +169,6 @@ def planned_config(
 
 
 def compare(run: Run) -> Comparison:
-    """Predict a run."""
     config = config_of(run)
     speed, mfu = reported(run, config)
     return Comparison(run, estimate(config, run.device, math.prod(run.mesh)), speed, run.mfu or mfu)
@@ -208,9 +186,8 @@ def table(found: list[Comparison]) -> str:
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for c in found:
         groups.setdefault((c.run.source, c.run.device), []).append(c)
-    return markdown_table(["source", "runs", "devices", "models", "MFU", "error of the predicted speed"], [
-        _row(source, device, group) for (source, device), group in groups.items()
-    ])  # fmt: skip
+    header = ["source", "runs", "devices", "models", "MFU", "error of the predicted speed"]
+    return markdown_table(header, [_row(*key, group) for key, group in groups.items()])
 
 
 def _row(source: str, device: str, group: list[Comparison]) -> list[str]:

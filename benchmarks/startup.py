@@ -78,12 +78,7 @@ def first_step(command: list[str]) -> dict:
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:
-    """Return medians and ratios of the rounds with one state of the compilation cache.
-
-    Args:
-        cache: the state, "warm" or "empty".
-        ours, theirs: what `first_step` returned in each round.
-    """
+    """Return medians and ratios of the rounds, of `first_step` each, with a "warm" or "empty" compilation cache."""
     found = {"cache": cache, "turns": [ours, theirs]}
     for key in ("cpu", "wall", "peak_bytes"):
         found[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]

@@ -45,11 +45,7 @@ def main() -> int:
 
 
 def case(text: str, a) -> tuple[str, argparse.Namespace]:
-    """Split SHAPE:DTYPE; return the shape, and the command line with the dtypes of both sides at this shape.
-
-    Raises:
-        UserError: for an unknown shape or dtype.
-    """
+    """Split SHAPE:DTYPE; return the shape, and the command line with the dtypes of both sides at this shape."""
     name, _, dtype = text.partition(":")
     named(name)
     dtype = dtype or a.dtype
@@ -79,20 +75,13 @@ def table(rows: list[dict]) -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    flops = ", ".join(
-        f"{name} {count / 1e9:,.1f}" for name, count in {r["shape"]: r["flops_per_step"] for r in rows}.items()
-    )
+    counts = {r["shape"]: r["flops_per_step"] for r in rows}
+    flops = ", ".join(f"{name} {count / 1e9:,.1f}" for name, count in counts.items())
     return markdown_table(header, cells) + f"\n\nGFLOPs a step: {flops}."
 
 
 def row(name: str, a, directory: Path) -> dict:
-    """Compare both sides at one shape.
-
-    Args:
-        name: a shape, see benchmarks/shapes.py.
-        a: the command line, see `case`.
-        directory: for tokens, parameters and logs; shapes share it.
-    """
+    """Compare both sides at one shape; `a` is of `case`, and shapes share the directory of tokens and parameters."""
     from lm.cost.devices import peak_flops
     from lm.cost.flops import mfu
 
@@ -122,19 +111,10 @@ def row(name: str, a, directory: Path) -> dict:
 
 
 def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, dict]:
-    """Check that both sides compute the same losses, then time them in alternation.
+    """Check that both sides, which get the same job, compute the same losses, then time them in alternation.
 
-    Args:
-        job: what both workers get, see benchmarks/worker.py.
-        directory: of the workers' logs and caches.
-        per_dispatch: steps per dispatch of ours; a round has at least as many.
-        a: the command line.
-
-    Returns:
-        (seconds per step by clock, [ours, theirs], each one number per round; memory, losses and steps per round)
-
-    Raises:
-        AssertionError: if losses differ.
+    A round of ours has at least per_dispatch steps. Returns (seconds per step by clock, [ours, theirs], each one number
+    per round; memory, losses and steps per round). Raises AssertionError if losses differ.
     """
     workers = []
     try:
@@ -173,10 +153,7 @@ def flops_per_step(config, *, full_square: bool) -> float:
 
 
 def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
-    """Return how many steps take about `seconds`.
-
-    The number is a multiple of 10 if it is 10 or more, because losses are logged every 10 steps; at least `at_least`.
-    """
+    """Return how many steps take about `seconds`; from 10 on a multiple of 10, because losses are logged then."""
     tried = max(at_least, 3)
     worker.ask(run=tried)  # warm up: compilation, memory, caches
     n = seconds * tried / worker.ask(run=tried)["wall"]

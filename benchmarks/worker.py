@@ -32,13 +32,7 @@ def main(job: dict) -> None:
 
 
 def answer(job: dict, side, asked: dict) -> dict:
-    """Return the answer to a question.
-
-    Args:
-        job: the argument of this process.
-        side: an `Ours`, or a `Peer` of benchmarks/peers.py.
-        asked: the question.
-    """
+    """Return the answer of a side, an `Ours` or a `Peer` of benchmarks/peers.py, to a question."""
     if "losses" in asked:
         s, draw = named(job["shape"]), np.random.default_rng(1)
         size = (asked["losses"], s.batch_size, s.seq_len + 1)
@@ -91,17 +85,9 @@ class Ours:
         source = BatchSource(run.corpus.split("train"), run.config)
         program, self.compiled, _ = compile_steps(run, source, self.state)
         self.loop = Loop(
-            run=run,
-            writer=MetricsWriter(workdir),
-            progress=progress,
-            checkpoints=None,
-            signals=None,
-            program=program,
-            sources={"train": source},
-            record={},
-            scorers={},
-            clock=WallTime({}),
-        )
+            run=run, writer=MetricsWriter(workdir), progress=progress, checkpoints=None, signals=None, program=program,
+            sources={"train": source}, record={}, scorers={}, clock=WallTime({}),
+        )  # fmt: skip
 
     def run(self, n_steps: int) -> None:
         from lm.training.signals import Signals

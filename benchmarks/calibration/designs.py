@@ -25,15 +25,12 @@ RULES = {"vertex": 2, "best rate": 2, "vertex, 3 tuning seeds": 3, "vertex, 2 li
 
 
 def p_values(rule: str, n_seeds: int, difference: float, apart: float | None, n_sweeps: int, draw) -> np.ndarray:
-    """Return the p-values of simulated sweeps.
+    """Return the p-values of n_sweeps simulated sweeps with n_seeds fresh pairs each.
 
     Args:
         rule: a key of RULES.
-        n_seeds: fresh pairs of a sweep.
         difference: the true difference of the variants' minima, in nats per token.
         apart: the distance of their optima in steps of the grid; None: both are anywhere within a step.
-        n_sweeps: how many sweeps.
-        draw: a random generator of NumPy.
     """
     optima_W2 = MIDDLE + draw.uniform(-0.5, 0.5, (n_sweeps, 2))
     if apart is not None:

@@ -23,9 +23,8 @@ LINES = (
 )  # fmt: skip
 PIECES = (
     "None", "float('nan')", "10**400", "[]", "{}", "config", "object()", "lambda: 0", "SystemExit(0)",
-    "ValueError('x')",
-    "BaseException()", "KeyboardInterrupt", "config.model", "b'x'", "1j", "...", "type", "'\\ud800'", "x", "nothing",
-    "{'a': {'b': 1}}", "range(3)", "(1, 2)", "set()", "-1", "0", "os", "get_config",
+    "ValueError('x')", "BaseException()", "KeyboardInterrupt", "config.model", "b'x'", "1j", "...", "type",
+    "'\\ud800'", "x", "nothing", "{'a': {'b': 1}}", "range(3)", "(1, 2)", "set()", "-1", "0", "os", "get_config",
 )  # fmt: skip
 
 

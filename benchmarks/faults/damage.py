@@ -17,31 +17,23 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def damage(path: Path, way: str, draw: random.Random) -> None:
-    """Damage a file.
-
-    Args:
-        path: the file.
-        way: one of WAYS. "replaced" writes other valid JSON over JSON, and random bytes of the same size over the rest.
-        draw: a random generator.
-    """
+    """Damage a file in one of WAYS: "replaced" writes other valid JSON over JSON, and random bytes over the rest."""
     content = path.read_bytes()
     if way == "deleted":
         path.unlink()
-    else:
-        path.write_bytes(_damaged(content, way, draw))
-
-
-def _damaged(content: bytes, way: str, draw: random.Random) -> bytes:
+        return
     if way == "emptied":
-        return b""
-    if way == "cut in half":
-        return content[: len(content) // 2]
-    if way == "zeroed":
-        return bytes(len(content))
-    if way == "one byte flipped":
+        content = b""
+    elif way == "cut in half":
+        content = content[: len(content) // 2]
+    elif way == "zeroed":
+        content = bytes(len(content))
+    elif way == "one byte flipped":
         i = draw.randrange(len(content))
-        return content[:i] + bytes([content[i] ^ draw.randrange(1, 256)]) + content[i + 1 :]
-    return replaced(content, draw)
+        content = content[:i] + bytes([content[i] ^ draw.randrange(1, 256)]) + content[i + 1 :]
+    else:
+        content = replaced(content, draw)
+    path.write_bytes(content)
 
 
 def replaced(content: bytes, draw: random.Random) -> bytes:
@@ -60,9 +52,7 @@ def replaced(content: bytes, draw: random.Random) -> bytes:
 
 def _places(value) -> Iterator[tuple]:
     """Yield (container, key) of every value inside nested lists and objects."""
-    items = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield value, key
         yield from _places(item)

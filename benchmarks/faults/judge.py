@@ -36,8 +36,6 @@ def judge(
     """Return the verdict on a command that ran after a fault.
 
     Args:
-        fault: a description of the fault.
-        outcome: how the command ended.
         differences: how its result differs from that of an undisturbed command; empty if it is the same.
         losses: intact things that were deleted or changed.
         names: an error must contain one of these, such as the name of the damaged file.

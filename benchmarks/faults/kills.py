@@ -39,15 +39,7 @@ def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> I
 
 
 def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: bool = True) -> Trial:
-    """Resume a killed run, compare it with an undisturbed run, and delete it.
-
-    Args:
-        bench: where to run.
-        state: the workdir of the killed run.
-        fault: a description of the fault.
-        expected: the workdir of the undisturbed run.
-        steps: whether it must have all checkpoints of the undisturbed run.
-    """
+    """Resume a killed run, compare it with an undisturbed run, and delete it; see `differences`."""
     outcome = bench.train(state, "--resume")
     trial = judge_after_kill(fault, outcome, lambda: differences(state, expected, steps=steps))
     shutil.rmtree(state, ignore_errors=True)
@@ -58,12 +50,8 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
     """Run lm.train, and yield a copy of each distinct workdir that a kill could leave.
 
     At each such moment all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
-    would leave the same files, because what a process has written remains when it is killed.
-
-    Args:
-        bench: where to run.
-        draw: decides the random moments.
-        start: a workdir to resume a copy of; None: start a new run.
+    would leave the same files, because what a process has written remains when it is killed. The run resumes a copy of
+    the workdir `start`, or is new.
     """
     home = bench.base / "kills"
     shutil.rmtree(home, ignore_errors=True)

@@ -123,10 +123,7 @@ class Bench:
     ) -> Trial:
         """Injure an entry of a copy of the interrupted run, resume it, and judge the result; see `judge_and_undo`.
 
-        Args:
-            fault, losses: as there.
-            name: the entry, relative to the workdir. An error must name it or the checkpoints.
-            injure: called with its path.
+        An error must name the entry, whose `name` is relative to the workdir, or the checkpoints.
         """
         with self.copy(self.interrupted) as workdir:
             expected = self.resumed
@@ -151,8 +148,7 @@ class Bench:
     def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
         """Damage every file of a directory in every way, each in a copy, in random order.
 
-        Yields:
-            (a description, the damaged or deleted file, the copy)
+        Yields a description, the damaged or deleted file, and the copy.
         """
         for file, way in shuffled(itertools.product(files_below(whole), WAYS), draw):
             with self.copy(whole) as copy:
@@ -167,8 +163,6 @@ class Bench:
 
         Args:
             what: what is read, for the description of the fault.
-            whole: the directory.
-            draw: a random generator.
             read: maps a directory to an outcome, and to what must be the same as from the undamaged directory.
             names: an error must contain one of these, or the name of the file or the directory.
         """
@@ -192,10 +186,7 @@ def judge_and_undo(
     After an error, undo the fault and run it again. If the result then differs, something intact was lost.
 
     Args:
-        fault: a description of the fault.
-        run: runs the command.
-        differ: how its result differs from the undisturbed one; called with the outcome, or None with the fault undone.
-        undo: undoes the fault.
+        differ: how the result differs from the undisturbed one; called with the outcome, or None with the fault undone.
         names: an error must contain one of these.
         losses: called after the first outcome; returns what was lost elsewhere.
     """
@@ -248,13 +239,7 @@ def stopped_at(step: int) -> Iterator[None]:
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], seconds: int = SECONDS) -> Outcome:
-    """Call a command's main function, and capture what it and the libraries print.
-
-    Args:
-        main: maps arguments to an exit code.
-        arguments: of the command line.
-        seconds: after which the command counts as hung.
-    """
+    """Call a command's main function, and capture what it and the libraries print; hung after `seconds`."""
 
     def hung(*_):
         raise TimeoutError(f"the command hung for {seconds} s")

@@ -32,9 +32,7 @@ def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         path.mkdir()
 
     directories = sorted(path for path in bench.interrupted.rglob("*") if path.is_dir())
-    for directory, (way, injure) in itertools.product(
-        directories, {"deleted": shutil.rmtree, "emptied": empty}.items()
-    ):
+    for directory, (way, injure) in itertools.product(directories, (("deleted", shutil.rmtree), ("emptied", empty))):
         name = directory.relative_to(bench.interrupted)
         yield bench.trial(f"{name}/ {way}", name, injure)
 

@@ -22,7 +22,7 @@ def test_the_vertex_is_that_of_a_sweep(monkeypatch):
     assert list(designs.chosen("best rate", optima, np.random.default_rng(0))) == [2.0, 2.0, 2.0]
     rates = [2.0**i for i in range(5)]
     for optimum in optima:
-        found = tuning.vertex(rates, [(i - optimum) ** 2 for i in range(5)])
+        found = tuning.vertex(rates, [(i - optimum) ** 2 for i in range(5)], 2)
         assert np.log2(found) == pytest.approx(optimum, abs=5e-3)  # three significant digits
 
 

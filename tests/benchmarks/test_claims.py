@@ -48,14 +48,10 @@ def test_the_differences_are_those_of_the_published_runs(page):
     for row in rows_of(RESULTS / page / "claims.csv"):
         if row["mean"] and row["cell"] != "mean":
             names = [f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")]
-            expected = stats.ttest_rel(*(losses[name] for name in names))
-            ends = expected.confidence_interval()
-            assert float(row["mean"]) == pytest.approx(
-                np.mean(np.subtract(*(losses[name] for name in names))), rel=1e-8
-            )
-            assert [float(row[key]) for key in ("p", "low", "high")] == pytest.approx(
-                [expected.pvalue, *ends], rel=1e-8
-            )
+            a, b = (losses[name] for name in names)
+            expected = stats.ttest_rel(a, b)
+            numbers = [np.mean(np.subtract(a, b)), expected.pvalue, *expected.confidence_interval()]
+            assert [float(row[key]) for key in ("mean", "p", "low", "high")] == pytest.approx(numbers, rel=1e-8)
             tested += 1
     assert tested
 
