@@ -1,10 +1,8 @@
 """Write the report of a sweep: python -m lm.report sweeps/swiglu_vs_silu-full"""
 
 import argparse
-import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import jinja2
@@ -26,20 +24,11 @@ its sweep.json and runs.csv. docs/sweeps.md explains how to read it.
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = parse_arguments(argv)
-    with making_sense(arguments.sweep):
-        return report(arguments)
-
-
-@contextlib.contextmanager
-def making_sense(directory: Path) -> Iterator[None]:
-    """Return a context in which wrong values in the files of a directory, which may be a stranger's, are a UserError.
-
-    A checksum protects these files from damage, and not from somebody who computes it again.
-    """
     try:
-        yield
+        return report(arguments)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jinja2.TemplateError) as error:
-        raise UserError(f"the files of {directory} make no sense: {first_line(error)}; restore them") from error
+        # A checksum protects the files from damage, and not from a stranger who computes it again.
+        raise UserError(f"the files of {arguments.sweep} make no sense: {first_line(error)}; restore them") from error
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -60,7 +49,7 @@ def report(arguments: argparse.Namespace) -> int:
     from lm.sweeps.report import publish, read_page, write_page, write_report  # imports matplotlib
 
     directory = arguments.sweep.resolve()
-    if is_page(directory):
+    if (directory / "runs.csv").is_file() and not (directory / RUNS).exists():  # the folder of a published page
         if arguments.publish:
             raise UserError(f"{directory} is published already; leave out --publish")
         print(write_page(read_page(directory), directory.parent))
@@ -70,11 +59,6 @@ def report(arguments: argparse.Namespace) -> int:
     if arguments.publish:
         print(publish(a, arguments.publish))
     return 0
-
-
-def is_page(directory: Path) -> bool:
-    """Return whether a directory is the folder of a published page, and not that of a sweep."""
-    return (directory / "runs.csv").is_file() and not (directory / RUNS).exists()
 
 
 def read_finished(directory: Path) -> Analysis:

@@ -1,6 +1,5 @@
 """Run an ablation: python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick"""
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -21,35 +20,24 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments = parse_arguments(argv)
     with lasting_output():
-        return sweep(arguments)
+        refuse_url(arguments.workdir, "--workdir")
+        if arguments.together is not None and arguments.together < 1:
+            raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
+        if arguments.study:
+            plan, published = add_change(arguments.study, arguments.add, arguments.set)
+        else:
+            plan, published = load_sweep(arguments.config, arguments.budget), None
+        start_jax(next(iter(plan.variants.values())).config, arguments.platform)
+        from lm.sweeps.runner import run_sweep
 
-
-def sweep(arguments: argparse.Namespace) -> int:
-    """Run the sweep or show its plan, and return the exit code."""
-    refuse_url(arguments.workdir, "--workdir")
-    if arguments.together is not None and arguments.together < 1:
-        raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
-    if arguments.study:
-        plan, published = add_change(arguments.study, arguments.add, arguments.set)
-    else:
-        plan, published = load_sweep(arguments.config, arguments.budget), None
-    start_jax(next(iter(plan.variants.values())).config, arguments.platform)
-    from lm.sweeps.runner import run_sweep
-
-    workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
-    options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
-    return run_sweep(plan, workdir, arguments.together, **options)
+        workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
+        options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
+        return run_sweep(plan, workdir, arguments.together, **options)
 
 
 def start_jax(config: Config, platform: str | None) -> None:
-    """Import jax, with one CPU device per core so that as many runs train at once.
-
-    Args:
-        config: of any variant.
-        platform: the required platform; None: any.
-    """
-    deterministic = config.train.deterministic
-    jax = runtime.start_jax(config.data.cache_dir, deterministic=deterministic, single_arena=False)
+    """Import jax for a config of any variant, with one CPU device per core so that as many runs train at once."""
+    jax = runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic, single_arena=False)
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cpu_memory.n_cores())
     runtime.require_platform(platform)

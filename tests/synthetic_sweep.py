@@ -1,6 +1,7 @@
 """A small synthetic sweep in memory: the record and the runs that lm.sweep would write. Nothing is trained."""
 
 import copy
+import dataclasses
 import itertools
 
 from lm.sweeps.results import Run
@@ -75,3 +76,14 @@ def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> Run:
     return Run(phase=phase, variant=variant, point={RATE: rate}, seed=seed, status="finished", diverged_step=None,
                steps=10, tokens=TOKENS, val_loss=loss, test_loss=loss, curve=((5, loss + 0.2), (10, loss)), seconds=6.0,
                tokens_per_second=1000.0, processor="cpu A", device="1 x cpu", commit="abc")  # fmt: skip
+
+
+DIVERGED = {"status": "diverged", "diverged_step": 3, "val_loss": None, "test_loss": None, "curve": ()}
+
+
+def changed(runs: list[Run], what: dict, **where) -> list[Run]:
+    """Return the runs, those with these fields changed."""
+    return [
+        dataclasses.replace(r, **what) if all(getattr(r, key) == value for key, value in where.items()) else r
+        for r in runs
+    ]

@@ -3,11 +3,4 @@
 from lm.sweeps.declare import Budget, Sweep, each, match_params, product
 from lm.sweeps.tuning import LEARNING_RATE
 
-__all__ = [
-    "LEARNING_RATE",
-    "Budget",
-    "Sweep",
-    "each",
-    "match_params",
-    "product",
-]
+__all__ = ["LEARNING_RATE", "Budget", "Sweep", "each", "match_params", "product"]

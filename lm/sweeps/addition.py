@@ -29,11 +29,7 @@ class Published(NamedTuple):
     runs: list[Run]
 
     def copy_to(self, workdir: Path, record: dict) -> None:
-        """Append the runs that a sweep's directory lacks.
-
-        Args:
-            workdir: the directory, which `open_sweep` has opened.
-            record: what it returned.
+        """Append the runs that a sweep's directory lacks; record: what `open_sweep` returned for it.
 
         Raises:
             UserError: the present code or data make another experiment of the published variants.
@@ -52,12 +48,8 @@ class Published(NamedTuple):
 def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
     """Return the plan of a study's baseline and one more change, and the published runs of the baseline.
 
-    Parameters are matched to the baseline's through model.d_ff, unless the change sets it.
-
-    Args:
-        study: the name of a study that is published.
-        name: of the change.
-        settings: its config values, "model.key=value" each.
+    The settings of the change are config values, "model.key=value" each. Parameters are matched to the baseline's
+    through model.d_ff, unless the change sets it.
 
     Raises:
         UserError: there is no such study, it has a change of this name, or the values are wrong.
@@ -86,13 +78,13 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         comparisons=((name, base),),
     )
     plan = plan_sweep(str(paths[study]), sweep, "full")
-    published = {full_name: v for full_name, v in plan.variants.items() if v.cell in record["cells"]}
+    variants = {full_name: v for full_name, v in plan.variants.items() if v.cell in record["cells"]}
     plan = dataclasses.replace(
         plan,
         name=f"{study}+{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}",
         background=f"Not preregistered: this change was added to the study {study} after its results were known. The "
         f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
-        variants=published,
-        comparisons=tuple(pair for pair in plan.comparisons if published.keys() >= set(pair)),
+        variants=variants,
+        comparisons=tuple(pair for pair in plan.comparisons if variants.keys() >= set(pair)),
     )
-    return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in plan.variants])
+    return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in variants])

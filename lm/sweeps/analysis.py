@@ -7,9 +7,8 @@ comparisons; a placebo is not corrected.
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,19 +30,12 @@ NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides thos
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """The final runs of a variant.
+    """The final runs of a variant."""
 
-    Attributes:
-        name: with its cell.
-        about: its entry in sweep.json.
-        choice: of the tuned values.
-        runs: by seed.
-    """
-
-    name: str
-    about: dict
+    name: str  # with its cell
+    about: dict  # its entry in sweep.json
     choice: Choice
-    runs: dict[int, Run]
+    runs: dict[int, Run]  # by seed
 
     @property
     def point(self) -> dict[str, Any]:
@@ -83,36 +75,22 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A comparison of two variants: the difference in test loss of the first minus the second, in nats per token.
+    """A comparison of two variants: the difference in test loss of the first minus the second, in nats per token."""
 
-    Attributes:
-        kind: CLAIM, CELL or PLACEBO.
-        variant, against: names without the cell.
-        cell: the size or text, MEAN, or "" without cells.
-        difference: the mean difference; None if there is none: see `missing`.
-        differences: of each seed; of each cell for a mean.
-        p_holm: the p-value after Holm's correction; nan for a placebo.
-        holm_low, holm_high: the interval at the level at which it excludes 0 if and only if p_holm is below 0.05.
-        verdict: one of statistics.VERDICTS, NO_CONCLUSION or NO_RESULT.
-        missing: why there is no difference, "" if there is one.
-        tau, prediction: of a mean, see `statistics.MeanOverCells`.
-        log_multiplier: with sizes, ln of the training compute that `against` needs for the same loss, as a multiple.
-    """
-
-    kind: str
-    variant: str
+    kind: str  # CLAIM, CELL or PLACEBO
+    variant: str  # names without the cell
     against: str
-    cell: str
-    difference: Estimate | None = None
-    differences: tuple[float, ...] = ()
-    p_holm: float = math.nan
-    holm_low: float = -math.inf
+    cell: str  # the size or text, MEAN, or "" without cells
+    difference: Estimate | None = None  # None: there is none, see `missing`
+    differences: tuple[float, ...] = ()  # of each seed; of each cell for a mean
+    p_holm: float = math.nan  # after Holm's correction; nan for a placebo
+    holm_low: float = -math.inf  # the interval that excludes 0 if and only if p_holm is below 0.05
     holm_high: float = math.inf
-    verdict: str = NO_RESULT
-    missing: str = ""
-    tau: float = math.nan
+    verdict: str = NO_RESULT  # or NO_CONCLUSION, or one of statistics.VERDICTS
+    missing: str = ""  # why there is no difference
+    tau: float = math.nan  # of a mean, see `statistics.MeanOverCells`
     prediction: tuple[float, float] = (-math.inf, math.inf)
-    log_multiplier: Estimate | None = None
+    log_multiplier: Estimate | None = None  # with sizes: ln m, where `against` needs m times the training compute
 
     @property
     def p(self) -> float:
@@ -141,23 +119,14 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """Everything that a report shows.
+    """Everything that a report shows."""
 
-    Attributes:
-        record: sweep.json.
-        runs: all finished runs.
-        variants: by name, those with final runs.
-        claims: all comparisons, in the order of the record: means first, then cell by cell, then placebos.
-        warnings: by kind, what a reader should know: names of variants, or of pairs.
-        failed: by name, the error of each variant without final runs.
-    """
-
-    record: dict
-    runs: list[Run]
-    variants: dict[str, Variant]
-    claims: list[Claim]
-    warnings: dict[str, list[str]]
-    failed: dict[str, str]
+    record: dict  # sweep.json
+    runs: list[Run]  # all that are finished
+    variants: dict[str, Variant]  # by name, those with final runs
+    claims: list[Claim]  # in the order of the record: means first, then cell by cell, then placebos
+    warnings: dict[str, list[str]]  # by kind, what a reader should know: names of variants, or of pairs
+    failed: dict[str, str]  # by name, the error of each variant without final runs
 
     def by_source(self) -> list[tuple[str, str, str, Estimate]]:
         """Return variant, baseline, source and the difference in test loss by source of a mixture, or by probe.
@@ -174,12 +143,11 @@ class Analysis:
                 continue
             if any(v.n_diverged or v.n_stuck == len(v.losses) for v in (a, b)):
                 continue
-            losses = [{seed: run.sources for seed, run in v.runs.items()} for v in (a, b)]
-            seeds = [seed for seed in losses[0] if losses[0][seed] and losses[1].get(seed)]
-            for source in losses[0][seeds[0]] if len(seeds) > 1 else ():
-                differences = [losses[0][seed][source] - losses[1][seed][source] for seed in seeds]
+            losses = [(run.sources, b.runs[seed].sources) for seed, run in a.runs.items() if seed in b.runs]
+            losses = [(ours, theirs) for ours, theirs in losses if ours and theirs]
+            for source in losses[0][0] if len(losses) > 1 else ():
                 in_cells = found.setdefault((a.about["arm"], b.about["arm"], source), {})
-                in_cells[a.about["cell"]] = statistics.estimate(differences)
+                in_cells[a.about["cell"]] = statistics.estimate([x[source] - y[source] for x, y in losses])
         rows, has_cells = [], len({v.about["cell"] for v in self.variants.values()}) > 1
         for (arm, against, source), of in found.items():
             if len(of) == 1 or not self.are_many:
@@ -204,8 +172,8 @@ class Analysis:
                 found.append((run.variant, run.seed, now, published, agree or both_diverged))
         return found
 
-    def of_kind(self, *kinds: str) -> list[Claim]:
-        return [claim for claim in self.claims if claim.kind in kinds]
+    def of_kind(self, kind: str) -> list[Claim]:
+        return [claim for claim in self.claims if claim.kind == kind]
 
     @property
     def are_many(self) -> bool:
@@ -229,12 +197,9 @@ class Analysis:
 
 
 def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None = None) -> Analysis:
-    """Analyze a sweep.
+    """Analyze the finished runs of a sweep, and by variant the error of those that failed.
 
-    Args:
-        record: sweep.json.
-        runs: its finished runs. Those of variants that are not in the record are left out, as are such failures.
-        failed: by variant, the error of runs that failed.
+    Runs and failures of variants that are not in the record, which is sweep.json, are left out.
     """
     failed = {name: error for name, error in (failed or {}).items() if name in record["variants"]}
     variants = {name: Variant(name, about, choice_of(record, runs, name), final_runs(record, runs, name))
@@ -283,7 +248,6 @@ def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
 
 
 def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
-    """Return the mean of a comparison over its cells."""
     claim = Claim(kind, group[0].variant, group[0].against, MEAN)
     if lost := [c.cell for c in group if c.difference is None]:
         return dataclasses.replace(claim, missing=f"no result at {', '.join(lost)}")
@@ -335,9 +299,6 @@ def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
     return judged
 
 
-# ---- Warnings --------------------------------------------------------------------------------------------------
-
-
 def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str, str]) -> dict[str, list[str]]:
     """Return what a reader should know before trusting the numbers, by kind, without empty kinds."""
     pairs = [pair for pair in [*record["comparisons"], *record["placebos"]] if set(pair) <= variants.keys()]
@@ -350,7 +311,7 @@ def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str
                  for v in variants.values() if v.choice.at_edge],
         "tokens": [name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]],
         "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
-        "identical": [" and ".join(group) for group in _identical(list(variants.values()))],
+        "identical": [" and ".join(group) for group in _identical(variants.values())],
         "cells": record.get("unfinished", []),
         "data": list(dict.fromkeys(note for v in record["variants"].values() for note in v["data"]["notices"])),
     }  # fmt: skip
@@ -364,8 +325,8 @@ def _on_several_machines(a: Variant, b: Variant) -> bool:
     return any(len(found) > 1 for found in machines)
 
 
-def _identical(variants: Sequence[Variant]) -> list[list[str]]:
-    """Return groups of variants whose losses are the same for all common seeds, up to rounding."""
+def _identical(variants: Iterable[Variant]) -> list[list[str]]:
+    """Return the names of variants whose losses are the same for all common seeds, up to rounding, in groups."""
     groups: list[list[Variant]] = []
     for v in variants:
         group = next((group for group in groups if _same_losses(group[0], v)), None)
@@ -381,7 +342,5 @@ def _same_losses(a: Variant, b: Variant) -> bool:
 def curve(runs: Sequence[Run]) -> tuple[list[int], np.ndarray]:
     """Return the evaluated steps and the validation losses (runs, steps), nan after a run diverged."""
     steps = sorted({step for run in runs for step, _ in run.curve})
-    losses = np.full((len(runs), len(steps)), np.nan)
-    for (i, run), (j, step) in itertools.product(enumerate(runs), enumerate(steps)):
-        losses[i, j] = dict(run.curve).get(step, np.nan)
-    return steps, losses
+    losses = [[dict(run.curve).get(step, np.nan) for step in steps] for run in runs]
+    return steps, np.array(losses, float).reshape(len(runs), len(steps))

@@ -11,7 +11,6 @@ from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
 PLACEBO_KEYS = ("model.rope_pairing", "model.sinusoidal_order")  # tests/sweeps/test_placebo.py has the proof
-MARGIN = 0.005  # nats per token
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -73,7 +72,7 @@ class Sweep:
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
-    margin: float = MARGIN
+    margin: float = 0.005
     placebo: Values = dataclasses.field(default_factory=dict)
 
     @property
@@ -84,18 +83,14 @@ class Sweep:
 
     @property
     def cells(self) -> Variants:
-        """Return the sizes, the texts, or each size on each text; {"": {}} without them.
-
-        Raises:
-            ValueError: a text and a size set the same key.
-        """
+        """Return the sizes, the texts, or each size on each text; {"": {}} without them. Raises as `product` does."""
         axes = [axis for axis in (self.texts, self.sizes) if axis]
         return product(*axes) if axes else {"": {}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The value of model.d_ff at which the number of parameters is nearest to that of the variant `of`."""
+    """As the value of model.d_ff: the width at which the number of parameters is nearest to that of a variant."""
 
     of: str
 
@@ -103,9 +98,7 @@ class Match:
         return f"params of {self.of!r}"
 
 
-def match_params(variant: str) -> Match:
-    """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
-    return Match(variant)
+match_params = Match  # the name in sweep files
 
 
 def in_cell(arm: str, cell: str) -> str:
@@ -137,8 +130,7 @@ def each(key: str, *values) -> Variants:
 def product(*axes: Variants) -> Variants:
     """Combine every variant of each axis with every variant of the others; names are joined by ", ".
 
-    Raises:
-        ValueError: an axis has no variants, or two axes set the same key.
+    Raises ValueError if an axis has no variants, or if two axes set the same key.
 
     >>> list(product(each("model.norm", "rms", "layer"), each("model.d_ff", 64, 128)))
     ['rms, 64', 'rms, 128', 'layer, 64', 'layer, 128']

@@ -58,9 +58,6 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-# ---- Differences -----------------------------------------------------------------------------------------------
-
-
 def differences(a: Analysis) -> Figure:
     """Draw each comparison below its name: seeds, mean, 95 % interval and the interval of Holm's level.
 
@@ -94,10 +91,9 @@ def _label(claim: Claim, with_cell: bool) -> str:
         numbers = claim.missing
     else:
         numbers = "{} [{}, {}]".format(*map(nats, (claim.difference.mean, *claim.difference.interval())))
-    one_line = f"{names} {numbers}"
-    return (
-        one_line if len(one_line) <= LETTERS else f"{textwrap.fill(names, LETTERS)}\n{textwrap.fill(numbers, LETTERS)}"
-    )
+    if len(names) + 1 + len(numbers) <= LETTERS:
+        return f"{names} {numbers}"
+    return f"{textwrap.fill(names, LETTERS)}\n{textwrap.fill(numbers, LETTERS)}"
 
 
 def nats(x: float) -> str:
@@ -144,9 +140,6 @@ def _draw_claim(axes, claim: Claim, difference: Estimate, y: float, limits: tupl
             axes.plot(x, y, mark, color=color, clip_on=False)
 
 
-# ---- Tuning ----------------------------------------------------------------------------------------------------
-
-
 def groups(a: Analysis) -> list[list[Variant]]:
     """Return the variants that share a panel: those on one text with the same lists, or with nothing to tune."""
     found: dict[tuple, list[Variant]] = {}
@@ -161,12 +154,8 @@ def tuning(a: Analysis) -> Figure:
 
     The other tuned values are the best ones.
     """
-    panels = [
-        (key, variants)
-        for variants in groups(a)
-        for key, values in variants[0].about["tune"].items()
-        if len(values) > 1
-    ]
+    panels = [(key, variants) for variants in groups(a)
+              for key, values in variants[0].about["tune"].items() if len(values) > 1]  # fmt: skip
     figure, all_axes = _panels(len(panels), sum(len(variants) for _, variants in panels))
     for (key, variants), axes in zip(panels, all_axes, strict=True):
         lines = {v.name: _tuning_line(a, v, key) for v in variants}
@@ -229,9 +218,6 @@ def words(key: str) -> str:
     return key.rpartition(".")[2].replace("_", " ")
 
 
-# ---- Curves ----------------------------------------------------------------------------------------------------
-
-
 def curves(a: Analysis) -> Figure:
     """Draw the validation loss of the final runs during training, and the second half enlarged."""
     drawn = [[v for v in variants if not v.n_diverged and any(r.curve for r in v.runs.values())]
@@ -239,24 +225,22 @@ def curves(a: Analysis) -> Figure:
     drawn = [variants for variants in drawn if variants]
     figure, panels = _panels(2 * len(drawn), sum(map(len, drawn)))
     for variants, whole, end in zip(drawn, panels[::2], panels[1::2], strict=True):
-        found = {v.name: curve(list(v.runs.values())) for v in variants}
-        half = max((steps[-1] for steps, _ in found.values()), default=0) / 2
+        found = [(np.array(steps), losses) for steps, losses in (curve(list(v.runs.values())) for v in variants)]
+        half = max(steps[-1] for steps, _ in found) / 2
         for axes, first, title in ((whole, 0, "whole training"), (end, half, "second half")):
-            for i, v in enumerate(variants):
-                steps, losses = np.array(found[v.name][0]), found[v.name][1]
+            means = []
+            for i, (v, (steps, losses)) in enumerate(zip(variants, found, strict=True)):
                 part, look = steps >= first, _look(i)
-                axes.plot(steps[part], losses.mean(0)[part], label=textwrap.fill(v.name, LETTERS - 8), **look)
+                means.append(losses.mean(0)[part])
+                axes.plot(steps[part], means[-1], label=textwrap.fill(v.name, LETTERS - 8), **look)
                 if len(variants) <= MAX_BANDS and len(losses) > 2 and not v.n_stuck:
                     ends = [statistics.estimate(column).interval() for column in losses[:, part].T]
                     axes.fill_between(steps[part], *zip(*ends, strict=True), color=look["color"], alpha=0.15, lw=0)
-            means = np.concatenate([found[v.name][1].mean(0)[np.array(found[v.name][0]) >= first] for v in variants])
-            margin = 0.12 * np.ptp(means) or 0.1
-            axes.set(xlabel="step", ylabel=LOSS, title=title, ylim=(means.min() - margin, means.max() + margin))
+            low, high = np.min(np.concatenate(means)), np.max(np.concatenate(means))
+            margin = 0.12 * (high - low) or 0.1
+            axes.set(xlabel="step", ylabel=LOSS, title=title, ylim=(low - margin, high + margin))
         _add_legend(end)
     return figure
-
-
-# ---- Small panels, for many comparisons ------------------------------------------------------------------------
 
 
 def small_tuning(a: Analysis) -> Figure:
@@ -298,10 +282,9 @@ def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale:
         for cell, color in zip(cells, COLORS, strict=False):
             variant, against = (a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against))
             if variant and against and (found := line(variant, against)):
-                panel.plot(
-                    list(found), list(found.values()), "o-", color=color, markersize=2.5, linewidth=1, label=cell
-                )
-                shown += [y for y in found.values() if math.isfinite(y)]
+                x, y = list(found), list(found.values())
+                panel.plot(x, y, "o-", color=color, markersize=2.5, linewidth=1, label=cell)
+                shown += filter(math.isfinite, y)
                 at |= found.keys()
         panel.axhline(0, color="black", linewidth=0.6)
         panel.set_title(textwrap.shorten(claim.variant, 24, placeholder="…"), fontsize=8)
@@ -317,9 +300,6 @@ def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale:
     if cells != [""]:
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     return figure
-
-
-# ---- Parts -----------------------------------------------------------------------------------------------------
 
 
 def _panels(n: int, n_labels: int):

@@ -34,8 +34,7 @@ class Finding(NamedTuple):
 def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
     """Return the findings of a page's others.csv, or none without the file.
 
-    Raises:
-        UserError: a row is wrong, is about none of the changes, or repeats another.
+    Raises UserError if a row is wrong, is about none of the changes, or repeats another.
     """
     path = page / "others.csv"
     if not path.is_file():

@@ -36,26 +36,16 @@ UNUSED = ("eval.patience", "eval.harness_every", "eval.harness_tasks", "log.deta
 
 @dataclasses.dataclass(frozen=True)
 class PlannedVariant:
-    """A variant at a size or on a text, before its data is opened.
+    """A variant at a size or on a text, before its data is opened."""
 
-    Attributes:
-        arm, cell: its name in the file, and the size or text; "" without them.
-        changes: the values that the file gives it.
-        lists: by tuned key, the values to choose from.
-        seeds: fresh ones, of the final runs. Variants of a cell are paired by them; cells are independent.
-        tuning_seeds: of the tuning runs; no final run has them.
-        config: its config with the first value of each list, before its width is matched.
-        match: the full name of the variant whose number of parameters is matched, or None.
-    """
-
-    arm: str
-    cell: str
-    changes: Values
-    lists: dict[str, tuple]
-    seeds: range
-    tuning_seeds: range
-    config: Config
-    match: str | None
+    arm: str  # its name in the file
+    cell: str  # the size or text; "" without them
+    changes: Values  # the values that the file gives it
+    lists: dict[str, tuple]  # by tuned key, the values to choose from
+    seeds: range  # fresh ones, of the final runs; variants of a cell are paired by them, and cells are independent
+    tuning_seeds: range  # of the tuning runs; no final run has them
+    config: Config  # with the first value of each list, before its width is matched
+    match: str | None  # the full name of the variant whose number of parameters is matched
 
     @property
     def n_points(self) -> int:
@@ -66,24 +56,15 @@ class PlannedVariant:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A sweep under one budget.
+    """A sweep under one budget."""
 
-    Attributes:
-        name: the file's name without ".py".
-        background: the file's docstring.
-        sweep: what the file returned.
-        budget_name, budget: the chosen budget.
-        variants: by full name, every variant in every cell, and the placebo.
-        comparisons: pairs of full names; each pair in all cells before the next pair.
-    """
-
-    name: str
-    background: str
-    sweep: Sweep
+    name: str  # the file's, without ".py"
+    background: str  # the file's docstring
+    sweep: Sweep  # what the file returned
     budget_name: str
     budget: Budget
-    variants: dict[str, PlannedVariant]
-    comparisons: tuple[tuple[str, str], ...]
+    variants: dict[str, PlannedVariant]  # by full name, every variant in every cell, and the placebo
+    comparisons: tuple[tuple[str, str], ...]  # pairs of full names; each pair in all cells before the next pair
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:
@@ -108,11 +89,7 @@ def draw_seeds(name: str, n: int, above: int = 0) -> range:
 
 
 def load_sweep(path: str, budget_name: str) -> Plan:
-    """Load a sweep file under a budget, "quick" or "full".
-
-    Raises:
-        UserError: the file has mistakes.
-    """
+    """Load a sweep file under a budget, "quick" or "full"; raises UserError with all mistakes of the file."""
     return plan_sweep(path, read_sweep(path), budget_name)
 
 
@@ -146,9 +123,8 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
 
 def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVariant], list[str]]:
     """Return every variant in every cell of the sweep of this name, and the mistakes in the configs."""
-    arms = dict(sweep.variants)
-    if sweep.placebo:
-        arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
+    placebo = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
+    arms = sweep.variants | ({PLACEBO: placebo} if sweep.placebo else {})
     planned: dict[str, PlannedVariant] = {}
     problems: list[str] = []
     warn = functools.cache(print_warning)  # once for all variants
@@ -304,8 +280,7 @@ def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVari
                 f"comparisons: {in_cell(a, cell)!r} is tuned over {both[0]} points and {in_cell(b, cell)!r} over "
                 f"{both[1]}; give both the same number"
             )
-    tuned = any(variant.n_points for variant in variants.values())
-    if tuned and budget.seeds > 10 and budget.tuning_seeds < 3:
+    if any(v.n_points for v in variants.values()) and budget.seeds > 10 and budget.tuning_seeds < 3:
         yield (
             f"budget: {budget.seeds} seeds need 3 tuning seeds, or the error of the tuned values shows in the "
             "difference; set tuning_seeds=3, or seeds=10"

@@ -19,16 +19,14 @@ EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes",
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
-    """Return the content of sweep.json for this start, as it is when it is read again.
+    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, as it is when it is read again.
 
-    Args:
-        plan: the `lm.sweeps.plan.Plan`.
-        variants: by full name, its `lm.sweeps.variants.Variant`s.
-        start: this process; see `lm.workdir.provenance.describe_start`, with its devices.
+    For the start see `lm.workdir.provenance.describe_start`; it also has the devices.
     """
     from lm.baselines.ngrams import unigram_loss
 
     sweep = plan.sweep
+    axis = "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text"
     described = {
         name: {
             "arm": v.plan.arm,
@@ -61,7 +59,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "background": plan.background,
         "base": sweep.base,
         "baseline": sweep.baseline,
-        "axis": _axis(plan),
+        "axis": axis if len(plan.cells) > 1 else None,
         "cells": plan.cells,
         "comparisons": plan.comparisons,
         "placebos": plan.placebos,
@@ -74,24 +72,13 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
     return json.loads(to_json(record))
 
 
-def _axis(plan) -> str | None:
-    """Return what the cells are called, if there are several: sizes, texts, or cells if they are both."""
-    if len(plan.cells) == 1:
-        return None
-    return "cell" if plan.sweep.sizes and plan.sweep.texts else "size" if plan.sweep.sizes else "text"
-
-
 def _checksum(record: dict) -> str:
     content = {key: value for key, value in record.items() if key != "sha256"}
     return hashlib.sha256(to_json(content).encode()).hexdigest()
 
 
 def read_record(workdir: Path) -> dict:
-    """Read sweep.json.
-
-    Raises:
-        UserError: the file is missing or corrupted.
-    """
+    """Read sweep.json; raises UserError if it is missing or corrupted."""
     path = workdir / SWEEP
     try:
         record = read_json(path, {"sha256": str}, ADVICE)
@@ -114,12 +101,8 @@ def without_cells(record: dict, left_out: list[str]) -> dict:
 def open_sweep(workdir: Path, record: dict) -> dict:
     """Create a sweep's directory, or check that it holds this sweep, and append this start to sweep.json.
 
-    Args:
-        workdir: the directory.
-        record: what `sweep_record` returned.
-
     Returns:
-        The record with all starts.
+        The record, which `sweep_record` made, with all starts.
 
     Raises:
         UserError: the directory holds something else or cannot be created.
@@ -158,25 +141,18 @@ def _differences(old: dict, record: dict) -> list[str]:
 def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list[str]:
     """Return the differences between two entries of a variant that may change its runs, a line each.
 
-    Args:
-        was, now: the entries. Their configs may be flat.
-        only_shared: leave out keys of the config that only one of the two has.
+    Their configs may be flat; only_shared leaves out config keys that only one of the two has.
     """
     fixed = ("n_params", "tune", "seeds", "tuning_seeds", "tokens", "warm_starts")
     pairs = {key: (was[key], now[key]) for key in fixed}
     pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
     before, after = flatten(was["config"]), flatten(now["config"])
     keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
-    for key in filter(_decides, sorted(keys)):
+    harmless = {key for key, (_, field) in schema().items() if field.metadata["execution"] and key not in EVALUATED}
+    for key in sorted(keys - harmless):
         missing = schema()[key][1].default if key in EVALUATED else "absent"  # a key newer than the sweep
         pairs[f"config.{key}"] = before.get(key, missing), after.get(key, missing)
     return [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]
-
-
-def _decides(key: str) -> bool:
-    """Return whether a config key decides what the runs compute, or what of them is evaluated."""
-    _, field = schema().get(key, (None, None))
-    return field is None or not field.metadata["execution"] or key in EVALUATED
 
 
 def read_failures(workdir: Path) -> dict[str, str]:

@@ -72,9 +72,6 @@ pre { background: #f5f5f5; padding: 1rem; white-space: pre-wrap; overflow-wrap: 
 """
 
 
-# ---- Text ------------------------------------------------------------------------------------------------------
-
-
 def escape(value: Any) -> Markup:
     r"""Return a value as text of one line that is neither Markdown nor HTML.
 
@@ -289,23 +286,19 @@ def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
     )
 
 
-# ---- Tables ----------------------------------------------------------------------------------------------------
-
-
 def claim_rows(a: Analysis) -> list[dict]:
     """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is none."""
-
-    def ends(name: str, interval: tuple[float, float]) -> dict:
-        return dict(zip((f"{name}low", f"{name}high"), interval, strict=True))
-
-    rows = []
+    none, rows = Estimate(math.nan, math.nan, 0, 0), []
     for c in a.claims:
-        d, m = c.difference or Estimate(math.nan, math.nan, 0, 0), c.log_multiplier
-        row = {"kind": c.kind, "variant": c.variant, "against": c.against, "cell": c.cell, "n": d.n, "mean": d.mean}
-        row |= ends("", d.interval()) | {"se": d.se, "df": d.df, "p": c.p, "p_holm": c.p_holm}
-        row |= ends("holm_", (c.holm_low, c.holm_high)) | {"verdict": c.verdict, "missing": c.missing, "tau": c.tau}
-        row |= ends("prediction_", c.prediction) | {"log_multiplier": m.mean if m else math.nan}
-        row |= ends("log_multiplier_", m.interval() if m else (math.nan, math.nan))
+        d, m = c.difference or none, c.log_multiplier or none
+        (low, high), (m_low, m_high) = d.interval(), m.interval()
+        row = {
+            "kind": c.kind, "variant": c.variant, "against": c.against, "cell": c.cell, "n": d.n, "mean": d.mean,
+            "low": low, "high": high, "se": d.se, "df": d.df, "p": c.p, "p_holm": c.p_holm,
+            "holm_low": c.holm_low, "holm_high": c.holm_high, "verdict": c.verdict, "missing": c.missing,
+            "tau": c.tau, "prediction_low": c.prediction[0], "prediction_high": c.prediction[1],
+            "log_multiplier": m.mean, "log_multiplier_low": m_low, "log_multiplier_high": m_high,
+        }  # fmt: skip
         rows.append({k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()})
     return rows
 
@@ -334,9 +327,6 @@ def to_report_json(a: Analysis) -> str:
     about["starts"] = _starts(a)
     found = {"claims": claim_rows(a), "variants": variant_rows(a), "warnings": a.warnings, "failed": a.failed}
     return to_json(about | found, indent=1) + "\n"
-
-
-# ---- Files -----------------------------------------------------------------------------------------------------
 
 
 def write_report(a: Analysis, directory: Path) -> list[Path]:

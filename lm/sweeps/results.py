@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -28,43 +29,26 @@ RUNS = "runs.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Attributes:
-        phase: "tuning", "final", or "again": a final run of a published baseline that an addition repeats.
-        variant: the variant's name, with its size or text.
-        point: its value of every tuned config key.
-        seed: train.seed.
-        status: "finished" or "diverged".
-        diverged_step: the step of the first update that was not finite; None if it finished.
-        steps, tokens: the updates, and the tokens of the whole run; 0 tokens on pages published before they were kept.
-        val_loss, test_loss: over the whole splits, in nats per token; None if it diverged.
-        curve: the validation losses during training, (step, loss).
-        seconds: its share of the time of the runs that trained at once, with compilation and evaluation.
-        tokens_per_second: of all runs that trained at once, without compilation and evaluation; None if not measured.
-        at_once: how many trained at once.
-        processor, device, commit: where it was trained, and with which code; "" if not known.
-        sources: the test loss on each source of a mixture, and the loss of each probe as probe/NAME.
-    """
-
-    phase: str
-    variant: str
-    point: dict[str, Any]
-    seed: int
-    status: str
-    diverged_step: int | None = None
-    steps: int = 0
-    tokens: int = 0
-    val_loss: float | None = None
+    phase: str  # "tuning", "final", or "again": a final run of a published baseline that an addition repeats
+    variant: str  # with its size or text
+    point: dict[str, Any]  # its value of every tuned config key
+    seed: int  # train.seed
+    status: str  # "finished" or "diverged"
+    diverged_step: int | None = None  # the step of the first update that was not finite; None if it finished
+    steps: int = 0  # updates
+    tokens: int = 0  # of the whole run; 0 on pages published before they were kept
+    val_loss: float | None = None  # over the whole split, in nats per token; None if it diverged
     test_loss: float | None = None
-    curve: tuple[tuple[int, float], ...] = ()
-    seconds: float = 0.0
-    tokens_per_second: float | None = None
-    at_once: int = 1
-    processor: str = ""
+    curve: tuple[tuple[int, float], ...] = ()  # the validation losses during training, (step, loss)
+    seconds: float = 0.0  # its share of the time of all runs that trained at once, with compilation and evaluation
+    tokens_per_second: float | None = None  # of all these runs, without compilation and evaluation; None: not measured
+    at_once: int = 1  # how many trained at once
+    processor: str = ""  # where it was trained; "" if not known
     device: str = ""
     commit: str = ""
-    sources: dict[str, float] = dataclasses.field(default_factory=dict)
+    sources: dict[str, float] = dataclasses.field(default_factory=dict)  # test loss by source, and loss of probe/NAME
 
     @property
     def key(self) -> tuple[str, str, tuple, int]:
@@ -82,13 +66,12 @@ _FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "poi
 _TEXTS = ("phase", "variant", "status", "processor", "device", "commit")  # columns that are no numbers
 
 
-def to_line(run: Run) -> str:
-    """Return the line of a run, without the line break."""
-    row = run.row()
-    return to_json(row | {"checksum": _checksum(row)})
+def _to_lines(runs: Iterable[Run]) -> str:
+    rows = [run.row() for run in runs]
+    return "".join(to_json(row | {"checksum": _checksum(row)}) + "\n" for row in rows)
 
 
-def from_line(line: str | bytes) -> Run:
+def _from_line(line: bytes) -> Run:
     """Return the run of a line; raises ValueError if the line is damaged."""
     row = parse_json(line, {"checksum": str})
     if row.pop("checksum") != _checksum(row):
@@ -103,12 +86,8 @@ def _checksum(row: dict) -> str:
 def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[Run]:
     """Return the finished runs of a sweep's directory, in the order in which they finished.
 
-    Args:
-        workdir: the directory.
-        warn: called with a message for each damaged line, which is left out; None: print it to standard error.
-
-    Raises:
-        UserError: the file is a link or no file.
+    Damaged lines are left out; `warn` is called with a message for each, or it is printed to standard error. Raises
+    UserError if the file is a link or no file.
     """
     runs, damaged = _read_lines(workdir / RUNS)
     for number, error in damaged.items():
@@ -131,7 +110,7 @@ def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
         raise UserError(f"{path} cannot be read: {error}; remove it") from None
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            runs[number] = from_line(line)
+            runs[number] = _from_line(line)
         except (KeyError, TypeError, ValueError) as error:
             damaged[number] = str(error)
     return runs, damaged
@@ -139,8 +118,7 @@ def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
 
 def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
     """Append finished runs to a sweep's file; the caller holds the lock of the directory."""
-    path = workdir / RUNS
-    lines = "".join(f"{to_line(run)}\n" for run in runs)
+    path, lines = workdir / RUNS, _to_lines(runs)
     with name_errors(path), open(path, "a+b", opener=without_links) as file:
         file.seek(max(0, file.tell() - 1))
         torn = file.read() not in (b"", b"\n")  # by a process that died in the middle of a line
@@ -158,21 +136,18 @@ def drop_damaged_lines(workdir: Path) -> None:
     lines = read_bytes(path).splitlines(keepends=True)
     with open(workdir / f"{RUNS}.damaged", "ab", opener=without_links) as file:
         file.writelines(lines[number - 1] for number in damaged)
-    write_text(path, "".join(f"{to_line(run)}\n" for run in runs.values()))
+    write_text(path, _to_lines(runs.values()))
 
 
 def runs_to_csv(runs: Iterable[Run]) -> str:
     """Return runs as the text of runs.csv, without the curves; missing values are empty."""
     rows = [run.row() for run in runs]
-    for row in rows:
-        row.pop("curve")
-        row["sources"] = to_json(row["sources"])
-    if all(row["sources"] == "{}" for row in rows):
-        rows = [{key: value for key, value in row.items() if key != "sources"} for row in rows]
+    left_out = ("curve",) if any(row["sources"] for row in rows) else ("curve", "sources")
+    columns = [key for key in dict.fromkeys(itertools.chain(*rows)) if key not in left_out]
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(row | {"sources": to_json(row["sources"])} for row in rows)
     return file.getvalue()
 
 
@@ -197,7 +172,7 @@ def _from_row(row: dict[str, Any]) -> Run:
 
 
 def _value(text: str) -> Any:
-    """Return a tuned value of a table: a number, or text.
+    """Return a value of a table: a number, text, or None.
 
     >>> _value("0.008"), _value("muon"), _value("")
     (0.008, 'muon', None)

@@ -35,14 +35,11 @@ MAX_DEATHS = 3  # a group of runs with so many counts as failed
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
 
 
-def run_sweep(
-    plan: Plan, workdir: Path, together: int | None = None, *, dry_run=False, timed=False, published=None
-) -> int:
+def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False, timed=False, published=None) -> int:
     """Run or resume a sweep.
 
     Args:
-        plan: what `load_sweep` returned.
-        workdir: the sweep's directory.
+        plan, workdir: of the sweep.
         together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
         dry_run: print the runs and their cost, and stop.
         timed: in a dry run, also trace the variants and measure the baseline's speed.
@@ -107,16 +104,7 @@ def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
 
 
 class _Runner:
-    """The runs of a sweep. This process trains those that no other process has claimed.
-
-    Args:
-        variants: by name, what can be trained.
-        record: sweep.json.
-        workdir: the sweep's directory.
-        together: runs vectorized on each device.
-        say: called with each message.
-        signals: stop the sweep.
-    """
+    """The runs of a sweep. This process trains those that no other process has claimed."""
 
     def __init__(self, variants: dict[str, Variant], record: dict, workdir: Path, together: int, say, signals: Signals):
         self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
@@ -129,8 +117,7 @@ class _Runner:
     def run(self, again: bool = False) -> int:
         """Train everything that is missing, cell by cell; returns the exit code.
 
-        Args:
-            again: in each cell, first train one run of the baseline again, although its result is published.
+        With `again`, one run of the baseline, whose result is published, is first trained again in each cell.
         """
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
@@ -189,9 +176,8 @@ class _Runner:
         began, n_trained, waited = time.monotonic(), 0, False
         while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
             n_before = n_trained + len(self.failed)
-            for place, group in enumerate(
-                sorted(todo, key=lambda group: n_deaths(self._directory(self._missing(group))))
-            ):
+            todo.sort(key=lambda group: n_deaths(self._directory(self._missing(group))))
+            for place, group in enumerate(todo):
                 with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
@@ -235,30 +221,23 @@ class _Runner:
         """Train runs that share a program, and save their results unless a signal stops them."""
         variants, directory = [self.variants[name] for _, name, _, _ in keys], self._directory(keys)
         configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
-        warm_starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
+        starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
         share = -(-len(keys) // jax.device_count())
         try:
             with attempt(directory):
-                found = StackedRuns(
-                    configs,
-                    variants[0].corpus,
-                    directory,
-                    runs_per_device=share,
-                    stream=sys.stdout,
-                    warm_starts=warm_starts,
-                ).train(self.signals)
+                runs = StackedRuns(
+                    configs, variants[0].corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=starts
+                )
+                found = runs.train(self.signals)
             if found is None:
                 return
         except Exception:
             shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
             raise
-        start = self.record["starts"][-1]
-        git = start["git"] or {"commit": "", "dirty": False}
-        about = {
-            "processor": start["processor"],
-            "device": jax.devices()[0].device_kind,
-            "commit": git["commit"] + " with uncommitted changes" * git["dirty"],
-        }
+        process = self.record["starts"][-1]
+        git = process["git"] or {"commit": "", "dirty": False}
+        commit = git["commit"] + " with uncommitted changes" * git["dirty"]
+        about = {"processor": process["processor"], "device": jax.devices()[0].device_kind, "commit": commit}
         finished = []
         for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
             chosen = dict(zip(v.plan.lists, point, strict=True))
@@ -299,15 +278,12 @@ class _Runner:
 
 
 def _attempts(directory: Path) -> Path:
-    """Return the file of a directory of runs that has a byte for each process which died after the newest checkpoint.
-
-    A process that trains the runs now is counted.
-    """
+    """Return the file with a byte for each process that trains these runs, or died, after the newest checkpoint."""
     return directory / f"attempts-{newest_checkpoint(directory) or 0}"
 
 
 def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained the runs of a directory and made no progress."""
+    """Return how many processes have died while they trained the runs of a directory, without progress."""
     path = _attempts(directory)
     return path.stat().st_size if path.is_file() else 0
 

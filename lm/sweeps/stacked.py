@@ -11,7 +11,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,25 +49,16 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
         of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by name. Two runs share a
         program if, and only if, these configs are equal.
     """
-    values = {name: getattr(config.optimizer, name) for name in TRACED}
-    values = {name: value for name, value in values.items() if value}
-    device_per_core = jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores()
-    micro_batch_size = config.train.micro_batch_size
-    if device_per_core:
+    values = {name: value for name in TRACED if (value := getattr(config.optimizer, name))}
+    train = dataclasses.replace(config.train, on_nonfinite="stop")
+    if jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores():
         n_parameters = parameters.count(parameters.parameter_table(config.model))
-        micro_batch_size = cpu_memory.micro_batch_size(config, n_parameters)
-    train = dataclasses.replace(config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size)
+        train = dataclasses.replace(train, micro_batch_size=cpu_memory.micro_batch_size(config, n_parameters))
     return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
 
 
 def with_values(config: Resolved, values: dict, seed=None) -> Resolved:
-    """Return the config with other values.
-
-    Args:
-        config: the config to change.
-        values: by name, values of optimizer keys; they may be traced.
-        seed: of the run; None: unchanged.
-    """
+    """Return the config with other values of optimizer keys, which may be traced; seed None: its own."""
     train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
 
@@ -84,12 +75,7 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(program: Resolved, runs_per_device: int) -> Programs:
-    """Make the programs for several runs; each device vectorizes its share of them (vmap).
-
-    Args:
-        program: the config of the program; see `split_config`.
-        runs_per_device: how many runs each device vectorizes.
-    """
+    """Make the programs of a config of `split_config` for several runs; each device vectorizes its share (vmap)."""
     mesh = jax.make_mesh((jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices())
     runs, replicated = PartitionSpec("run"), PartitionSpec()
 
@@ -131,16 +117,8 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
 class StackedRuns:
     """Runs of one program, which continue from the newest checkpoint in their directory.
 
-    Args:
-        configs: the resolved config of each run.
-        corpus: their data.
-        directory: where their checkpoints are.
-        runs_per_device: how many runs each device vectorizes.
-        stream: where progress is shown.
-        warm_starts: the initial parameters of each run; empty: random.
-
-    Raises:
-        ValueError: the runs do not share a program.
+    Each device vectorizes `runs_per_device` of them. Progress is shown on a stream. Without warm starts, one for each
+    run, the initial parameters are random. Raises ValueError if the runs do not share a program.
     """
 
     def __init__(
@@ -151,22 +129,21 @@ class StackedRuns:
         *,
         runs_per_device: int,
         stream,
-        warm_starts: list[WarmStart] | None = None,
+        warm_starts: Sequence[WarmStart] = (),
     ):
-        splits = [split_config(config) for config in configs]
-        self.config, _ = splits[0]
-        if any(program != self.config for program, _ in splits):
-            raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.directory, self._warm_starts = configs, corpus, directory, warm_starts or []
-        self._tokens_per_step = self.config.train.batch_size * self.config.train.seq_len * len(configs)
-        self._progress = Progress(self.config.train.steps, stream)
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
+        splits = [split_config(config) for config in padded]
+        self.config, names = splits[0]
+        if any(program != self.config for program, _ in splits):
+            raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
+        self.configs, self.corpus, self.directory, self._warm_starts = configs, corpus, directory, list(warm_starts)
+        self._tokens_per_step = self.config.train.batch_size * self.config.train.seq_len * len(configs)
+        self._progress = Progress(self.config.train.steps, stream)
         self._programs = make_programs(self.config, runs_per_device)
         seeds = [config.train.seed for config in padded]
         self._seeds = jax.device_put(np.array(seeds, np.uint32), self._programs.by_run)
-        names, values = splits[0][1], [split_config(config)[1] for config in padded]
-        stacked = {name: np.array([v[name] for v in values]) for name in names}
+        stacked = {name: np.array([values[name] for _, values in splits]) for name in names}
         self._values = jax.device_put(stacked, self._programs.by_run)
         source = BatchSource(corpus.split("train"), self.config)
         self._sources = [source.with_seed(seed) for seed in seeds]
@@ -175,16 +152,9 @@ class StackedRuns:
         self._evaluated: dict[tuple[str, int], tuple] = {}
 
     def train(self, signals: Signals) -> list[dict] | None:
-        """Train to the last step.
-
-        Returns:
-            The result of each run (see `_result`), or None if a signal stopped them; they are then saved.
-        """
-        with (
-            closing(self._progress),
-            closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as checkpoints,
-        ):
-            return self._train(*self._first_states(checkpoints), checkpoints, signals)
+        """Train to the last step; return the result of each run (see `_result`), or None if a signal stopped them."""
+        with closing(self._progress), closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as saved:
+            return self._train(*self._first_states(saved), saved, signals)
 
     def _first_states(self, checkpoints: Checkpoints) -> tuple[int, Any, dict]:
         """Return (step, states, record) of the newest intact checkpoint, else (0, the states of step 0, {})."""

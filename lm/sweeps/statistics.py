@@ -57,13 +57,12 @@ def holm_factors(p_values: Sequence[float]) -> list[float]:
     [2.0, 3.0, nan, 1.3333]
     """
     p = np.asarray(p_values, float)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    corrected = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
+    order = np.argsort(p, kind="stable")[: np.count_nonzero(~np.isnan(p))]  # nan is last
+    ranks = np.arange(len(order), 0, -1)
+    corrected = np.maximum.accumulate(p[order] * ranks)
     factors = np.full(len(p), math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = corrected / p[order]
-    factors[order] = np.where(p[order] > 0, ratio, np.arange(len(order), 0, -1))  # p = 0: underflow
+        factors[order] = np.where(p[order] > 0, corrected / p[order], ranks)  # p = 0: underflow
     return factors.tolist()
 
 
@@ -96,17 +95,11 @@ def verdict(low: float, high: float, margin: float) -> str:
 
 
 class MeanOverCells(NamedTuple):
-    """The mean of an effect over cells (texts or sizes), and how much it varies from cell to cell.
+    """The mean of an effect over cells (texts or sizes), and how much it varies from cell to cell."""
 
-    Attributes:
-        mean: over these cells. Its variance comes from the seeds of each cell.
-        tau: the standard deviation of the true effects over cells (method of moments, at least 0).
-        prediction: the 95 % prediction interval for the estimate in another cell of the same kind, with as many seeds.
-    """
-
-    mean: Estimate
-    tau: float
-    prediction: tuple[float, float]
+    mean: Estimate  # over these cells; its variance comes from the seeds of each cell
+    tau: float  # the standard deviation of the true effects over cells (method of moments, at least 0)
+    prediction: tuple[float, float]  # 95 % interval for the estimate in another cell of this kind, with as many seeds
 
 
 def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:

@@ -76,7 +76,7 @@ def parabola_vertex(x: npt.ArrayLike, y: npt.ArrayLike) -> np.ndarray:
     return x[..., 1] + np.clip(shift, -left, right)
 
 
-def vertex(values: Sequence[float], losses: Sequence[float], best: int | None = None) -> float:
+def vertex(values: Sequence[float], losses: Sequence[float], best: int) -> float:
     """Return the value at the vertex of the parabola in log2(value) through the best value and its two neighbors.
 
     It is at most one step of the grid from the best value. The best value itself is returned if it is at an edge, or if
@@ -85,35 +85,27 @@ def vertex(values: Sequence[float], losses: Sequence[float], best: int | None = 
     Args:
         values: positive, in ascending order.
         losses: the loss at each value.
-        best: the index of the best value; None: that of the lowest loss.
+        best: the index of the best value.
 
     >>> rates = [0.001, 0.002, 0.004, 0.008]
-    >>> vertex(rates, [3.0, 2.0, 2.0, 3.0])  # half-way between 0.002 and 0.004, in log2
+    >>> vertex(rates, [3.0, 2.0, 2.0, 3.0], 1)  # half-way between 0.002 and 0.004, in log2
     0.00283
-    >>> vertex(rates, [3.0, 2.5, 2.0, 2.5]), vertex(rates, [2.0, 2.1, 2.2, 2.4])
+    >>> vertex(rates, [3.0, 2.5, 2.0, 2.5], 2), vertex(rates, [2.0, 2.1, 2.2, 2.4], 0)
     (0.004, 0.001)
     """
-    i = min(range(len(values)), key=losses.__getitem__) if best is None else best
-    near = slice(i - 1, i + 2)
-    if not 0 < i < len(values) - 1 or not all(map(math.isfinite, losses[near])):
-        return values[i]
+    near = slice(best - 1, best + 2)
+    if not 0 < best < len(values) - 1 or not all(map(math.isfinite, losses[near])):
+        return values[best]
     return float(f"{2 ** parabola_vertex(np.log2(values[near]), losses[near]).item():.3g}")
 
 
 class Choice(NamedTuple):
-    """What the finished tuning runs of a variant say.
+    """What the finished tuning runs of a variant say."""
 
-    Attributes:
-        missing: the points that are still to be trained; the other fields are None until there are none.
-        best: the best point of the grid.
-        point: where the final runs train.
-        at_edge: the keys whose best value is still at the edge of its list.
-    """
-
-    missing: tuple[Point, ...] = ()
-    best: Point | None = None
-    point: Point | None = None
-    at_edge: tuple[str, ...] = ()
+    missing: tuple[Point, ...] = ()  # the points that are still to be trained; until then the other fields are None
+    best: Point | None = None  # of the grid
+    point: Point | None = None  # where the final runs train
+    at_edge: tuple[str, ...] = ()  # the keys whose best value is still at the edge of its list
 
 
 def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = True) -> Choice:
@@ -154,28 +146,24 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
                 longer = longer | {key: extended(key, longer[key], best[key])}
         if longer == before:
             break
-    point = tuple(_vertex_along(key, longer, best, outcomes) for key in longer)
+    point = tuple(_vertex_along(key, values, best, outcomes) for key, values in longer.items())
     return Choice((), lowest, point, tuple(edges))
 
 
-def extended(key: str, values: Sequence[Any], best: Any) -> tuple:
+def extended(key: str, values: tuple[float, ...], best: float) -> tuple[float, ...]:
     """Return a list with one more value beyond the edge at which its best value is, at the ratio of the step there.
 
-    A list that has no ratios, or whose next value the config does not allow, is returned unchanged.
+    A list whose next value the config does not allow is returned unchanged.
 
     >>> extended(LEARNING_RATE, (0.001, 0.002, 0.008), 0.008)
     (0.001, 0.002, 0.008, 0.032)
-    >>> extended("optimizer.b2", (0.9, 0.99), 0.99), extended("optimizer.weight_decay", (0.0, 0.1), 0.0)
-    ((0.9, 0.99), (0.0, 0.1))
+    >>> extended("optimizer.b2", (0.9, 0.99), 0.99)
+    (0.9, 0.99)
     """
-    values = tuple(values)
-    if not _is_scale(values):
-        return values
     beyond, inside = (values[0], values[1]) if best == values[0] else (values[-1], values[-2])
     new = float(f"{beyond * beyond / inside:.6g}")
-    type_, field = schema()[key]
     try:
-        checked(new, type_, field)
+        checked(new, *schema()[key])
     except ValueError:
         return values
     return (new, *values) if best == values[0] else (*values, new)
@@ -186,9 +174,8 @@ def _is_scale(values: Sequence[Any]) -> bool:
     return len(values) > 1 and all(type(value) is float and value > 0 for value in values)
 
 
-def _vertex_along(key: str, lists: dict[str, tuple], best: dict[str, Any], outcomes: Mapping[Point, Outcome]) -> Any:
+def _vertex_along(key: str, values: tuple, best: dict[str, Any], outcomes: Mapping[Point, Outcome]) -> Any:
     """Return the vertex in the direction of one list, through the best point."""
-    values = lists[key]
     if not _is_scale(values):
         return best[key]
     line = [outcomes[tuple({**best, key: value}.values())] for value in values]

@@ -31,22 +31,14 @@ from lm.workdir.config_changes import experiment_digest
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """A variant that can be trained.
+    """A variant that can be trained."""
 
-    Attributes:
-        plan: what the sweep file says about it.
-        config: the resolved config with seed 0, at the first value of each list.
-        corpus: its data.
-        n_params, flops: parameters, and training FLOPs per token.
-        warm_starts: by seed, the parameters that a run starts from; empty: random.
-    """
-
-    plan: PlannedVariant
-    config: Resolved
+    plan: PlannedVariant  # what the sweep file says about it
+    config: Resolved  # with seed 0, at the first value of each list
     corpus: Corpus
     n_params: int
-    flops: float
-    warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)
+    flops: float  # of training, per token
+    warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)  # by seed, what a run starts from
 
     @property
     def tokens(self) -> int:
@@ -76,14 +68,7 @@ class Variant:
 
 
 def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Variant]:
-    """Resolve all variants of a plan: open their data, compute matched widths, load warm starts.
-
-    Args:
-        plan: what `load_sweep` returned.
-        say: called with each message.
-
-    Returns:
-        The variants by name.
+    """Resolve all variants of a plan, by name: open their data, compute matched widths, load warm starts.
 
     Raises:
         UserError: a config is invalid, data lacks a split, a comparison is between different test tokens, or two
@@ -114,13 +99,13 @@ def _refuse_other_tokens(plan: Plan, variants: dict[str, Variant]) -> None:
     Two mixtures of the same sources may have different weights: the report then compares each source.
     """
     problems = []
-    for pair in (*plan.comparisons, *plan.placebos):
-        a, b = (variants[name] for name in pair)
+    for first, second in (*plan.comparisons, *plan.placebos):
+        a, b = variants[first], variants[second]
         if a.corpus.fingerprint != b.corpus.fingerprint and (a.sources != b.sources or not a.sources):
             ours, theirs = (flatten(to_dict(v.config)) for v in (a, b))
             keys = [key for key in ours if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]]
             problems.append(
-                f"comparisons: {pair[0]!r} and {pair[1]!r} are tested on different tokens ({', '.join(keys)}): their "
+                f"comparisons: {first!r} and {second!r} are tested on different tokens ({', '.join(keys)}): their "
                 "losses cannot be compared; give both the same, or write a sweep file with texts"
             )
     if problems:
@@ -212,12 +197,9 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
 def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Two variants without a common point may be equal otherwise: then they compare learning rates. So may two with other
-    lists of another key, and two arms in different cells.
-
-    Args:
-        variants: the variants by name.
-        fingerprints: equal for variants whose runs, at one learning rate, cannot differ.
+    Variants whose runs cannot differ at one learning rate have equal fingerprints. Two without a common point may be
+    equal otherwise: then they compare learning rates. So may two with other lists of another key, and two arms in
+    different cells.
     """
     problems = []
     for a, b in itertools.combinations(fingerprints, 2):
@@ -250,11 +232,6 @@ def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None)
     the hash covers the lowered StableHLO of initialization and train step, the seed, the number of steps, the corpus
     and its tokenizer, the starts of the windows of the first and the last thousand steps, and the parameters of a warm
     start.
-
-    Args:
-        config: a resolved config.
-        corpus: its data.
-        warm: the parameters of another run that the run starts from, if any.
     """
     t = config.train
     program, values = split_config(config)  # the config with seed 0

@@ -3,13 +3,12 @@
 import dataclasses
 
 import pytest
-from synthetic_sweep import GRID, RATE, sweep
+from synthetic_sweep import DIVERGED, GRID, RATE, changed, sweep
 
 from lm.sweeps import figures
 from lm.sweeps.analysis import analyze
 
 SIZES = {"small": (100, 0.4), "large": (400, 0.0)}
-DIVERGED = {"status": "diverged", "diverged_step": 3, "val_loss": None, "test_loss": None, "curve": ()}
 
 
 def texts(axes) -> list[str]:
@@ -23,16 +22,14 @@ def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
     shown = [c for c in a.claims if c.variant != "gated"]  # an outlier, which would hide the others: an arrow
     assert [list(line.get_xdata()) for line in ticks[1:]] == [list(c.differences) for c in shown]
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] == [
-        c.difference.mean for c in shown
-    ]
+    dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [c.difference.mean for c in shown]
     assert len([line for line in axes.lines if line.get_marker() == "<"]) == 1
 
 
 def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     record, runs = sweep(SIZES, "size")
-    runs = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.seed) == ("wide, large", 201) else r for r in runs]
-    a = analyze(record, runs)
+    a = analyze(record, changed(runs, DIVERGED, variant="wide, large", seed=201))
     axes = figures.differences(a).axes[0]
     assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2  # of gated, and of the placebo
     assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
@@ -67,8 +64,7 @@ def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
 
 def test_a_diverged_run_leaves_a_gap_or_a_triangle():
     record, runs = sweep()
-    lost = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.phase) == ("wide", "tuning") and r.point[RATE] == 0.004
-            else r for r in runs]  # fmt: skip
+    lost = changed(runs, DIVERGED, variant="wide", phase="tuning", point={RATE: 0.004})
     (axes,) = figures.tuning(analyze(record, lost)).axes
     triangles = [line for line in axes.lines if (line.get_marker(), line.get_linestyle()) == ("^", "None")]
     assert [list(line.get_xdata()) for line in triangles] == [[0.004]]
@@ -76,8 +72,7 @@ def test_a_diverged_run_leaves_a_gap_or_a_triangle():
 
 def test_curves_are_drawn_with_the_second_half_enlarged():
     record, runs = sweep()
-    runs = [dataclasses.replace(r, **DIVERGED) if (r.variant, r.seed) == ("wide", 3) else r for r in runs]
-    whole, end = figures.curves(analyze(record, runs)).axes
+    whole, end = figures.curves(analyze(record, changed(runs, DIVERGED, variant="wide", seed=3))).axes
     assert [line.get_label() for line in whole.lines] == ["plain", "gated", "placebo"]  # wide has no mean
     assert [list(axes.lines[0].get_xdata()) for axes in (whole, end)] == [[5, 10], [5, 10]]
 

@@ -17,9 +17,8 @@ from lm.step import train_step
 
 ROPE = {"w_q_DHK", "w_k_DGK", "b_q_HK", "b_k_GK"}  # RoPE rotates queries and keys only
 EVEN_THEN_ODD = np.array([0, 2, 1, 3])  # of the 4 features of a head: adjacent pairs become halves
-SWAPPED = (
-    np.arange(16).reshape(8, 2)[:, ::-1].ravel()
-)  # of the residual stream: each sine changes place with its cosine
+# Of the residual stream: each sine changes place with its cosine.
+SWAPPED = np.arange(16).reshape(8, 2)[:, ::-1].ravel()
 
 
 def permuted(params: dict, table: dict, letter: str, order: np.ndarray) -> dict:

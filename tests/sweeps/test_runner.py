@@ -22,10 +22,6 @@ RATES, SEEDS, TUNING_SEEDS = (1e-3, 2e-3, 4e-3), tuple(range(16)), (100, 101)
 BEST = {"rms": 0.0015, "layer": 0.009}  # the second is beyond the edge of its list
 
 
-class NoSignals:
-    received = 0
-
-
 class Norm:
     """A stand-in for a variant, named by its norm."""
 
@@ -71,7 +67,7 @@ def start(workdir, names=("rms", "layer"), lines=None, cells=("",)) -> _Runner:
     about["data"] = {"unigram": {"validation": 9.0}}
     record = {"tune": [LEARNING_RATE], "variants": dict.fromkeys(names, about), "cells": list(cells)}
     record["starts"] = [{"processor": "", "git": {"commit": "abc", "dirty": True}}]
-    return _Runner(variants, record, workdir, 2, ([] if lines is None else lines).append, NoSignals)
+    return _Runner(variants, record, workdir, 2, ([] if lines is None else lines).append, SimpleNamespace(received=0))
 
 
 def points(workdir, phase, name) -> set:
@@ -196,10 +192,8 @@ def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
         def __init__(self, norm, nats):
             super().__init__(norm, (1e-3,))
             tokens = np.arange(50).astype(np.uint16) % 19
-            splits = {
-                name: Split(name, tokens, 50, 50, surprisal=lambda ids: np.full(len(ids), nats))
-                for name in ("train", "validation", "test")
-            }
+            splits = {name: Split(name, tokens, 50, 50, surprisal=lambda ids: np.full(len(ids), nats))
+                      for name in ("train", "validation", "test")}  # fmt: skip
             self.corpus = Corpus("text", splits, None, "")
 
         def run_config(self, point, seed):

@@ -37,10 +37,7 @@ def test_the_vertex_agrees_with_a_fitted_polynomial():
 @pytest.mark.parametrize(
     ("losses", "best", "expected"),
     [
-        ([3, 2.5, 2.0, 2.5, 3], None, 0.004),
-        ([3, 2.5, 2.0, 2.0, 3], None, 0.00566),  # half-way to 0.008
-        ([3, 2.5, 2.0, math.inf, 3], None, 0.004),  # no parabola through a run that diverged
-        ([2, 2.5, 3, 3, 3], None, 0.001),
+        ([3, 2.5, 2.0, math.inf, 3], 2, 0.004),  # no parabola through a run that diverged
         ([3, 2.5, 2.0, 1.51, 3], 2, 0.008),  # the minimum would be 49 steps away
         ([3, 2.5, 2.0, 1.0, 3], 2, 0.004),  # there is none
         ([2, 2, 2, 2, 2], 2, 0.004),
@@ -84,14 +81,9 @@ def test_extensions_are_bounded():
 
 @pytest.mark.parametrize(
     ("key", "values"),
-    [
-        (DECAY, (0.0, 0.1)),
-        ("optimizer.warmup_steps", (10, 40)),
-        ("optimizer.nesterov", (True, False)),
-        ("optimizer.clip_norm", (None, 1.0)),
-        ("optimizer.b2", (0.9, 0.99)),  # its next value, 1.089, is out of range
-    ],
-)
+    [(DECAY, (0.0, 0.1)), ("optimizer.warmup_steps", (10, 40)), ("optimizer.nesterov", (True, False)),
+     ("optimizer.clip_norm", (None, 1.0)), ("optimizer.b2", (0.9, 0.99))],  # the next value, 1.089, is out of range
+)  # fmt: skip
 def test_lists_without_ratios_take_the_best_value(key, values):
     for best in values:
         if (key, best) != ("optimizer.b2", 0.9):
