@@ -172,11 +172,13 @@ def _from_row(row: dict[str, Any]) -> Run:
 
 
 def _value(text: str) -> Any:
-    """Return a value of a table: a number, text, or None.
+    """Return a value of a table: a number, a truth value, text, or None.
 
-    >>> _value("0.008"), _value("muon"), _value("")
-    (0.008, 'muon', None)
+    >>> _value("0.008"), _value("True"), _value("muon"), _value("")
+    (0.008, True, 'muon', None)
     """
+    if text in ("True", "False"):
+        return text == "True"
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return text or None

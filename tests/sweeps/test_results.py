@@ -8,7 +8,7 @@ import pytest
 from lm.errors import UserError
 from lm.sweeps.results import RUNS, Run, append_runs, drop_damaged_lines, read_runs, runs_from_csv, runs_to_csv
 
-POINT = {"optimizer.learning_rate": 0.0113, "optimizer.clip_norm": None}
+POINT = {"optimizer.learning_rate": 0.0113, "optimizer.clip_norm": None, "optimizer.nesterov": True}
 WHERE = {"processor": 'a "fast", one', "device": "cpu", "commit": "0123abc with uncommitted changes"}
 CURVE = ((50, 2.5), (100, 2.25))
 FINISHED = Run("final", "SwiGLU, 64", POINT, 7, "finished", None, 100, 6400, 2.25, 2.5, CURVE, 1.5, 12.5, 2, **WHERE)
