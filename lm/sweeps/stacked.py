@@ -11,7 +11,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,6 @@ from lm.training.dispatch import Done, dispatches, pipeline
 from lm.training.evaluation import mean_losses, weighted_mean
 from lm.training.progress import Progress
 from lm.training.signals import Signals
-from lm.training.warm_start import WarmStart
 from lm.workdir.checkpoints import Checkpoints
 
 # Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
@@ -117,19 +116,12 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
 class StackedRuns:
     """Runs of one program, which continue from the newest checkpoint in their directory.
 
-    Each device vectorizes `runs_per_device` of them. Progress is shown on a stream. Without warm starts, one for each
-    run, the initial parameters are random. Raises ValueError if the runs do not share a program.
+    Each device vectorizes `runs_per_device` of them. Progress is shown on a stream. Without a `WarmStart` for each run,
+    the initial parameters are random. Raises ValueError if the runs do not share a program.
     """
 
     def __init__(
-        self,
-        configs: list[Resolved],
-        corpus: Corpus,
-        directory: Path,
-        *,
-        runs_per_device: int,
-        stream,
-        warm_starts: Sequence[WarmStart] = (),
+        self, configs: list[Resolved], corpus: Corpus, directory: Path, *, runs_per_device: int, stream, warm_starts=()
     ):
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
