@@ -65,6 +65,14 @@ def test_each_window_is_equally_likely_at_each_place_of_an_epoch():
     assert ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
 
 
+def test_step_times_batch_size_beyond_2_to_the_53_is_exact():
+    # float64 would round k = step * B + row.
+    step, batch_size, n = 2**54 + 1, 3, 1000
+    expected = [(step * batch_size + row) % n for row in range(batch_size)]
+    got = batches.window_numbers(0, step, batch_size, n, order="epochs", shuffle=False)
+    assert got.tolist() == expected
+
+
 def config_of(*, seq_len=3, batch_size=4, eval_batch_size=None, **data) -> Config:
     train = TrainConfig(seed=11, seq_len=seq_len, batch_size=batch_size)
     return Config(train=train, eval=EvalConfig(batch_size=eval_batch_size), data=DataConfig(**data))
