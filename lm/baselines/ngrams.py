@@ -52,9 +52,12 @@ def _by_source(split: Split) -> list[np.ndarray]:
 
 
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
-    """Return the probability of each id, float64 (V,): its frequency in the tokens (n,) with add-one smoothing.
+    """Return the probability of each id, float64 (V,): its frequency with add-one smoothing.
 
-    The document number (n,) of padding, which is not counted, is 0; None: there is no padding.
+    Args:
+        tokens: ids (n,).
+        documents: document numbers (n,); 0 is padding, which is not counted; None: no padding.
+        vocab_size: V.
 
     >>> unigram_probabilities(np.array([0, 0, 1]), None, vocab_size=3)
     array([0.5       , 0.33333333, 0.16666667])
@@ -95,8 +98,14 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
 def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None):
     """Return the probability of each token of a text under an n-gram model of another one, float64 (n,).
 
-    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order. Both texts are
-    ids and document numbers, see `ngram_keys`. V^order must fit into 63 bits. `discounts` has D of each order from 1.
+    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order.
+
+    Args:
+        train: ids and document numbers of the text that is counted, see `ngram_keys`.
+        scored: the same of the text that is predicted.
+        vocab_size: V; V^order must fit into 63 bits.
+        order: n, 2 for bigrams.
+        discounts: D of each order from 1; None: DISCOUNT.
     """
     probs = np.full(len(scored[0]), 1 / vocab_size)
     for n in range(1, order + 1):
@@ -123,8 +132,13 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
     """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has too few tokens.
 
     The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by V, and that of the
-    n-gram without its first token the remainder by V^(n-1). N-grams are within documents, whose numbers are (n,) with 0
-    for padding; None: one document.
+    n-gram without its first token the remainder by V^(n-1).
+
+    Args:
+        tokens: ids (n,).
+        documents: document numbers (n,): n-grams are within documents, and 0 is padding; None: one document.
+        order: n of the n-grams.
+        vocab_size: V.
 
     >>> ngram_keys(np.array([1, 0, 2, 3]), np.array([7, 7, 7, 8]), order=2, vocab_size=10)
     array([-1, 10,  2, -1])
