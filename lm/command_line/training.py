@@ -2,6 +2,7 @@
 
 import argparse
 import textwrap
+from collections.abc import Iterator
 
 from lm.command_line.loading import load
 from lm.config.convert import flatten, to_dict
@@ -47,18 +48,17 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     Raises:
         UserError: with every mistake in both.
     """
-    arguments, rest = _parser().parse_known_args(argv)
-    problems = _problems(arguments, rest)
-    overrides = [a.removeprefix("--config.") for a in rest if a.startswith("--config.")]
+    a, rest = _parser().parse_known_args(argv)
+    problems = list(_problems(a, rest))
+    overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
     try:
-        a = arguments
         resuming = bool(a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir)))
         config = load(a.config, overrides, resuming=resuming)
     except UserError as error:
         problems += error.problems
     if problems:
         raise UserError(*problems)
-    return arguments, config
+    return a, config
 
 
 def as_python(config: Config) -> str:
@@ -125,35 +125,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _problems(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
-    problems = [
-        f"{argument[:200]}: unexpected argument; config keys are set with --config.SECTION.KEY=VALUE"
-        for argument in rest
-        if not argument.startswith("--config.")
-    ]
-    trains = not (arguments.plan or arguments.print_config)
-    if arguments.config.startswith("hf:") and trains and not any(a.startswith(DATA) for a in rest):
-        problems.append(
-            f"config.data.source: {arguments.config} names no text, and the default is Tiny Shakespeare; "
+def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
+    for argument in rest:
+        if not argument.startswith("--config."):
+            yield f"{argument[:200]}: unexpected argument; config keys are set with --config.SECTION.KEY=VALUE"
+    trains = not (a.plan or a.print_config)
+    if a.config.startswith("hf:") and trains and not any(argument.startswith(DATA) for argument in rest):
+        yield (
+            f"config.data.source: {a.config} names no text, and the default is Tiny Shakespeare; "
             "give --config.data.source=text:FILE or another source"
         )
-    if arguments.resume and not arguments.workdir:
-        problems.append("--resume: name the run to resume with --workdir DIR")
-    if arguments.branch_from and not arguments.workdir:
-        problems.append("--branch_from: name the directory of the new run with --workdir DIR")
-    if arguments.mirror and not (is_url(arguments.mirror) and arguments.workdir):
-        problems.append("--mirror: give a URL, such as s3://BUCKET/RUN or file:///DIR, and --workdir DIR")
-    if not 0 < arguments.connect_timeout <= MAX_CONNECT_TIMEOUT:
-        problems.append(f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}")
-    distributed = (arguments.coordinator_address, arguments.num_processes, arguments.process_id)
+    if a.resume and not a.workdir:
+        yield "--resume: name the run to resume with --workdir DIR"
+    if a.branch_from and not a.workdir:
+        yield "--branch_from: name the directory of the new run with --workdir DIR"
+    if a.mirror and not (is_url(a.mirror) and a.workdir):
+        yield "--mirror: give a URL, such as s3://BUCKET/RUN or file:///DIR, and --workdir DIR"
+    if not 0 < a.connect_timeout <= MAX_CONNECT_TIMEOUT:
+        yield f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}"
+    distributed = (a.coordinator_address, a.num_processes, a.process_id)
     if any(value is not None for value in distributed) and None in distributed:
-        problems.append("--coordinator_address, --num_processes and --process_id belong together; give all three")
-    if (address := arguments.coordinator_address) and not is_address(address):
-        problems.append(f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0")
-    if (arguments.compiled and not arguments.plan) or (arguments.dump and not arguments.compiled):
-        problems.append("--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled --dump DIR")
-    if arguments.slices != 1 and not arguments.plan:
-        problems.append("--slices belongs to --plan; a run finds its slices itself")
-    if arguments.plan != bool(arguments.device):
-        problems.append("--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64")
-    return problems
+        yield "--coordinator_address, --num_processes and --process_id belong together; give all three"
+    if (address := a.coordinator_address) and not is_address(address):
+        yield f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0"
+    if (a.compiled and not a.plan) or (a.dump and not a.compiled):
+        yield "--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled --dump DIR"
+    if a.slices != 1 and not a.plan:
+        yield "--slices belongs to --plan; a run finds its slices itself"
+    if a.plan != bool(a.device):
+        yield "--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64"
