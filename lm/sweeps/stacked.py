@@ -30,7 +30,7 @@ from lm.sweeps import cpu_memory
 from lm.training import probes
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
-from lm.training.evaluation import mean_losses, weighted_mean
+from lm.training.evaluation import mean_losses
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.checkpoints import Checkpoints
@@ -292,13 +292,12 @@ class StackedRuns:
                 continue
             split = self.corpus.split(found["split"])
             if found["step"] == steps:
-                losses, _ = mean_losses(split, self.config, sums)
-                final[found["split"]] = weighted_mean(split, losses)
+                final[found["split"]], losses, _ = mean_losses(split, self.config, sums)
                 if split.parts and found["split"] == "test":
                     sources |= losses
             if found["split"] == "validation":  # so that every point of the curve is over the same windows
-                losses, _ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
-                curve.append((found["step"], weighted_mean(split, losses)))
+                loss, *_ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
+                curve.append((found["step"], loss))
         finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",

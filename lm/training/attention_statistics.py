@@ -19,9 +19,8 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
     0 (Zhai et al. 2023, arXiv:2303.06296).
 
     Args:
-        q_BTHK, k_BSGK: queries and keys, see `causal_attention`.
+        q_BTHK, k_BSGK, softcap, bias_BSH: see `causal_attention`; only the entropy includes the last two.
         mask: which keys each query sees, at least one.
-        softcap, bias_BSH: see `causal_attention`; the entropy includes them and the largest logit does not.
         **options: scale and sink_H, see `causal_attention`. The weight of a sink is no part of the entropy.
 
     Returns:

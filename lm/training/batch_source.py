@@ -20,15 +20,9 @@ from lm.parallel.mesh import current_mesh
 class BatchSource:
     """The batches of one split, for training and evaluation.
 
-    Make it once per split and pass it down: the constructor copies the split to the devices if it fits.
-
-    Inputs are a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the
-    gathered {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` turns them
-    into a batch.
-
-    Args:
-        split: the split's tokens.
-        config: the run's resolved config.
+    Make it once per split and pass it down: the constructor copies the split to the devices if it fits. Inputs are
+    a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the gathered
+    {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` makes the batch.
 
     Attributes:
         resident: the split's arrays on every device; None if they take more than config.data.device_bytes, or are too
@@ -38,11 +32,9 @@ class BatchSource:
     def __init__(self, split: Split, config: Resolved):
         self.split, self.config = split, config
         self.mesh = mesh = current_mesh()  # a background thread, in which no mesh is set, makes the inputs
-        arrays = split.arrays
-        n_bytes = sum(array.nbytes for array in arrays.values())
-        self.resident = None
+        self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
-            self.resident = {name: sharding.replicate(mesh, np.asarray(array)) for name, array in arrays.items()}
+            self.resident = {name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()}
 
     def with_seed(self, seed: int) -> "BatchSource":
         """Return a source of another run's batches that shares this one's arrays."""

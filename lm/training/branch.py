@@ -27,8 +27,7 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
     A directory that holds a run already, such as one that was branched before, is left as it is.
 
     Args:
-        source: the directory of the run.
-        directory: the new directory.
+        source, directory: of the run, and the new one.
         config: the config of the new run, as the user gave it.
         say: called with lines that name the step of the state, and the settings that differ.
 

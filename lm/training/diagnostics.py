@@ -15,18 +15,12 @@ from lm.training.run import Run
 
 
 def details(run: Run, source: BatchSource, state: TrainState) -> dict:
-    """Return the statistics of the next step by kind and path, as numbers and lists of one number per layer.
-
-    Args:
-        run: the prepared run.
-        source: the training batches.
-        state: the state before the step.
-    """
+    """Return the statistics of the step after `state` by kind and path, as numbers and lists of one per layer."""
     return jax.tree.map(lambda x: np.asarray(x).tolist(), _measure_next_step(run, source, state))
 
 
 def nonfinite_report(run: Run, source: BatchSource, state: TrainState) -> list[str]:
-    """Return lines on the next step: its learning rate, and norms by group of parameters; arguments as of `details`."""
+    """Return lines on the step after `state`: its learning rate, and norms by group of parameters."""
     found, table = jax.device_get(_measure_next_step(run, source, state)), run.table
     n_updates = int(state.step) - int(state.skipped)
     rate = learning_rate_schedule(run.config.optimizer, run.config.train.steps)(n_updates)

@@ -27,15 +27,11 @@ class Dispatch(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A dispatch that the device has finished.
-
-    metrics: NumPy arrays, stacked over its steps. state: the train state after it, or None if the next dispatch was
-    already sent, which consumes that state.
-    """
+    """A dispatch that the device has finished."""
 
     dispatch: Dispatch
-    metrics: dict[str, np.ndarray]
-    state: Any | None
+    metrics: dict[str, np.ndarray]  # stacked over its steps
+    state: Any | None  # the train state after it; None if the next dispatch was already sent, which consumes the state
 
 
 def due(step: int, config: Resolved) -> set[str]:
@@ -101,7 +97,7 @@ def pipeline(
     unread = None
 
     def wait(inputs: futures.Future) -> None:
-        while unread is not None and not _is_ready(unread[1]) and not inputs.done():
+        while unread is not None and not (all(x.is_ready() for x in unread[1].values()) or inputs.done()):
             futures.wait([inputs], timeout=0.001)
         with waiting():
             futures.wait([inputs])
@@ -119,7 +115,3 @@ def pipeline(
                 unread = None
     if unread is not None:
         yield Done(unread[0], jax.device_get(unread[1]), state)
-
-
-def _is_ready(metrics: dict[str, Any]) -> bool:
-    return all(x.is_ready() for x in metrics.values())

@@ -11,7 +11,7 @@ from lm.data.entropy_floor import check_loss
 from lm.step import eval_step
 from lm.training.batch_source import BatchSource
 
-_eval_step = jax.jit(eval_step, static_argnames="config")
+jit_eval_step = jax.jit(eval_step, static_argnames="config")
 
 
 def evaluate(
@@ -22,8 +22,7 @@ def evaluate(
     Every token but the first is predicted once, in consecutive windows at the context length of training.
 
     Args:
-        params: the model's parameters.
-        source: the split's batches.
+        params, source: the model's parameters, and the split's batches.
         max_batches: evaluate only the first max_batches batches of each source; 0 for all.
         stop: called before each batch; True ends the evaluation.
 
@@ -40,10 +39,9 @@ def evaluate(
     for inputs in source.evaluation(max_batches):
         if stop():
             return None
-        sums.append(_eval_step(params, source.resident, inputs, source.config))
+        sums.append(jit_eval_step(params, source.resident, inputs, source.config))
     split, parts = source.split, source.split.all_parts
-    losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
-    loss = weighted_mean(split, losses)
+    loss, losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
     best = check_loss(split, loss, n_predicted)
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": n_predicted}
     n_bytes = [part.weight * part.bytes_per_token for part in parts if part.bytes_per_token]
@@ -52,17 +50,11 @@ def evaluate(
     return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
 
 
-def weighted_mean(split: Split, losses: dict[str, float]) -> float:
-    """Return the mean of the losses of the sources, by their weights."""
-    return math.fsum(part.weight * losses[part.name] for part in split.all_parts)
-
-
-def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[dict[str, float], int]:
-    """Return the mean loss of each source, by name, and the number of predictions.
+def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[float, dict, int]:
+    """Return the mean loss, that of each source by name, whose weighted mean it is, and the number of predictions.
 
     Args:
-        split: the split.
-        config: the run's resolved config.
+        split, config: of the run.
         sums: for each batch of an evaluation with this max_batches, or of a whole one, the sum of the losses and the
             number of targets.
         max_batches: see `evaluate`.
@@ -76,4 +68,4 @@ def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0
         total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
         losses[part.name] = total / count
         n_predicted += int(count)
-    return losses, n_predicted
+    return math.fsum(part.weight * losses[part.name] for part in split.all_parts), losses, n_predicted

@@ -5,7 +5,6 @@ import math
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.cost.units import duration
-from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.generation.text import known_prompt
 from lm.step import TrainState, evaluated_params
@@ -48,8 +47,10 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
         workdir.write_bytes("scores.png", lambda: scores_png(metrics))
         say(f"scores: {workdir.path / 'scores.png'}")
     if config.eval.sample_tokens and corpus.tokenizer is not None:
+        model = TrainedModel(workdir.path, step, config, evaluated_params(state, config), corpus.tokenizer)
         try:
-            text = sample_text(loop, state, corpus.tokenizer)
+            prompt = known_prompt(config.eval.sample_prompt, corpus.tokenizer)
+            text = f"{prompt}{model.generate(prompt, config.eval.sample_tokens, seed=config.train.seed)}"
             workdir.write_text(f"samples/step_{step}.txt", text)
             say(f"---- a sample ----\n{for_terminal(text.strip())}\n-----------------")
         except UserError as error:
@@ -82,17 +83,7 @@ def joined(parts: list[dict]) -> dict:
     return line | {key: mean(key) for key in ("ema_loss", "best_loss") if all(key in part for part in parts)}
 
 
-def sample_text(loop: Loop, state: TrainState, tokenizer: Tokenizer) -> str:
-    """Return config.eval.sample_prompt and its continuation."""
-    config = loop.run.config
-    params = evaluated_params(state, config)
-    model = TrainedModel(loop.writer.workdir, int(state.step), config, params, tokenizer)
-    prompt = known_prompt(config.eval.sample_prompt, tokenizer)
-    return f"{prompt}{model.generate(prompt, config.eval.sample_tokens, seed=config.train.seed)}"
-
-
 def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
-    """Plot the diagnostics of log.detail_every, if there are any."""
     if loop.run.config.log.detail_every:
         workdir.write_bytes("diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl"))
         loop.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
@@ -114,11 +105,7 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
 
 
 def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]) -> None:
-    """Write summary.json, and show where the time of the run went.
-
-    Args:
-        lines: the lines of the final evaluations, by split.
-    """
+    """Write summary.json, and show where the time of the run went. lines: of the final evaluations, by split."""
     run, t = loop.run, loop.run.config.train
     step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
     seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()

@@ -75,7 +75,8 @@ def train(
         jax.disable_jit(config.train.debug),
         use_mesh(run.mesh_sizes),
     ):
-        devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": device_kind()}
+        kind = jax.devices()[0].device_kind
+        devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": kind}
         for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices):
             progress.say(line)
         if mirror:
@@ -130,8 +131,10 @@ def train(
                     program=program,
                     sources={"train": source},
                     record=record
-                    | describe_run(run)
-                    | {"log_every": max(every, log.every), "protected": sorted(checkpoints.protected)}
+                    | {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint}
+                    | {"tokenizer": run.corpus.tokenizer and run.corpus.tokenizer.to_json()}
+                    | {"config": to_dict(run.config), "log_every": max(every, log.every)}
+                    | {"protected": sorted(checkpoints.protected)}
                     | ({SETTINGS: loaded.settings} if loaded else {}),
                     scorers=scoring,
                     clock=clock,
@@ -159,8 +162,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     """Show what is trained, on what, and where; save the tokenizer in the directory."""
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
-    n = jax.device_count()
-    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{device_kind()}")
+    n, kind = jax.device_count(), jax.devices()[0].device_kind
+    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}")
     if n > 1:
         mesh = " x ".join(f"{axis} {size}" for axis, size in run.mesh_sizes.items())
         progress.say(f"mesh {mesh}, {jax.process_count()} processes")
@@ -183,33 +186,15 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
         progress.say("attention: {}; {}".format(*attention_implementation(run.config, device, run.mesh_sizes)))
 
 
-def device_kind() -> str:
-    """Return JAX's name of the kind of the devices."""
-    return jax.devices()[0].device_kind
-
-
-def describe_run(run: Run) -> dict:
-    """Return what every checkpoint records about its run."""
-    tokenizer = run.corpus.tokenizer and run.corpus.tokenizer.to_json()
-    data = {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint, "tokenizer": tokenizer}
-    return data | {"config": to_dict(run.config)}
-
-
 def evaluated_windows(config: dict) -> int:
     """Return how many windows are evaluated during training; 0: all."""
     return config["eval"]["max_batches"] * (config["eval"]["batch_size"] or config["train"]["batch_size"])
 
 
 def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None) -> tuple[TrainState, dict]:
-    """Return the state to train from, and the record of its checkpoint.
+    """Return the state and the record of the newest intact checkpoint; without one, the state of step 0, and {}.
 
-    Args:
-        run: the prepared run.
-        checkpoints: where to look for a state to resume; None: start at step 0.
-        loaded: parameters of another run, which replace initial values.
-
-    Returns:
-        The newest intact checkpoint's state and record if there is one, else the state of step 0 and {}.
+    Parameters that were loaded from another run replace initial values.
     """
     init = functools.partial(init_state, run.config)
     abstract = shard_state(jax.eval_shape(init, run.config.train.seed), run.table)

@@ -122,13 +122,9 @@ class Loop:
             profile.enter_context(jax.profiler.trace(folder))
 
     def evaluate_split(self, state: TrainState, step: int, split: str, max_batches: int = 0) -> dict | None:
-        """Return the evaluation line of a split at this step; evaluate and write it unless that was done before.
+        """Return the evaluation line of a split at this step, or None if a signal came.
 
-        Args:
-            max_batches: how many batches to evaluate; 0: the full split.
-
-        Returns:
-            The line, or None if a signal came.
+        It is computed and written unless that was done before. max_batches = 0 is the full split.
         """
         if split not in self.sources:
             self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config)

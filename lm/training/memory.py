@@ -34,12 +34,7 @@ _KEYS = {
 
 
 def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
-    """Raise UserError if a device has too little memory for training. The error names the keys to reduce.
-
-    Args:
-        config: a resolved config.
-        sizes: the size of each mesh axis.
-    """
+    """Raise UserError, with the keys to reduce, if a device of a mesh of these sizes has too little memory to train."""
     device = jax.local_devices()[0]
     available = device_memory(device)
     if available is None:

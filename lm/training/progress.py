@@ -1,7 +1,6 @@
 """Show the progress of a run: a bar in a terminal, plain lines elsewhere."""
 
 import os
-import sys
 
 from tqdm import tqdm
 
@@ -18,11 +17,11 @@ class Progress:
 
     Args:
         total_steps: the last step.
-        stream: where to write; None: standard error.
+        stream: where to write.
     """
 
-    def __init__(self, total_steps: int, stream=None):
-        self._total, self._stream, self._last_lasting = total_steps, stream or sys.stderr, 0
+    def __init__(self, total_steps: int, stream):
+        self._total, self._stream, self._last_lasting = total_steps, stream, 0
         is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = tqdm(
             total=total_steps, file=self._stream, disable=not is_terminal, dynamic_ncols=True, bar_format="{desc} {bar}"

@@ -54,11 +54,7 @@ class Run:
 
 
 def prepare(config: Config, say: Callable[[str], None]) -> Run:
-    """Open the data and prepare a run.
-
-    Args:
-        config: a checked config.
-        say: called with each line for the user.
+    """Open the data and prepare the run of a checked config.
 
     Raises:
         UserError: if the data is missing or does not fit the config, if the mesh does not fit the devices, or if the
@@ -101,10 +97,6 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
 
 def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Resolved:
     """Fill in what the data decides, for an estimate of a run on other devices than those here.
-
-    Args:
-        config: a checked config.
-        say: called with each line for the user.
 
     Raises:
         UserError: if the size of the vocabulary is not set and the data, which decides it, is missing or does not fit.

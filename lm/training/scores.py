@@ -12,13 +12,12 @@ from lm.config import MESH_AXES
 from lm.errors import UserError
 from lm.parallel.mesh import current_mesh, make_mesh
 from lm.parallel.sharding import shard_examples
-from lm.step import eval_step
 from lm.trained_model import TrainedModel
 from lm.training import probes
+from lm.training.evaluation import jit_eval_step
 from lm.training.run import Run
 
 Scorer = Callable[[dict], dict[str, float]]  # parameters -> scores by name
-_eval_step = jax.jit(eval_step, static_argnames="config")
 
 
 def scorers(run: Run, workdir) -> dict[str, Scorer]:
@@ -42,7 +41,7 @@ def probe_losses(run: Run, params: dict) -> dict[str, float]:
         sums = []
         for batch in probes.batches(name, run.config, run.corpus):
             inputs = {key: shard_examples(mesh, x.shape, 0, x.__getitem__) for key, x in batch.items()}
-            sums.append(_eval_step(params, None, inputs, run.config))
+            sums.append(jit_eval_step(params, None, inputs, run.config))
         total, count = (math.fsum(float(pair[i]) for pair in sums) for i in (0, 1))
         found[name] = total / count
     return found
@@ -64,10 +63,8 @@ def _task_scorer(run: Run, workdir) -> Scorer:
 
     def scores(params: dict) -> dict[str, float]:
         first = jax.devices()[:1]
-        alone = (
-            jax.set_mesh(make_mesh(dict.fromkeys(MESH_AXES, 1), first)) if current_mesh() else contextlib.nullcontext()
-        )
-        with alone:
+        alone = make_mesh(dict.fromkeys(MESH_AXES, 1), first)
+        with jax.set_mesh(alone) if current_mesh() else contextlib.nullcontext():
             model = TrainedModel(workdir, 0, config, jax.device_put(jax.device_get(params), first[0]), tokenizer)
             return evaluation_harness.task_scores(model, tasks, c.eval.harness_limit or None)
 

@@ -11,12 +11,7 @@ MANY = 0.5  # the share of weights that stand still from which it is reported
 
 
 class Standstill:
-    """Compares a sample of the weights of a run with what they were some steps before; reports a standstill once.
-
-    Args:
-        config: the config of the run; only bfloat16 parameters are compared.
-        table: the parameters by path.
-    """
+    """Compares a sample of the bfloat16 weights of a run with those some steps before; reports a standstill once."""
 
     def __init__(self, config: Resolved, table: parameters.Table):
         weights = [path for path, p in table.items() if p.kind == "weight" and len(p.shape) > 1]

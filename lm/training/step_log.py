@@ -9,6 +9,10 @@ from lm.cost.flops import mfu
 from lm.data import batches
 from lm.spikes import LIMIT
 from lm.training.dispatch import Done
+from lm.training.progress import Progress
+from lm.training.run import Run
+from lm.training.wall_time import WallTime
+from lm.workdir.metrics import MetricsWriter
 
 
 def nonfinite_cause(metrics: dict[str, float]) -> str:
@@ -28,15 +32,9 @@ class StepLog:
     """Writes a line every log.every steps, at the last step, and at every step that is not finite or a spike.
 
     The line of a spike has the window_starts of its batch: see `lm.data.batches`.
-
-    Args:
-        run: the prepared run (`lm.training.run.Run`).
-        writer: the `MetricsWriter` of the run.
-        progress: the `Progress` of the run.
-        clock: its `WallTime`.
     """
 
-    def __init__(self, run, writer, progress, clock):
+    def __init__(self, run: Run, writer: MetricsWriter, progress: Progress, clock: WallTime):
         self._run, self._writer, self._progress, self._clock = run, writer, progress, clock
         self._tokens_per_step = run.config.train.batch_size * run.config.train.seq_len
         device = jax.devices()[0]

@@ -54,15 +54,7 @@ class WarmStart:
 
 
 def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
-    """Read the parameters that config.init_from names, sharded over the mesh like the model's own.
-
-    Args:
-        config: a resolved config.
-        corpus: the data of the new run, whose tokenizer must be that of the other model.
-        say: called with a description of what was read.
-
-    Returns:
-        The parameters, or None if config.init_from is None.
+    """Read the parameters that config.init_from names, sharded over the mesh like the model's own; None without one.
 
     Raises:
         UserError: if the directory has no usable checkpoint, if it has another tokenizer or no parameter that fits, or

@@ -46,8 +46,7 @@ class Checkpoints:
         workdir: the run's directory.
         keep: how many of the newest checkpoints to keep, beside the best by validation loss.
         say: called with each line for the user.
-        in_flight: number of bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None:
-            all.
+        in_flight: bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None: all.
 
     Attributes:
         val_losses: comparable validation losses by step, which the caller keeps current.
@@ -104,17 +103,10 @@ class Checkpoints:
         return best_step({*self.steps(), step}, self.val_losses) == step
 
     def save(self, step: int, state, meta: dict) -> bool:
-        """Write a checkpoint in the background.
+        """Write a checkpoint in the background; `meta` is anything that JSON can represent.
 
-        The state has been copied off the device on return, so its buffers may be donated.
-
-        Args:
-            step: the number of steps taken.
-            state: the train state.
-            meta: anything that JSON can represent.
-
-        Returns:
-            False if the step already has a checkpoint, which is kept.
+        The state has been copied off the device on return, so its buffers may be donated. Returns False if the step
+        already has a checkpoint, which is kept.
 
         Raises:
             TemporaryError: if this or the previous checkpoint could not be written.
@@ -134,10 +126,7 @@ class Checkpoints:
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
     def restore(self, abstract_state, adapt=lambda state, meta: state) -> tuple[int, Any, dict] | None:
-        """Restore the newest intact checkpoint.
-
-        A corrupted one causes a warning, its directory is renamed to STEP.corrupted-N, and the next older one is
-        restored.
+        """Restore the newest intact checkpoint, after a warning that newer ones were renamed to STEP.corrupted-N.
 
         Args:
             abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
@@ -211,7 +200,7 @@ def restore_params(
     """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may be in progress.
 
     Args:
-        workdir: the run's directory.
+        workdir: of the run.
         step: a step, "latest", or "best" by validation loss (the latest if none was evaluated); "ema": the average of
             config.train.ema at the latest step; "mean:N": the mean of the newest N checkpoints.
         choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of
@@ -296,7 +285,6 @@ def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> t
 
 def read_metas(workdir: str | Path) -> dict[int, dict]:
     """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
-    quieten_orbax()
     directory, metas = _directory(workdir), {}
     for step in checkpoint_steps(directory.parent):
         with contextlib.suppress(Corrupted):
@@ -383,7 +371,9 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
-    target = nest({path: _abstract(leaf) for path, leaf in wanted.items()})
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    places = {path: getattr(leaf, "sharding", None) or first for path, leaf in wanted.items()}
+    target = nest({path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path]) for path, x in wanted.items()})
     by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory, step, target, partial)))
     leaves = {path: by_path[path] for path in wanted}
     changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
@@ -398,7 +388,6 @@ def _in_all(read: Callable[[], Any]) -> Any:
     So all processes fall back to the same step, or none does.
     """
     failure: Corrupted | TemporaryError | None = None
-    result = None
     try:
         result = read()
     except (Corrupted, TemporaryError) as error:
@@ -432,11 +421,6 @@ def bytes_in_flight(state) -> int:
     """Return the number of bytes of a state to read or write at once: few, but more than those of the largest array."""
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
     return max(MIN_IN_FLIGHT, *(size + 1 for size in sizes))
-
-
-def _abstract(leaf) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: bool) -> list[str]:

@@ -6,6 +6,7 @@ checkpoints/, summary.json, and .lock.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import time
@@ -19,22 +20,17 @@ from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import ARRIVING, check_workdir
 
 
-def default_workdir(name: str, root: str | Path = "runs") -> Path:
-    """Return a path root/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in one second."""
-    first = Path(root) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    workdir, n = first, 1
-    while workdir.exists():
-        n += 1
-        workdir = first.with_name(f"{first.name}-{n}")
-    return workdir
+def default_workdir(name: str) -> Path:
+    """Return a path runs/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in one second."""
+    first = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    paths = (first.with_name(f"{first.name}-{n}") if n > 1 else first for n in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def fill(workdir: Path, write: Callable[[Path], None]) -> None:
-    """Put the files of a run into a directory that holds none. Until all are there, `holds_run` is false.
+    """Put the files of a run, which `write` puts into a new folder, into a directory that holds none.
 
-    Args:
-        workdir: the directory.
-        write: writes the files into a new folder.
+    Until all are there, `holds_run` is false.
 
     Raises:
         TemporaryError: if another process uses the directory.

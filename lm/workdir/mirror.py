@@ -32,15 +32,7 @@ POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpo
 
 
 class Mirror:
-    """The mirror of a workdir; one process of a run uses it.
-
-    Args:
-        url: where the copies are.
-        workdir: the run's directory.
-
-    Raises:
-        UserError: if there is no driver for the URL.
-    """
+    """The mirror of a workdir at a URL; one process of a run uses it. Raises UserError if the URL has no driver."""
 
     def __init__(self, url: str, workdir: str | Path):
         self.url, self._workdir = url, Path(workdir)
@@ -108,13 +100,11 @@ class Mirror:
     def start(self, hold: Callable[[list[int]], None], say: Callable[[str], None]) -> None:
         """Copy each complete checkpoint in the background.
 
-        Args:
-            hold: called with the steps of checkpoints that must not be deleted, until it is called again.
-            say: called with each line for the user.
+        `hold` is called with the steps of checkpoints that must not be deleted until it is called again.
         """
         self._hold, self._say = hold, say
-        self._thread = thread = threading.Thread(target=self._watch, name="lm-mirror", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self._watch, name="lm-mirror", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End the thread, after the copy that it is making."""

@@ -22,17 +22,10 @@ _SYSTEM_FAILURE = re.compile(
 
 
 def unreadable(directory: Path, step: int, part: str, error: Exception) -> Exception:
-    """Return the exception for a part of a checkpoint that cannot be read.
+    """Return the exception for a part ("arrays") of a checkpoint whose reading raised `error`.
 
-    Args:
-        directory: the directory of the checkpoints.
-        step: the step of the checkpoint.
-        part: the part's name, for the message of Corrupted ("arrays").
-        error: the exception that reading it raised.
-
-    Returns:
-        TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
-        Corrupted.
+    TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
+    Corrupted.
     """
     cause: BaseException | None = error
     while cause is not None:

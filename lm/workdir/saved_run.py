@@ -118,12 +118,7 @@ def is_step(name: str) -> bool:
 
 
 def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | None:
-    """Check whether `config` can be run in `workdir`, before anything is written.
-
-    Args:
-        workdir: a directory, which need not exist.
-        config: the config as the user gave it.
-        resume: continue the run that the directory holds, if any.
+    """Check whether a config, as the user gave it, can be run in `workdir`, before anything is written.
 
     Returns:
         The run to resume, or None if the directory holds none.
@@ -172,16 +167,10 @@ def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
 
 
 def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
-    """Check that the checkpoints in `workdir` are of this experiment; config.json and run.json may be damaged or lost.
-
-    Args:
-        workdir: the run's directory, for the error.
-        metas: what the checkpoints record of their runs, by step.
-        config: the resolved config.
-        data: {"name", "fingerprint"} of the tokens.
+    """Check what checkpoints record, by step: config.json and run.json may be damaged or lost.
 
     Raises:
-        UserError: if a checkpoint is of another experiment or other data.
+        UserError: if a checkpoint is not of this resolved config and this {"name", "fingerprint"} of the tokens.
     """
     for step, meta in metas.items():
         check_meta(meta, f"--resume: the checkpoint of step {step} in {workdir}")

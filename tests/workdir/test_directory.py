@@ -173,11 +173,13 @@ def test_links_that_the_owner_made_are_followed_and_no_file_is_written_through_o
     assert precious.read_text() == "precious"
 
 
-def test_default_workdirs_differ_within_one_second(tmp_path):
-    first = directory.default_workdir("name", tmp_path)
-    assert first.name.startswith("name-")
-    first.mkdir()
-    assert directory.default_workdir("name", tmp_path) != first
+def test_default_workdirs_differ_within_one_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(3):
+        found.append(directory.default_workdir("name"))
+        found[-1].mkdir(parents=True)
+    assert all(str(path).startswith("runs/name-") for path in found)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
