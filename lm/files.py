@@ -57,18 +57,10 @@ def _strict(value):
 
 
 def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete it") -> Any:
-    """Read a JSON file and check the shape of its content.
-
-    Args:
-        path: the file.
-        expected: the shape of the content; see `parse_json`.
-        advice: what the user can do about a corrupted file, for the error.
-
-    Returns:
-        The content, which has the expected shape and may have more keys.
+    """Read a JSON file whose content has the expected shape, see `parse_json`; objects may have more keys.
 
     Raises:
-        UserError: the file was read, but is not JSON or has another shape.
+        UserError: the file was read, but is not JSON or has another shape; `advice` is what the user can do about it.
         OSError: the file is missing or cannot be read; its content may be intact.
     """
     try:
@@ -297,12 +289,7 @@ def without_links(path: str, flags: int) -> int:
 
 
 def check_in_place(file: int, path: Path) -> None:
-    """Raise TemporaryError if `path` no longer names the open file: it or its directory was deleted or moved.
-
-    Args:
-        file: a file descriptor.
-        path: where the file was opened.
-    """
+    """Raise TemporaryError if `path` no longer names this file descriptor: it or its directory was deleted or moved."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return
@@ -322,12 +309,11 @@ def refuse_url(path: str | Path | None, option: str) -> None:
 
 
 def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> contextlib.AbstractContextManager:
-    """Acquire the lock of a directory. The result is a context manager that releases it.
+    """Acquire the lock of an existing directory, the file .lock in it, which stays there.
 
-    The lock is also released when the process ends.
+    The result is a context manager that releases it. It is also released when the process ends.
 
     Args:
-        directory: an existing directory; the lock is the file .lock in it, which stays there.
         option: the command-line option by which the user named the directory, for the error.
         timeout: how many seconds to wait for another process.
 
@@ -371,9 +357,9 @@ def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
         time.sleep(0.1)
 
 
-def remove_while_written(directory: Path, seconds: float = 2.0) -> None:
-    """Delete a directory into which threads of a failed write may still put files; gives up after some seconds."""
-    deadline = time.monotonic() + seconds
+def remove_while_written(directory: Path) -> None:
+    """Delete a directory into which threads of a failed write may still put files; gives up after two seconds."""
+    deadline = time.monotonic() + 2
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)  # fails if a file appears after the listing
         time.sleep(0.05)

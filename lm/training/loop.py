@@ -30,29 +30,18 @@ from lm.workdir.metrics import MetricsWriter, best_step
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """The parts of a run's training loop; the train state is passed from call to call.
-
-    Attributes:
-        run: the prepared run.
-        writer, progress, checkpoints: where its results go.
-        signals: what can stop it.
-        program: the compiled (state, inputs, n_steps) -> (state, metrics).
-        sources: the batches by split: "train", and each other split once it is evaluated.
-        record: saved with every checkpoint: config, data, tokenizer.
-        scorers: by kind, "probe" and "task"; see lm/training/scores.py.
-        clock: counts the seconds of this run, over all of its starts.
-    """
+    """The parts of a run's training loop; the train state is passed from call to call."""
 
     run: Run
     writer: MetricsWriter
     progress: Progress
     checkpoints: Checkpoints
     signals: Signals
-    program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]
-    sources: dict[str, BatchSource]
-    record: dict
-    scorers: dict[str, Scorer]
-    clock: WallTime
+    program: Callable[[TrainState, Any, np.int32], tuple[TrainState, dict]]  # of `compile_steps`
+    sources: dict[str, BatchSource]  # by split: "train", and each other split once it is evaluated
+    record: dict  # saved with every checkpoint: config, data, tokenizer
+    scorers: dict[str, Scorer]  # by kind, "probe" and "task"
+    clock: WallTime  # over all starts of the run
 
     def train(self, state: TrainState) -> tuple[TrainState, str]:
         """Train to the last step; returns the last finite state and a status.

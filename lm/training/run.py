@@ -22,19 +22,12 @@ from lm.text_tables import table
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Everything that the result of training depends on.
+    """Everything that the result of training depends on."""
 
-    Attributes:
-        config: the resolved config: the data and other keys have filled in its model section.
-        corpus: the tokens of each split, and the tokenizer.
-        table: the parameters by path.
-        mesh_sizes: the number of devices along each mesh axis.
-    """
-
-    config: Resolved
-    corpus: Corpus
-    table: parameters.Table
-    mesh_sizes: dict[str, int]
+    config: Resolved  # the data and other keys have filled in its model section
+    corpus: Corpus  # the tokens of each split, and the tokenizer
+    table: parameters.Table  # the parameters by path
+    mesh_sizes: dict[str, int]  # devices along each mesh axis
 
     @functools.cached_property
     def flops_per_token(self) -> float:

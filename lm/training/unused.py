@@ -4,6 +4,7 @@ import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from lm.step import TrainState
+from lm.workdir.checksums import leaves_by_path
 
 
 def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | None:
@@ -17,11 +18,11 @@ def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | Non
     """
     program = traced.jaxpr.jaxpr
     loop = next(equation for equation in program.eqns if equation.primitive.name == "while")  # over the steps
-    results = zip(_names(traced.out_info), program.outvars, strict=True)
+    results = zip(leaves_by_path(traced.out_info), program.outvars, strict=True)
     losses = {id(x) for name, x in results if name == "1/loss" or name.startswith("1/loss/")}
     _, reads = dce_jaxpr(loop.params["body_jaxpr"].jaxpr, [id(x) in losses for x in loop.outvars])
     read = {id(x) for x, is_read in zip(loop.invars[loop.params["cond_nconsts"] :], reads, strict=True) if is_read}
-    arguments = zip(_names(state), program.invars, strict=False)
+    arguments = zip(leaves_by_path(state), program.invars, strict=False)
     unused = [name for name, x in arguments if name.startswith("params/") and id(x) not in read]
     if not unused:
         return None
@@ -30,7 +31,3 @@ def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | Non
         f"the loss does not depend on {paths}: they are included in counts of parameters and FLOPs, and in "
         "match_params, but do not change the model; use them, or do not declare them (lm/parameters.py)"
     )
-
-
-def _names(tree) -> list[str]:
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]

@@ -30,19 +30,12 @@ _Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool, dict[str, str]]  
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Parameters of another model that take the place of initial values.
+    """Parameters of another model that take the place of initial values."""
 
-    Attributes:
-        values: the parameters by path.
-        title: where they come from.
-        groups: a line for each group of parameters of both models.
-        settings: files of the checkpoint of Hugging Face that they come from, which an export writes again; {}: none.
-    """
-
-    values: dict[str, jax.Array]
-    title: str
-    groups: str
-    settings: dict[str, str]
+    values: dict[str, jax.Array]  # by path
+    title: str  # where they come from
+    groups: str  # a line for each group of parameters of both models
+    settings: dict[str, str]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
@@ -105,7 +98,9 @@ def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: pa
     values, sums = {}, {}
     for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
         if path in places:
-            values[path] = _put(x, places[path].sharding)
+            place = places[path].sharding
+            on_device = jax.make_array_from_callback(x.shape, place, x.__getitem__) if place else jax.numpy.asarray(x)
+            values[path] = jax.block_until_ready(on_device)
         if jax.process_count() > 1:
             sums[path] = zlib.crc32(x.view(np.uint8).data)
     processes.check_equal("the checkpoint", repr(sums))
@@ -126,13 +121,6 @@ def _fitting(stored: dict[str, Any], table: parameters.Table) -> dict[str, Any]:
     if not found:
         raise UserError("no parameter has the name and shape of one of this model")
     return found
-
-
-def _put(x: np.ndarray, place: jax.sharding.Sharding | None) -> jax.Array:
-    """Return a host array on the devices of a sharding, after the transfer; None: on the first device."""
-    if place is None:
-        return jax.numpy.asarray(x)
-    return jax.block_until_ready(jax.make_array_from_callback(x.shape, place, lambda index: x[index]))
 
 
 def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:

@@ -47,26 +47,15 @@ class Checkpoints:
         keep: how many of the newest checkpoints to keep, beside the best by validation loss.
         say: called with each line for the user.
         in_flight: bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None: all.
-
-    Attributes:
-        val_losses: comparable validation losses by step, which the caller keeps current.
-        protected: steps that are kept, because their losses are not known.
     """
 
-    def __init__(
-        self,
-        workdir: str | Path,
-        *,
-        keep: int = 2,
-        say: Callable[[str], None] = print,
-        in_flight: int | None = None,
-    ):
+    def __init__(self, workdir: str | Path, *, keep: int = 2, say=print, in_flight: int | None = None):
         quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        # Not stored in Orbax's metrics: they may be known after a checkpoint is saved, and a corrupted file of them in
-        # the oldest checkpoint would make opening the manager fail.
+        # Comparable validation losses by step, which the caller keeps current. Not in Orbax's metrics: they may be
+        # known after a checkpoint is saved, and a corrupted file of them would make opening the manager fail.
         self.val_losses: dict[int, float] = {}
-        self.protected: set[int] = set()
+        self.protected: set[int] = set()  # steps that are kept, because their losses are not known
         self._held: list[int] = []
         if self._directory.is_dir():
             check_files(self._directory, "d")  # Orbax would wait for a pipe

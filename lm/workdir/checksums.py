@@ -21,12 +21,9 @@ def leaf_checksums(state) -> dict[str, str]:
     # One at a time: XLA's CPU client has one thread per device, and several concurrent programs that sum over devices
     # can deadlock.
     leaves = jax.block_until_ready(leaves)
-    sums = [jax.device_get(_checksum(_mesh_of(leaf))(leaf)) for leaf in leaves.values()]
+    meshes = [getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves.values()]
+    sums = [jax.device_get(_checksum(mesh)(leaf)) for mesh, leaf in zip(meshes, leaves.values(), strict=True)]
     return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
-
-
-def _mesh_of(leaf):
-    return getattr(getattr(leaf, "sharding", None), "mesh", None)
 
 
 @functools.cache
@@ -42,19 +39,15 @@ def _four_sums(leaf):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= leaf.shape[axis]
     factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
-    words = _words(leaf)
+    if leaf.dtype == jnp.bool_:
+        words = leaf.astype(jnp.uint32)
+    else:
+        words = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)
     products = tuple(half * factor for half in (words & 0xFFFF, words >> 16) for factor in factors)
     # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as one sum each.
     zeros = tuple(jnp.uint32(0) for _ in products)
     sums = jax.lax.reduce(products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim)))
     return jnp.stack(sums)
-
-
-def _words(leaf) -> jax.Array:
-    """Return the bits of each element as a uint32."""
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)
 
 
 def leaves_by_path(tree) -> dict[str, Any]:

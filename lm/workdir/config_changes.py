@@ -28,12 +28,9 @@ def experiment_digest(config) -> str:
 
 
 def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[list[str], list[str]]:
-    """Compare a run's saved config with a new one.
+    """Compare the dict of a run's config.json with a new Config.
 
-    Args:
-        old: the dict read from config.json.
-        config: the new Config.
-        steps_made: the steps that the run has taken, which decide whether `train.steps` may differ; None: it may.
+    The steps that the run has taken decide whether `train.steps` may differ; None: it may.
 
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.
@@ -53,11 +50,7 @@ def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[l
 
 
 def stable_steps(steps: int, optimizer) -> int:
-    """Return how many of the first steps of a run have the learning rates of every longer run.
-
-    Args:
-        steps: train.steps, where the schedule ends.
-        optimizer: optimizer section of the config.
+    """Return how many of the first steps of a run of `steps` steps have the learning rates of every longer run.
 
     >>> from lm.config import OptimizerConfig
     >>> stable_steps(1000, OptimizerConfig(schedule="wsd", warmup_steps=10, decay_fraction=0.2))
@@ -69,14 +62,9 @@ def stable_steps(steps: int, optimizer) -> int:
 
 
 def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
-    """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
+    """Return why a run of `old` steps cannot become one of `new` steps with this config, or None if it can.
 
     It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay what they were.
-
-    Args:
-        old, new: train.steps of the run and of the new config.
-        config: the new config, whose optimizer and model both share.
-        steps_made: the steps that the run has taken.
     """
     if new == old:
         return None

@@ -76,16 +76,12 @@ class Workdir:
         """Lock the directory for this process, and record the config and this start in it.
 
         Args:
-            config: the config as the user gave it.
+            config: as the user gave it.
             data: {"name", "fingerprint"} of the tokens.
             resume: continue the run that the directory holds, if any.
             devices: facts about devices and processes, which are recorded and compared with those of the last start.
 
-        Returns:
-            Lines to show.
-
-        Raises:
-            UserError: as `check_workdir` does, or if another process has the directory.
+        Returns lines to show. Raises UserError as `check_workdir` does, or if another process has the directory.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -133,7 +133,7 @@ class MetricsWriter:
     """Writes each line to workdir/metrics.jsonl, and to TensorBoard and W&B if configured.
 
     Args:
-        workdir: the run's directory.
+        workdir: of the run.
         resume_step: the restored step, after which lines are dropped so that no step appears twice; None: new files.
         tensorboard: whether to write TensorBoard events.
         wandb: the arguments of `wandb.init` (project, name, config, ...); None: no W&B.
@@ -223,21 +223,15 @@ def _scalars(line: dict):
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
         if key == "detail":
-            yield from _detail_scalars(value)
+            from lm.workdir.checksums import leaves_by_path  # imports jax
+
+            yield from leaves_by_path(value).items()
         elif key == "scores":
             yield from value.items()
         elif key == "losses":  # by source of a mixture
             yield from ((f"{prefix}/loss/{name}", loss) for name, loss in value.items())
         elif key != "step" and isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{prefix}/{key}", value
-
-
-def _detail_scalars(detail: dict):
-    for kind, by_path in detail.items():
-        for path, value in by_path.items():
-            per_layer = enumerate(value) if isinstance(value, list) else [(None, value)]  # a stack of layers is a list
-            for layer, number in per_layer:
-                yield f"{kind}/{path if layer is None else f'{path}/{layer}'}", number
 
 
 def _start_wandb(workdir: Path, arguments: dict):

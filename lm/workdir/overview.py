@@ -13,27 +13,16 @@ from lm.workdir.saved_run import read_run
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """A run.
-
-    Attributes:
-        path: its directory.
-        config: its config by dotted name, without name and notes.
-        status: that of its summary, or "not finished".
-        steps: the last step of the metrics.
-        best: the best validation loss and its step as text; empty if there is none.
-        goodput: the share of its wall time in steps; None: no summary says it.
-        metrics: the lines of metrics.jsonl.
-        size: bytes of all its files.
-    """
+    """A run."""
 
     path: Path
-    config: dict[str, Any]
-    status: str
-    steps: int
-    best: tuple[str, str]
-    goodput: float | None
-    metrics: list[dict]
-    size: int
+    config: dict[str, Any]  # by dotted name, without name and notes
+    status: str  # that of its summary, or "not finished"
+    steps: int  # the last one in the metrics
+    best: tuple[str, str]  # the best validation loss and its step as text; empty if there is none
+    goodput: float | None  # the share of its wall time in steps; None: no summary says it
+    metrics: list[dict]  # the lines of metrics.jsonl
+    size: int  # bytes of all its files
 
 
 def read_overview(path: Path) -> Overview:

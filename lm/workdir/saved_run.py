@@ -29,21 +29,13 @@ _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """What a workdir records of the run in it.
+    """What a workdir records of the run in it."""
 
-    Attributes:
-        config: config.json.
-        newest_checkpoint: the newest step with a checkpoint, None if there is none.
-        data: {"name", "fingerprint"} of the tokens it trained on; None if unknown.
-        starts: versions, commit and command of each start.
-        summary: summary.json, {} if it is missing or damaged.
-    """
-
-    config: dict
-    newest_checkpoint: int | None
-    data: dict[str, str] | None
-    starts: list[dict]
-    summary: dict[str, Any]
+    config: dict  # config.json
+    newest_checkpoint: int | None  # the newest step with a checkpoint, None if there is none
+    data: dict[str, str] | None  # {"name", "fingerprint"} of the tokens it trained on; None if unknown
+    starts: list[dict]  # versions, commit and command of each start
+    summary: dict[str, Any]  # summary.json, {} if it is missing or damaged
 
     @property
     def finished_at(self) -> int | None:
