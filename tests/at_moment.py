@@ -36,21 +36,14 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
         if next(calls) == int(count):
             act(action)
 
-    open_corpus = data.open_corpus
-    write, eval_inputs, save, rename = (
-        metrics.MetricsWriter.write,
-        batch_source.BatchSource.evaluation,
-        checkpoints.Checkpoints.save,
-        os.rename,
-    )
+    def acting(function):
+        def acting_first(*args, **kwargs):
+            maybe_act()
+            return function(*args, **kwargs)
 
-    def acting_open(*args, **kwargs):
-        maybe_act()
-        return open_corpus(*args, **kwargs)
+        return acting_first
 
-    def acting_write(self, line):
-        maybe_act()
-        write(self, line)
+    eval_inputs, save, rename = batch_source.BatchSource.evaluation, checkpoints.Checkpoints.save, os.rename
 
     def acting_inputs(*args, **kwargs):
         for inputs in eval_inputs(*args, **kwargs):
@@ -72,9 +65,9 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
     else:
         checkpoints.Checkpoints.save = waiting_save
     if moment == "data":
-        data.open_corpus = acting_open
+        data.open_corpus = acting(data.open_corpus)
     if moment == "log":
-        metrics.MetricsWriter.write = acting_write
+        metrics.MetricsWriter.write = acting(metrics.MetricsWriter.write)
     if moment == "evaluation":
         batch_source.BatchSource.evaluation = acting_inputs
     return train.main(list(arguments))

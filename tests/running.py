@@ -201,12 +201,8 @@ def small_disk(directory: Path, size: str = "200k"):
     """A file system of this size, mounted in a directory; the test is skipped where mounting is not possible."""
     disk = directory / "disk"
     disk.mkdir()
-    if (
-        not shutil.which("mount")
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True
-        ).returncode
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a file system is not permitted")
     try:
         yield disk
@@ -216,13 +212,9 @@ def small_disk(directory: Path, size: str = "200k"):
 
 def free_ports(n: int) -> list[int]:
     """Return n TCP ports that no process uses."""
-    sockets = [socket.socket() for _ in range(n)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(n)]
+        return [s.getsockname()[1] for s in sockets]
 
 
 @contextlib.contextmanager

@@ -23,15 +23,12 @@ class BatchSource:
     Make it once per split and pass it down: the constructor copies the split to the devices if it fits. Inputs are
     a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the gathered
     {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` makes the batch.
-
-    Attributes:
-        resident: the split's arrays on every device; None if they take more than config.data.device_bytes, or are too
-            long for int32 indices, and so stay on the host.
     """
 
     def __init__(self, split: Split, config: Resolved):
         self.split, self.config = split, config
         self.mesh = mesh = current_mesh()  # a background thread, in which no mesh is set, makes the inputs
+        # The split's arrays on every device; None if they are too large, or too long for int32 indices: see above.
         self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
             self.resident = {name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()}

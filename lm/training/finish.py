@@ -6,6 +6,7 @@ from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.cost.units import duration
 from lm.errors import UserError
+from lm.files import with_checksum
 from lm.generation.text import known_prompt
 from lm.step import TrainState, evaluated_params
 from lm.text_tables import for_terminal
@@ -111,7 +112,7 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
     seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
     parts = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items())
     loop.progress.say(f"{duration(seconds)} in all starts: {parts}")
-    workdir.write_summary(
+    summary = dict(
         name=run.config.name,
         status=status,
         steps=step,
@@ -135,3 +136,4 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         flops_per_token_full_square=run.flops_full_square,
         config_digest=workdir.experiment_digest,
     )
+    workdir.write_json("summary.json", with_checksum(summary))

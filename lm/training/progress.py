@@ -14,10 +14,6 @@ class Progress:
 
     In a terminal a training line replaces the one before, and about N_LASTING of them stay. Elsewhere, and for
     evaluations and messages, every line stays.
-
-    Args:
-        total_steps: the last step.
-        stream: where to write.
     """
 
     def __init__(self, total_steps: int, stream):

@@ -14,13 +14,10 @@ class Signals:
     """A context in which signals are recorded and do not end the process; a second Ctrl-C ends it at once.
 
     The signals are SIGTERM, Ctrl-C, and SIGHUP unless the process ignores it, as under nohup.
-
-    Attributes:
-        received: the number of the recorded signal, or None.
     """
 
     def __init__(self, say: Callable[[str], None]):
-        self.received: int | None = None
+        self.received: int | None = None  # the number of the recorded signal
         self._say, self._n_polls = say, 0
 
     def __enter__(self) -> "Signals":

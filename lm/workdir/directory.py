@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, lock, to_json, with_checksum, write_bytes
+from lm.files import check_in_place, lock, to_json, write_bytes
 from lm.workdir.config_changes import experiment_digest
 from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import ARRIVING, check_workdir
@@ -59,15 +59,11 @@ class Workdir:
     """The directory of a run. `start` locks it for this process, and `close` releases it.
 
     Processes of a run other than the first have the same path and no lock: for them the write methods do nothing.
-
-    Attributes:
-        path: the directory.
-        experiment_digest: that of the config, once the directory is started.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.experiment_digest: str | None = None
+        self.experiment_digest: str | None = None  # of the config, once the directory is started
         self._lock: contextlib.ExitStack | None = None
 
     def start(
@@ -131,10 +127,6 @@ class Workdir:
     def write_json(self, name: str, value) -> None:
         """Write path/name atomically, as strict JSON."""
         self.write_text(name, to_json(value, indent=2) + "\n")
-
-    def write_summary(self, **values) -> None:
-        """Write summary.json, with its checksum."""
-        self.write_json("summary.json", with_checksum(values))
 
     def close(self) -> None:
         """Release the lock."""

@@ -140,16 +140,8 @@ class MetricsWriter:
         writes: whether this process writes; the others of a run know the same lines.
     """
 
-    def __init__(
-        self,
-        workdir: str | Path,
-        *,
-        resume_step: int | None = None,
-        tensorboard: bool = True,
-        wandb: dict | None = None,
-        writes: bool = True,
-    ):
-        self.workdir, self._path = Path(workdir), Path(workdir) / "metrics.jsonl"
+    def __init__(self, workdir: Path, *, resume_step: int | None = None, tensorboard=True, wandb=None, writes=True):
+        self.workdir, self._path = workdir, workdir / "metrics.jsonl"
         last_kept = -1 if resume_step is None else resume_step
         lines = read_metrics(self._path) if self._path.exists() else []
         lines = [line for line in lines if line["step"] <= last_kept]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import time
@@ -16,10 +17,6 @@ from lm.training.loop import Loop
 
 def steps_logged(workdir) -> list[int]:
     return [line["step"] for line in metrics_of(workdir) if "split" not in line]
-
-
-def evaluated(workdir) -> list[tuple[int, str]]:
-    return [(line["step"], line["split"]) for line in metrics_of(workdir) if "split" in line]
 
 
 def unfinished_copy(reference, workdir):
@@ -37,55 +34,42 @@ def damage(checkpoint) -> None:
         file.write_bytes(content)
 
 
+# How each start of a run ends: what is done to it at which moment (see tests/at_moment.py), more keys, its newest
+# checkpoint, and the last step logged (None: that depends on timing).
+STARTS = (
+    # After dispatches of steps 1-2 and 3-4, before the line of step 3 and the first checkpoint.
+    ("KILL log 3", (), 0, 2),
+    # While the first checkpoint is being written.
+    ("KILL save 1", (), 0, None),
+    # In the evaluation at step 8 (the one at step 4 had 3 batches).
+    ("KILL evaluation 5", (), 4, 8),
+    # In the evaluation at step 8, which is not logged; that of step 4 is not repeated.
+    ("TERM evaluation 2", ("--config.train.steps_per_dispatch=3",), 8, 8),
+    # Before the line of step 9, after the line of the missing evaluation; step 10 has been sent by then.
+    ("INT log 2", ("--config.train.steps_per_dispatch=1",), 10, 10),
+)
+
+
 @pytest.mark.slow
 def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tmp_path):
     reference, workdir = bench.reference(), tmp_path / "run"
     workdir.mkdir()  # --resume in an empty directory starts a new run
-
-    # After dispatches of steps 1-2 and 3-4, before the line of step 3 and the first checkpoint.
-    done = bench.train(workdir, "--resume", at="KILL log 3")
-    assert done.returncode == -signal.SIGKILL
-    assert steps_logged(workdir) == [1, 2]
-    assert checkpoint_steps(workdir) == []
-
-    # While the first checkpoint is being written.
-    done = bench.train(workdir, "--resume", at="KILL save 1")
-    assert done.returncode == -signal.SIGKILL
-    assert checkpoint_steps(workdir) == []
-    assert list((workdir / "checkpoints").glob("4.*tmp*"))
-
-    # In the evaluation at step 8 (the one at step 4 had 3 batches), with an incomplete last line.
-    done = bench.train(workdir, "--resume", at="KILL evaluation 5")
-    assert done.returncode == -signal.SIGKILL
-    assert "corrupted" not in done.stdout + done.stderr  # an unfinished checkpoint is none
-    assert checkpoint_steps(workdir) == [4]
-    assert steps_logged(workdir) == [1, 2, 3, 4, 5, 6, 7, 8]
-    with open(workdir / "metrics.jsonl", "a") as file:
-        file.write('{"step": 9, "lo')
-
-    # SIGTERM in the evaluation at step 8, which is not logged; that of step 4 is not repeated. Other dispatches.
-    done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=3", at="TERM evaluation 2")
-    assert done.returncode == 128 + signal.SIGTERM
-    assert "config.train.steps_per_dispatch: 2 -> 3" in done.stdout
-    assert "resuming at step 4" in done.stdout
-    assert "Traceback" not in done.stderr
-    assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", 8)
-    assert evaluated(workdir) == [(4, "validation")]
-    assert checkpoint_steps(workdir) == [4, 8]
-
-    # Ctrl-C before the line of step 9, after the line of the missing evaluation; step 10 has been sent by then.
-    done = bench.train(workdir, "--resume", "--config.train.steps_per_dispatch=1", at="INT log 2")
-    assert done.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in done.stderr
-    assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", 10)
-    assert steps_logged(workdir) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-    assert 10 in checkpoint_steps(workdir)
-
+    for at, keys, saved, logged in STARTS:
+        done = bench.train(workdir, "--resume", *keys, at=at)
+        number = getattr(signal, f"SIG{at.split()[0]}")
+        assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), at
+        assert not re.search("corrupted|Traceback", done.stdout + done.stderr)  # an unfinished checkpoint is none
+        assert max(checkpoint_steps(workdir), default=0) == saved, at
+        assert logged is None or steps_logged(workdir) == list(range(1, logged + 1)), at
+        assert any((workdir / "checkpoints").glob("*tmp*")) == (at == "KILL save 1"), at
+        if number != signal.SIGKILL:
+            assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", saved)
+        else:
+            with open(workdir / "metrics.jsonl", "a") as file:
+                file.write('{"step": 9, "lo')
     done = bench.train(workdir, "--resume")
-    assert done.returncode == 0
-    assert "resuming at step 10" in done.stdout
+    assert (done.returncode, "resuming at step 10" in done.stdout) == (0, True)
     assert summary_of(workdir)["status"] == "finished"
-    assert not list((workdir / "checkpoints").glob("*tmp*"))
     assert_same_run(workdir, reference)
 
 

@@ -65,15 +65,17 @@ def test_the_best_step_follows_from_the_metrics(tmp_path, capsys):
     assert (out, "steps 1 to 5 are missing" in err) == ("", True)  # a command may write its results to stdout
 
 
-def test_checkpoints_that_are_protected_or_linked_by_the_owner_are_kept(tmp_path):
-    save_steps(tmp_path / "run", [1, 2])
+def test_checkpoints_that_are_protected_held_or_linked_by_the_owner_are_kept(tmp_path):
+    save_steps(tmp_path / "run", [1, 2, 3], keep=3)
     shutil.move(tmp_path / "run" / "checkpoints" / "1", tmp_path / "elsewhere")
     (tmp_path / "run" / "checkpoints" / "1").symlink_to(tmp_path / "elsewhere")
     with closing(Checkpoints(tmp_path / "run", keep=1)) as saver:
         saver.protected = {2}
-        for step in (3, 4):
+        for step, held in ((4, [3]), (5, [3]), (6, [])):  # while a mirror copies step 3
+            saver.hold(held)
             saver.save(step, make_state(step), {})
-    assert directories(tmp_path / "run") == {"1", "2", "4"}
+            saver.wait()
+            assert directories(tmp_path / "run") == {"1", "2", f"{step}", *map(str, held)}
     assert_same(restore_params(tmp_path / "run", 1)[1], make_state(1).params)
 
 

@@ -23,16 +23,6 @@ def flip_a_byte(step_directory):
     path.write_bytes(raw)
 
 
-def truncate(step_directory):
-    path = data_file(step_directory)
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def zero(step_directory):
-    path = data_file(step_directory)
-    path.write_bytes(bytes(path.stat().st_size))
-
-
 def change_the_record(step_directory):
     path = step_directory / "meta" / "metadata"
     text = path.read_text()
@@ -40,24 +30,16 @@ def change_the_record(step_directory):
     path.write_text(text.replace("position 3", "position 4"))
 
 
-def empty(step_directory):
-    shutil.rmtree(step_directory)
-    step_directory.mkdir()
-
-
-def remove(name):
-    def damage(step_directory):
-        path = step_directory / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    damage.__name__ = f"remove_{name}"
-    return damage
-
-
-DAMAGE = [
-    flip_a_byte, truncate, zero, change_the_record, empty,
-    remove("state"), remove("meta"), remove("state/manifest.ocdbt"),
-]  # fmt: skip
+DAMAGE = {
+    "flipped": flip_a_byte,
+    "cut": lambda step: os.truncate(data_file(step), data_file(step).stat().st_size // 2),
+    "zeros": lambda step: data_file(step).write_bytes(bytes(data_file(step).stat().st_size)),
+    "another record": change_the_record,
+    "empty": lambda step: (shutil.rmtree(step), step.mkdir()),
+    "no state": lambda step: shutil.rmtree(step / "state"),
+    "no meta": lambda step: shutil.rmtree(step / "meta"),
+    "no manifest": lambda step: (step / "state" / "manifest.ocdbt").unlink(),
+}
 
 
 def big_state(step):
@@ -75,8 +57,8 @@ def save_big(workdir, steps):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp_path):
     save_big(tmp_path / "saved", (2, 3))
-    for damage in DAMAGE:
-        workdir, printed = shutil.copytree(tmp_path / "saved", tmp_path / damage.__name__.replace("/", "_")), []
+    for name, damage in DAMAGE.items():
+        workdir, printed = shutil.copytree(tmp_path / "saved", tmp_path / name), []
         damage(workdir / "checkpoints" / "3")
         with pytest.raises(UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]") as error:
             restore_params(workdir, 3)

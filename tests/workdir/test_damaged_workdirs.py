@@ -9,6 +9,7 @@ from checkpointing import make_state, save_steps
 from tiny import tiny
 
 from lm.errors import UserError
+from lm.files import with_checksum
 from lm.training.warm_start import warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas, restore_params
 from lm.workdir.directory import Workdir
@@ -51,7 +52,7 @@ def test_a_damaged_summary_is_written_again(tmp_path):
     path = started(tmp_path, tiny()) / "summary.json"
     with closing(Workdir(tmp_path)) as workdir:
         workdir.start(tiny(), data=DATA, resume=True)
-        workdir.write_summary(status="finished", steps=20)
+        workdir.write_json("summary.json", with_checksum({"status": "finished", "steps": 20}))
     whole = path.read_bytes()
     assert read_run(tmp_path).finished_at == 20
     for content in [*WRONG_JSON, b'{"status": "finished", "steps": 20}', whole.replace(b"20", b"21")]:

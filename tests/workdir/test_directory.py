@@ -144,7 +144,7 @@ def test_a_workdir_that_is_gone_is_not_made_again(tmp_path, moved):
             start(tmp_path / "run", Config())  # another run in its place
         before = tree(tmp_path)
         with pytest.raises(TemporaryError, match="was deleted, moved or replaced"):
-            run.write_summary(status="finished")
+            run.write_json("summary.json", {"status": "finished"})
         assert tree(tmp_path) == before
 
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import fsspec
-import jax.numpy as jnp
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from running import assert_same_run, checkpoint_steps, several
@@ -338,19 +337,6 @@ def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
         Mirror("memory://x", tmp_path).claim(Config())
     with pytest.raises(UserError, match="--mirror file:///proc/x: "):
         Mirror("file:///proc/x", tmp_path).claim(Config())
-
-
-def test_a_checkpoint_is_kept_while_it_is_copied(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.hold([4])
-    for step in (4, 8, 12):
-        checkpoints.save(step, {"x": step * jnp.ones(2)}, {})
-        checkpoints.wait()
-    assert checkpoint_steps(tmp_path) == [4, 12]
-    checkpoints.hold([])
-    checkpoints.save(16, {"x": jnp.ones(2)}, {})
-    checkpoints.close()
-    assert checkpoint_steps(tmp_path) == [16]
 
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------
