@@ -1,6 +1,5 @@
 """The training step: micro-batches, dispatches, steps that are not finite, gradients, packing, and learning."""
 
-import dataclasses
 import functools
 
 import chex
@@ -10,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from running import slow
-from tiny import jit_eval, jit_gradients, redrawn, state_of, tiny
+from tiny import jit_eval, jit_gradients, redrawn, state_of, tiny, with_keys
 
 from lm import model, step
 from lm.data import Split
@@ -30,14 +29,10 @@ def batch_of(config, seed=0, **arrays):
     return {"tokens": tokens, "weights": np.ones((shape[0], shape[1] - 1), np.float32)} | arrays
 
 
-def on_host(config):
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, device_bytes=0))
-
-
 def rolled(config, n_steps, *, resident=True, state=None):
     """Return the state after n_steps, dispatched with the config's steps_per_dispatch, and the stacked metrics."""
     state = state_of(config) if state is None else state
-    source = BatchSource(SPLIT, config if resident else on_host(config))
+    source = BatchSource(SPLIT, config if resident else with_keys(config, data_device_bytes=0))
     k, metrics = config.train.steps_per_dispatch, []
     for first in range(0, n_steps, k):
         n = min(k, n_steps - first)
@@ -160,7 +155,7 @@ def test_gradients_equal_central_differences_in_float64():
     keys = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
     keys |= ONE | {"qk_norm": True, "attn_softcap": 3.0, "logit_softcap": 5.0, "window_pattern": (3,)}
     config = tiny(model=keys, train={"z_loss": 1e-2})
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype="float64"))
+    config = with_keys(config, model_compute_dtype="float64")
     with jax.enable_x64(True):
         params = jax.tree.map(np.float64, redrawn(config.model))
         batch = batch_of(config, weights=np.random.default_rng(1).uniform(size=(4, 8)))

@@ -24,12 +24,8 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
     """Copy the last state that a run shares with one of config.train.steps steps to a new directory, to be resumed.
 
-    A directory that holds a run already, such as one that was branched before, is left as it is.
-
-    Args:
-        source, directory: of the run, and the new one.
-        config: the config of the new run, as the user gave it.
-        say: called with lines that name the step of the state, and the settings that differ.
+    A directory that holds a run already, such as one that was branched before, is left as it is. The lines for `say`
+    name the step of the state, and the settings that differ.
 
     Raises:
         UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.

@@ -80,10 +80,8 @@ def _panels_png(details: list[tuple[int, dict]], panels: Sequence[tuple]) -> byt
 def curves_of(details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str) -> list[tuple]:
     """Return (steps, values, label, color, line style) of each curve of one quantity; lines without it are skipped.
 
-    Args:
-        details: (step, detail) of each line.
-        kind, path: where the quantity is in a detail: a number, or a list of one number per layer.
-        style, label: of its curves; without a label each layer has its own.
+    details[i] = step, detail; detail[kind][path] is a number, or a list of one number per layer. Without a label each
+    layer has its own.
     """
     found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
     if not found:

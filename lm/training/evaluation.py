@@ -53,11 +53,8 @@ def evaluate(
 def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[float, dict, int]:
     """Return the mean loss, that of each source by name, whose weighted mean it is, and the number of predictions.
 
-    Args:
-        split, config: of the run.
-        sums: for each batch of an evaluation with this max_batches, or of a whole one, the sum of the losses and the
-            number of targets.
-        max_batches: see `evaluate`.
+    `sums` are, for each batch of an evaluation with this max_batches, or of a whole one, the sum of the losses and the
+    number of targets.
     """
     losses, n_predicted, position = {}, 0, 0
     is_whole = len(sums) == batches.n_eval_batches(split, config)

@@ -8,13 +8,10 @@ from lm.workdir.checksums import leaves_by_path
 
 
 def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | None:
-    """Return a sentence on the parameters that the losses of a step do not read; None if there are none.
+    """Return a sentence on the parameters that the losses of a traced `train_steps` do not read; None: it reads all.
 
-    Parameters that pass through an optimization barrier, as in micro-batches over fsdp, all count as read.
-
-    Args:
-        traced: the jitted `train_steps` after its tracing, with the state as its first argument.
-        state: the state, or its shapes.
+    The state, or its shapes, is its first argument. Parameters that pass through an optimization barrier, as in
+    micro-batches over fsdp, all count as read.
     """
     program = traced.jaxpr.jaxpr
     loop = next(equation for equation in program.eqns if equation.primitive.name == "while")  # over the steps

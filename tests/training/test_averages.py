@@ -1,7 +1,5 @@
 """Averages of parameters: what is evaluated, saved and loaded is what the equations say."""
 
-import dataclasses
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from running import metrics_of
-from tiny import jit_step, state_of, tiny
+from tiny import jit_step, state_of, tiny, with_keys
 
 import lm
 from lm import optimizers
@@ -62,7 +60,7 @@ def test_another_rule_may_evaluate_and_export_numbers_of_its_state(tmp_path, mon
     wrap = lambda o, schedule, steps: lookahead(steps)  # noqa: E731
     monkeypatch.setitem(optimizers.AVERAGES, "sgd", optimizers.Average(wrap, "slow", lambda fast, slow, o: slow))
     config = tiny(optimizer={"name": "sgd", "learning_rate": 0.1, "warmup_steps": 0})
-    plain = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="lion"))
+    plain = with_keys(config, optimizer_name="lion")
     monkeypatch.setitem(optimizers.UPDATE_RULES, "lion", optimizers.UPDATE_RULES["sgd"])
     step, alone = (jax.jit(lambda state, c=c: train_step(state, TOKENS, c)[0]) for c in (config, plain))
     states = [state_of(config)]

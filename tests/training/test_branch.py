@@ -1,6 +1,5 @@
 """Branches of a run: several lengths from one run, bit-identical to runs of those lengths, and what is refused."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -12,7 +11,7 @@ from checkpointing import assert_same, make_state, save_steps
 from running import assert_same_run
 from tiny import with_keys
 
-from lm.config import Config, to_dict
+from lm.config import Config, OptimizerConfig, to_dict
 from lm.errors import TemporaryError, UserError
 from lm.files import lock
 from lm.training.branch import branch
@@ -44,9 +43,8 @@ def test_branches_are_bit_identical_to_runs_of_their_length_from_the_start(train
 
 
 def config(steps: int = 100, **optimizer) -> Config:
-    c = Config()
-    o = dataclasses.replace(c.optimizer, **{"schedule": "wsd", "decay_fraction": 0.3} | optimizer)
-    return dataclasses.replace(c, optimizer=o, train=dataclasses.replace(c.train, steps=steps))
+    o = OptimizerConfig(**{"schedule": "wsd", "decay_fraction": 0.3} | optimizer)
+    return with_keys(Config(optimizer=o), train_steps=steps)
 
 
 @pytest.fixture(scope="module")

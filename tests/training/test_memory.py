@@ -1,13 +1,12 @@
 """A config that cannot fit in memory is refused before anything is allocated, and the error names its keys."""
 
-import dataclasses
 import itertools
 import re
 
 import pytest
-from tiny import tiny
+from tiny import tiny, with_keys
 
-from lm.config import MESH_AXES, Config
+from lm.config import MESH_AXES
 from lm.config.values import divisors
 from lm.errors import TemporaryError, UserError
 from lm.parallel import processes
@@ -63,15 +62,9 @@ def test_the_micro_batch_size_that_would_fit_is_named(small_device, batch_size):
         check_memory(config, ONE)
     found = re.search(r"micro_batch_size = (\d+) with config.eval.batch_size = (\d+) would fit", str(error.value))
     micro, rows = map(int, found.groups())
-    evaluation = dataclasses.replace(config.eval, batch_size=rows)
-
-    def with_size(size: int) -> Config:
-        train = dataclasses.replace(config.train, micro_batch_size=size)
-        return dataclasses.replace(config, train=train, eval=evaluation)
-
-    check_memory(with_size(micro), ONE)
+    check_memory(with_keys(config, train_micro_batch_size=micro, eval_batch_size=rows), ONE)
     with pytest.raises(UserError):
-        check_memory(with_size(8 * micro), ONE)
+        check_memory(with_keys(config, train_micro_batch_size=8 * micro, eval_batch_size=rows), ONE)
 
 
 def test_evaluation_without_training_needs_no_gradients(small_device):

@@ -26,6 +26,12 @@ def unfinished_copy(reference, workdir):
     return workdir
 
 
+def exit_code(at: str) -> int:
+    """Return the exit code of a run that a signal ended, such as "TERM evaluation 2"."""
+    number = getattr(signal, f"SIG{at.split()[0]}")
+    return -number if number == signal.SIGKILL else 128 + number
+
+
 def damage(checkpoint) -> None:
     """Flip a bit in the middle of every file of arrays, because Orbax decides which of them it reads."""
     for file in (checkpoint / "state").glob("**/d/*"):
@@ -56,13 +62,12 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     workdir.mkdir()  # --resume in an empty directory starts a new run
     for at, keys, saved, logged in STARTS:
         done = bench.train(workdir, "--resume", *keys, at=at)
-        number = getattr(signal, f"SIG{at.split()[0]}")
-        assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), at
+        assert done.returncode == exit_code(at), at
         assert not re.search("corrupted|Traceback", done.stdout + done.stderr)  # an unfinished checkpoint is none
         assert max(checkpoint_steps(workdir), default=0) == saved, at
         assert logged is None or steps_logged(workdir) == list(range(1, logged + 1)), at
         assert any((workdir / "checkpoints").glob("*tmp*")) == (at == "KILL save 1"), at
-        if number != signal.SIGKILL:
+        if not at.startswith("KILL"):
             assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", saved)
         else:
             with open(workdir / "metrics.jsonl", "a") as file:
@@ -83,32 +88,24 @@ def test_a_stopped_run_equals_an_uninterrupted_run(bench, train, tmp_path):
     assert_same_run(tmp_path / "run", bench.reference())
 
 
+# Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12 belong to the final
+# evaluations. The third checkpoint is the last.
 MOMENTS = ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
+ENDS = [*(f"KILL {moment}" for moment in MOMENTS), *(f"{name} evaluation 10" for name in ("TERM", "INT", "HUP"))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_with_one_kill_equals_an_uninterrupted_run(bench, tmp_path, moment):
-    # Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12 belong to the final
-    # evaluations. The third checkpoint is the last.
-    killed = bench.train(tmp_path / "run", "--config.log.detail_every=4", at=f"KILL {moment}")
-    assert killed.returncode == -signal.SIGKILL
+@pytest.mark.parametrize("at", ENDS)
+def test_a_run_that_is_ended_once_equals_an_uninterrupted_run(bench, tmp_path, at):
+    ended = bench.train(tmp_path / "run", "--config.log.detail_every=4", at=at)
+    assert ended.returncode == exit_code(at)
+    assert at.startswith("KILL") or summary_of(tmp_path / "run")["status"] == "interrupted"
     done = bench.train(tmp_path / "run", "--resume", "--config.log.detail_every=4")
     assert done.returncode == 0, done.stderr
     whole = bench.base / "detailed"
     if not whole.exists():
         assert bench.train(whole, "--config.log.detail_every=4").returncode == 0
     assert_same_run(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
-def test_a_signal_in_the_final_evaluations_stops_the_run_and_it_can_be_resumed(bench, tmp_path, signal_name):
-    done = bench.train(tmp_path / "run", at=f"{signal_name} evaluation 10")
-    assert done.returncode == 128 + getattr(signal, f"SIG{signal_name}")
-    assert summary_of(tmp_path / "run")["status"] == "interrupted"
-    assert bench.train(tmp_path / "run", "--resume").returncode == 0
-    assert_same_run(tmp_path / "run", bench.reference())
 
 
 @pytest.mark.slow

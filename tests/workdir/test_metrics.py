@@ -116,24 +116,20 @@ def test_missing_lines_before_a_checkpoint_are_reported(tmp_path):
 # ---- TensorBoard and W&B ---------------------------------------------------------------------------------------
 
 
-def tensorboard_events(workdir: Path):
+def tensorboard_view(workdir: Path):
+    """Return (tag, step) as TensorBoard shows them: a session start at step n hides earlier events from step n on."""
     from tensorboardX.proto.event_pb2 import Event
 
+    shown = []
     for path in sorted((workdir / "tensorboard").iterdir(), key=lambda p: p.stat().st_mtime_ns):
         data, at = path.read_bytes(), 0
         while at < len(data):  # TFRecord: length, its checksum, the data, its checksum
             (length,) = struct.unpack_from("<Q", data, at)
-            yield Event.FromString(data[at + 12 : at + 12 + length])
+            event = Event.FromString(data[at + 12 : at + 12 + length])
             at += 12 + length + 4
-
-
-def tensorboard_view(workdir: Path):
-    """Return (tag, step) as TensorBoard shows them: a session start at step n hides earlier events from step n on."""
-    shown = []
-    for event in tensorboard_events(workdir):
-        if event.HasField("session_log"):
-            shown = [point for point in shown if point[1] < event.step]
-        shown += [(value.tag, event.step) for value in event.summary.value]
+            if event.HasField("session_log"):
+                shown = [point for point in shown if point[1] < event.step]
+            shown += [(value.tag, event.step) for value in event.summary.value]
     return shown
 
 

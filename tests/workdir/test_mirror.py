@@ -1,7 +1,6 @@
 """Mirrors: what is copied can be fetched, nothing torn is, one run owns a mirror, and failures do not stop training."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
@@ -14,6 +13,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from running import assert_same_run, checkpoint_steps, several
+from tiny import with_keys
 
 from lm.config import Config
 from lm.errors import TemporaryError, UserError
@@ -220,22 +220,17 @@ def test_a_mirror_that_cannot_be_restored_is_refused_and_starts_no_run(tmp_path,
     assert not holds_run(tmp_path / "new")
 
 
-def seeded(seed: int) -> Config:
-    return dataclasses.replace(Config(), train=dataclasses.replace(Config().train, seed=seed))
-
-
 def test_a_mirror_belongs_to_one_run(tmp_path):
     url, run = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4)
     copy(url, run)
     with pytest.raises(UserError, match="belongs to another run") as error:
-        Mirror(url, run).claim(seeded(7))
+        Mirror(url, run).claim(with_keys(Config(), train_seed=7))
     assert "config.train.seed: 0 -> 7" in str(error.value)
     with pytest.raises(UserError, match=r"config\.train\.seed: 0 -> 7"):
-        Mirror(url, tmp_path / "new").fetch(seeded(7), print)
+        Mirror(url, tmp_path / "new").fetch(with_keys(Config(), train_seed=7), print)
     assert fetch(url, tmp_path / "fetched")
-    shorter = dataclasses.replace(Config(), train=dataclasses.replace(Config().train, steps=3))
     with pytest.raises(UserError, match=r"config\.train\.steps: \d+ -> 3"):
-        Mirror(url, run).claim(shorter)
+        Mirror(url, run).claim(with_keys(Config(), train_steps=3))
 
 
 def test_of_two_starts_the_later_one_owns_the_mirror(tmp_path):
