@@ -12,12 +12,8 @@ from benchmarks import compare, generation, gpu, page, shapes, startup, train_sp
 from benchmarks.calibration import __main__ as calibration
 from lm.errors import UserError
 
-TABLES = {
-    "train_speed": train_speed.table,
-    "train_speed_16": train_speed.table,
-    "startup": startup.table,
-    "generation": generation.table,
-}
+TABLES = {"train_speed": train_speed.table, "train_speed_16": train_speed.table, "startup": startup.table,
+          "generation": generation.table}  # fmt: skip
 
 
 def test_examples_in_docstrings():
