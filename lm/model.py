@@ -242,6 +242,7 @@ class Transformer(nn.Module):
         x_BTD = stream["x"]
         if parameters.has_final_norm(c):
             x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
+        stream, x_BTD = at(variants.LAST_HIDDEN, here, stream, x_BTD)
         factor = parameters.width_factor(c) * c.logit_divisor
         return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
 

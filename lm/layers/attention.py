@@ -24,11 +24,14 @@ class Mask:
             positions are never seen: empty slots of a cache, which may hold any finite numbers.
         q_segments, k_segments: integers shaped like the positions, or both None: documents that must not see each
             other.
-        window: only keys at positions in (p - window, p] are seen from position p. None, an int >= 1, or a traced int32
+        window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
             scalar (so that a scan over layers may vary it), for which UNLIMITED means no window.
         contiguous: promises, unchecked, that queries and keys are the same tokens, and that the positions of tokens of
             one segment differ by as much as their indices. This allows "chunked" attention, which skips keys that no
             query of a chunk sees, and "cudnn" and "splash", which build their own causal mask.
+
+    Raises:
+        ValueError: only one of the segments is given, or `window` is less than 1.
     """
 
     q_positions: Any
@@ -37,6 +40,12 @@ class Mask:
     k_segments: Any = None
     window: Any = None
     contiguous: bool = False
+
+    def __post_init__(self):
+        if (self.q_segments is None) != (self.k_segments is None):
+            raise ValueError("Mask: give q_segments and k_segments, or neither")
+        if isinstance(self.window, int) and self.window < 1:
+            raise ValueError(f"Mask: window is {self.window}; it counts the query's own key, so it is at least 1")
 
     @classmethod
     def causal(cls, n: int, window=None) -> "Mask":
@@ -66,8 +75,7 @@ def causal_attention(
 ):  # fmt: skip
     """Return softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
-    The result is (B, T, H, K) in the dtype of q; scores and softmax are float32. A query that sees no key returns zeros
-    and passes no gradient.
+    Scores and softmax are float32. A query that sees no key returns zeros and passes no gradient.
 
     Args:
         q_BTHK: queries, with any leading dimensions for B.
@@ -82,6 +90,9 @@ def causal_attention(
         implementation: see `choose_implementation` of lm/kernels/fused_attention.py.
         tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after the softmax; its
             results take their places. All scores then exist at once.
+
+    Returns:
+        (B, T, H, K) in the dtype of q.
 
     Raises:
         ValueError: shapes do not fit each other, or the implementation does not support the arguments.

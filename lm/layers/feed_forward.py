@@ -9,24 +9,64 @@ from lm.kernels import platform
 from lm.layers.linear import project
 from lm.layers.recomputed import recomputed
 
-ACTIVATIONS = {
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,  # x sigmoid(x), also called swish (Elfwing et al. 2017, arXiv:1702.03118)
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # x Phi(x) (Hendrycks and Gimpel 2016, arXiv:1606.08415)
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),  # the tanh form of the same paper, as in GPT-2
-    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021, Primer, arXiv:2109.08668
-    "sigmoid": jax.nn.sigmoid,
-}
+
+def relu(x):
+    """Return max(x, 0), with gradient 0 at 0 (jnp.maximum has 1/2 there).
+
+    >>> relu(jnp.array([-1.0, 0.0, 2.0]))
+    Array([0., 0., 2.], dtype=float32)
+    """
+    return jax.nn.relu(x)
+
+
+def silu(x):
+    """Return x sigmoid(x), also called swish (Elfwing et al. 2017, arXiv:1702.03118).
+
+    >>> silu(jnp.array([-100.0, 0.0, 100.0]))
+    Array([ -0.,   0., 100.], dtype=float32)
+    """
+    return jax.nn.silu(x)
+
+
+def gelu(x, *, approximate=False):
+    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+
+    Args:
+        x: any array.
+        approximate: use the paper's tanh form, as GPT-2 does. The default is the exact erf form, as in PyTorch; JAX's
+            own default is the tanh form.
+
+    >>> gelu(jnp.array([-100.0, 0.0, 100.0]))
+    Array([ -0.,   0., 100.], dtype=float32)
+    """
+    return jax.nn.gelu(x, approximate=approximate)
+
+
+def relu_squared(x):
+    """Return max(x, 0)^2 (So et al. 2021, Primer, arXiv:2109.08668).
+
+    >>> relu_squared(jnp.array([-1.0, 0.5, 3.0]))
+    Array([0.  , 0.25, 9.  ], dtype=float32)
+    """
+    return jnp.square(relu(x))
+
+
+ACTIVATIONS = {f.__name__: f for f in (relu, silu, gelu, relu_squared)}
+ACTIVATIONS |= {"gelu_tanh": functools.partial(gelu, approximate=True), "sigmoid": jax.nn.sigmoid}
 
 
 def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
     """Return activation(x w_in + b_in) w_out + b_out.
 
     Args:
-        x, w_in, w_out: (..., D), (D, F) and (F, D).
+        x: (..., D).
+        w_in, w_out: (D, F) and (F, D).
         activation: a key of ACTIVATIONS.
         b_in, b_out: (F,) and (D,), or None.
         tap: a function that observes or replaces the hidden activations (..., F).
+
+    Returns:
+        (..., D).
 
     >>> mlp(jnp.array([1.0, -2.0]), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # max(1, 0) + max(-2, 0)
     Array([1.], dtype=float32)
@@ -42,9 +82,14 @@ def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=N
     2020, arXiv:2002.05202, section 2).
 
     Args:
-        x, w_gate, w_up, w_down: (..., D), (D, F), (D, F) and (F, D).
-        activation, tap: see `mlp`.
+        x: (..., D).
+        w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
+        activation: a key of ACTIVATIONS.
         b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
+        tap: a function that observes or replaces the hidden activations (..., F).
+
+    Returns:
+        (..., D).
 
     >>> glu(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # 1 * 1 + 2 * 2
     Array([5.], dtype=float32)

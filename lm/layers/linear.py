@@ -22,6 +22,13 @@ def project(x, w, b=None, *, n_in=1):
         w: weight (*in, *out), cast to the dtype of `x` (mixed precision keeps float32 weights). Its gradient has the
             weight's own dtype.
         b: bias (*out), or None.
+        n_in: number of contracted axes.
+
+    Returns:
+        (..., *out) in the dtype of `x`.
+
+    Raises:
+        ValueError: the axes of `x` and `w` differ.
 
     >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
     (5, 2, 3)
@@ -50,6 +57,10 @@ def project_to_float32(x, w, b=None, *, transposed=False):
         x: activations (..., D).
         w: weight (D, V), or (V, D) if `transposed`.
         b: bias (V,), or None.
+        transposed: whether the contracted axis of `w` is its last.
+
+    Returns:
+        (..., V).
 
     >>> project_to_float32(jnp.full((2,), 3, jnp.bfloat16), jnp.eye(2))
     Array([3., 3.], dtype=float32)
@@ -60,12 +71,13 @@ def project_to_float32(x, w, b=None, *, transposed=False):
     return y.reshape(*leading, -1)
 
 
-EQUATIONS = {False: "RD,DV->RV", True: "RD,VD->RV"}  # by `transposed`
+def _equation(transposed):
+    return "RD,VD->RV" if transposed else "RD,DV->RV"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _matmul_to_float32(x, w, transposed):
-    return jnp.einsum(EQUATIONS[transposed], x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.einsum(_equation(transposed), x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _matmul_to_float32_forward(x, w, transposed):
@@ -75,7 +87,7 @@ def _matmul_to_float32_forward(x, w, transposed):
 def _matmul_to_float32_backward(transposed, saved, g):
     # JAX's own rule multiplies the float32 cotangent with the 16-bit factor, at a fraction of the 16-bit speed.
     x, w = saved
-    _, vjp = jax.vjp(functools.partial(jnp.einsum, EQUATIONS[transposed]), x, w)
+    _, vjp = jax.vjp(functools.partial(jnp.einsum, _equation(transposed)), x, w)
     return vjp(g.astype(x.dtype))
 
 
@@ -98,6 +110,9 @@ def weighted_sums(weights_BHTS, v_BSHK):
     """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the dtype of the values.
 
     On a CPU bfloat16 values give a float32 result, which is not rounded yet.
+
+    >>> weighted_sums(jnp.array([[[0.5, 0.5]]]), jnp.array([[[1.0]], [[3.0]]]))  # the mean of two values
+    Array([[[2.]]], dtype=float32)
     """
     weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
     if cpu_products.enabled(v_BSHK):
@@ -108,7 +123,9 @@ def weighted_sums(weights_BHTS, v_BSHK):
 def softcap(x, cap):
     """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2, arXiv:2408.00118, section 2).
 
-    A cap of None returns `x`.
+    Args:
+        x: logits or attention scores.
+        cap: a positive number, or None to return `x`.
 
     >>> softcap(jnp.array([-1000.0, 0.0, 1000.0]), 10.0)
     Array([-10.,   0.,  10.], dtype=float32)

@@ -85,7 +85,8 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
     mode only.
 
     Args:
-        h_BTD, head: hidden states, and the output head.
+        h_BTD: hidden states (..., D).
+        head: the output head.
         targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
         chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
 
@@ -101,7 +102,11 @@ def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None
 
 
 def token_losses(logits, targets):
-    """Return the nll and log(Z) (see `Sums`) for logits (..., V) and integer targets (...), float32 or wider.
+    """Return the nll and log(Z) of each target, float32 or wider; see `Sums`.
+
+    Args:
+        logits: (..., V).
+        targets: integers (...).
 
     >>> losses, _ = token_losses(jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5]])), jnp.array([1, 0]))
     >>> [round(float(loss), 3) for loss in losses]  # -log(3/4) and -log(1/2)
@@ -168,13 +173,15 @@ def _chunked_loss_backward(z_loss, saved, g):
 _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)
 
 
-def _chunks(chunk_size, *arrays_BT):
+def _chunks(chunk_size, h_BTD, *arrays_BT):
     """Split T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape (C, B, t, ...)."""
-    B, T = arrays_BT[0].shape[:2]
+    T, D = h_BTD.shape[-2:]
+    h_BTD = h_BTD.reshape(-1, T, D)
+    B = h_BTD.shape[0]
     t = min(T, max(1, chunk_size // B))
 
     def split(a):
         padded = jnp.pad(a, [(0, 0), (0, -T % t)] + [(0, 0)] * (a.ndim - 2))
         return jnp.moveaxis(padded.reshape(B, -1, t, *a.shape[2:]), 1, 0)
 
-    return tuple(map(split, arrays_BT))
+    return split(h_BTD), *(split(a.reshape(B, T)) for a in arrays_BT)

@@ -9,11 +9,15 @@ from lm.kernels import platform
 
 
 def rms_norm(x, scale, *, eps=1e-5):
-    """Return x / sqrt(mean(x^2) + eps) * scale, in the dtype of x (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
+    """Return x / sqrt(mean(x^2) + eps) * scale (Zhang and Sennrich 2019, arXiv:1910.07467, eq. 4).
 
     Args:
         x: (..., D), or (..., H, K) with a scale (H, K).
         scale: (D,), or None. (H, K): the mean is over both axes, all heads of a position.
+        eps: added inside the root.
+
+    Returns:
+        The shape and dtype of `x`.
 
     >>> rms_norm(jnp.array([-2.0, 2.0]), None, eps=0.0)
     Array([-1.,  1.], dtype=float32)

@@ -84,14 +84,18 @@ ROPE_SCALINGS = {
 def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=None, **factors):
     """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
 
-    Both are float32 (..., T, d_head / 2).
-
     Args:
         positions: integers (..., T), starting anywhere.
         d_head: width of a head, or of the part of it that is rotated.
         theta: base of the wavelengths, which grow from 2 pi to almost 2 pi theta positions.
         scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
         amplitude: yarn: factor of cos and sin, whose square is one of attention scores; None: 0.1 ln(factor) + 1.
+
+    Returns:
+        Two float32 arrays (..., T, d_head / 2).
+
+    Raises:
+        ValueError: `d_head` is odd, or `positions` are not integers.
 
     >>> cos, sin = rope_table(jnp.array([0, 1]), 4)
     >>> cos.round(3)
@@ -110,10 +114,13 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34), in float32.
 
     Args:
-        x: queries or keys (..., T, H, K), whose dtype the result has.
+        x: queries or keys (..., T, H, K).
         cos, sin: (..., T, R / 2) from `rope_table`, the same for all heads. Only the first R <= K features are rotated.
         pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + R/2) as in
             Hugging Face's Llama. They are equal up to a permutation of the features of w_q and w_k.
+
+    Returns:
+        The shape and dtype of `x`.
 
     >>> x_THK = jnp.array([[[1.0, 0.0]], [[1.0, 0.0]]])
     >>> apply_rope(x_THK, *rope_table(jnp.array([0, 1]), 2))[:, 0].round(3)  # position 1 is rotated by 1 radian
@@ -133,12 +140,17 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
 def sinusoidal(positions, d_model, *, order="sine_first"):
     """Return fixed position embeddings: feature pair k holds sin and cos of position * 10000^(-2k / d_model).
 
-    They are float32 (..., T, d_model).
-
     Args:
         positions: integers (..., T).
+        d_model: width of the embeddings.
         order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first"
             cos, sin.
+
+    Returns:
+        float32 (..., T, d_model).
+
+    Raises:
+        ValueError: `d_model` is odd, or `positions` are not integers.
 
     >>> sinusoidal(jnp.array([0, 1]), 2).round(3)
     Array([[0.   , 1.   ],
@@ -152,5 +164,8 @@ def sinusoidal(positions, d_model, *, order="sine_first"):
 def _angles(positions, width, theta, name, scaling=lambda f: f):
     if width % 2:
         raise ValueError(f"{name} is {width}; features are paired, so it must be even")
+    positions = jnp.asarray(positions)
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"positions are {positions.dtype}; expected integers")
     frequencies = scaling(theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width))
-    return jnp.asarray(positions)[..., None].astype(jnp.float32) * frequencies
+    return positions[..., None].astype(jnp.float32) * frequencies

@@ -149,6 +149,33 @@ def test_a_query_without_visible_keys_returns_zeros_and_has_no_gradient(implemen
         assert np.any(g[1, 0] != 0)
 
 
+def test_attention_accepts_any_leading_axes():
+    q, k, v = inputs(batch=(3, 2))
+    options = PLAIN | {"q_segments": SEGMENTS, "k_segments": SEGMENTS, "window": UNLIMITED}
+    whole, one = attend_with_both(q, k, v, options), attend_with_both(q[1], k[1], v[1], options)
+    options |= {"q_segments": SEGMENTS[0], "k_segments": SEGMENTS[0]}
+    alone = attend_with_both(q[0, 0], k[0, 0], v[0, 0], options)
+    for name, out in whole.items():
+        np.testing.assert_allclose(one[name], np.asarray(out)[1], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(alone[name], np.asarray(out)[0, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_bfloat16_inputs_have_a_float32_softmax():
+    # 256 nearly equal weights: bfloat16 scores, or a sum in bfloat16, would have an error of several percent.
+    n = 256
+    q, k, v = (jnp.asarray(normal(1, n, 2, K, seed=seed), jnp.bfloat16) for seed in (0, 1, 2))
+    q = q * 0.1 + 8
+    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n)}
+    sees = np.tril(np.ones((1, n, n), bool))
+    expected = reference(q, k, v, sees)
+    for implementation in ("einsum", "xla"):
+        out = attend(q, k, v, implementation=implementation, **positions)
+        assert out.dtype == jnp.bfloat16
+        # The weights and the result are rounded to bfloat16, with a relative error of at most 2^-8 each.
+        bound = 2.0**-8 * (np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees))
+        assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
+
+
 def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
     """Without a GPU, jax.nn's XLA implementation replaces cuDNN and gets the same arguments."""
     real = jax.nn.dot_product_attention
@@ -303,6 +330,8 @@ def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
         ({"k": normal(2, T, 3, K), "v": normal(2, T, 3, K)}, "key heads must divide query heads"),
         ({"k": normal(2, T, 2, K + 1), "v": normal(2, T, 2, K + 1)}, "differ in batch or head width"),
         ({"v": normal(2, T + 1, 2, K)}, "keys and values differ"),
+        ({"window": 0}, "at least 1"),
+        ({"q_segments": SEGMENTS}, "or neither"),
         ({"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True}, "as many queries as keys"),
     ],
 )

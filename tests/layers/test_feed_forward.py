@@ -24,6 +24,14 @@ def test_activations_equal_torch(name, torch_answers):
     assert np.all(np.abs(out - a[name]) <= 1e-6 * np.abs(a[name]) + 2.0**-23 * np.abs(a["x"]))
 
 
+@pytest.mark.parametrize("name", ["relu", "sigmoid"])
+def test_values_and_derivatives_are_those_of_jax_nn(name):
+    x = jnp.linspace(-30, 30, 241)  # with 0
+    ours, theirs = ACTIVATIONS[name], getattr(jax.nn, name)
+    np.testing.assert_array_equal(ours(x), theirs(x))
+    np.testing.assert_array_equal(jax.vmap(jax.grad(ours))(x), jax.vmap(jax.grad(theirs))(x))
+
+
 def test_mlp_and_glu_equal_numpy_with_and_without_biases():
     x = X.astype(np.float64)
     for b_in, b_up, b_out in ((B_IN, B_UP, B_OUT), (None, None, None)):
@@ -63,6 +71,17 @@ def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activatio
         for found in (vjp, jax.vjp(outer, X, *weights)[1]):
             hidden = [a for a in jax.tree.leaves(found) if a.size == 2 * 3 * 7]
             assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
+
+
+def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weights():
+    x = jnp.asarray(X, jnp.bfloat16)
+
+    def f(x, w_gate, w_up, w_down, b_up):
+        return glu(x, w_gate, w_up, w_down, activation="silu", b_up=b_up)
+
+    y, vjp = jax.vjp(f, x, W_IN, W_UP, W_OUT, B_UP)
+    assert y.dtype == jnp.bfloat16
+    assert [g.dtype for g in jax.eval_shape(vjp, y)] == [jnp.bfloat16] + 4 * [jnp.float32]
 
 
 def test_default_widths_of_glu_are_the_nearest_multiples_of_64_and_those_of_mlp_4_times_d_model():

@@ -119,6 +119,14 @@ def test_equals_torch(torch_answers):
     np.testing.assert_allclose(gradient, a["d_logits"], rtol=1e-5, atol=1e-6)
 
 
+def test_losses_accept_any_leading_axes():
+    h, targets = np.stack([H, 2 * H, H - 1, H]), np.stack([TARGETS] * 4)
+    f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, Head(W, BIAS), targets, chunk_size=24)[0])
+    expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, Head(W, BIAS)), targets)[0])
+    np.testing.assert_allclose(f(h, targets), expected(h, targets), rtol=1e-6)
+    np.testing.assert_allclose(f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6)
+
+
 def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
     logits = jnp.array([[1000.0, 0, -1000], [-1e4, 0, -1e4]])
     np.testing.assert_allclose(nll(logits, jnp.array([1, 1])), [1000, 0])

@@ -21,7 +21,7 @@ EPS = 1e-5
 UNIT = 2.0**-24  # half the spacing of float32 numbers around 1
 
 
-@functools.partial(jax.jit, static_argnames=("algorithms", "eps", "ddof"))
+@functools.partial(jax.jit, static_argnames=("algorithms", "eps", "ddof", "block_size"))
 def compiled(x, scale, bias, algorithms, **options):
     return {name: layer_norm(x, scale, bias, algorithm=name, **options) for name in algorithms}
 
@@ -59,19 +59,20 @@ def rounding(x, y):
 
 
 @pytest.mark.parametrize(
-    ("width", "ddof"),
+    ("width", "options"),
     [
-        *((width, 0) for width in (1, 3, 64, 100, 4096)), *(slow(width, 0) for width in (2, 31, 33, 63, 768)),
-        (10, 1), (10, 9),
+        *((width, {}) for width in (1, 3, 64, 4096)), *(slow(width, {}) for width in (2, 63, 100, 768)),
+        *((100, {"block_size": n}) for n in (1, 7, 1000)), *(slow(100, {"block_size": n}) for n in (2, 99)),
+        *((10, {"ddof": n}) for n in (1, 9)),
     ],
 )  # fmt: skip
-def test_equals_float64_at_all_widths_and_offsets_and_with_an_outlier(width, ddof):
+def test_equals_float64_at_all_widths_and_offsets_and_with_an_outlier(width, options):
     x = normal(16, width)
     outlier = np.where(np.arange(width) == 0, np.float32(1e4), x)
-    algorithms = EXACT if width == 1 or ddof else tuple(LAYER_NORMS)
+    algorithms = EXACT if width == 1 or "ddof" in options else tuple(LAYER_NORMS)
     for inputs in (*(x + np.float32(offset) for offset in (0, -1, 100, 1e4)), outlier):
-        for name, out in norms(inputs, algorithms=algorithms, ddof=ddof).items():
-            y = reference(inputs, algorithm=name, ddof=ddof)
+        for name, out in norms(inputs, algorithms=algorithms, **options).items():
+            y = reference(inputs, algorithm=name, ddof=options.get("ddof", 0))
             assert np.all(np.abs(out - y) <= rounding(inputs, y)), name
 
 
@@ -88,18 +89,32 @@ def test_constant_rows_give_the_bias_and_a_finite_gradient(algorithm):
     ("algorithm", "ddof"), [("two_pass", 0), ("welford", 0), ("chan", 0), ("chan", 1), ("running_mean", 0)]
 )
 def test_gradients_equal_finite_differences(algorithm, ddof, finite_difference):
-    n = 40  # a block of 32 and one of 8
-    x, scale, bias, weights = 2 + normal(2, n), 1 + normal(n, seed=1) / 4, normal(n, seed=2), normal(2, n, seed=3)
+    x, scale, bias, weights = 2 + normal(2, 3, 7), 1 + normal(7, seed=1) / 4, normal(7, seed=2), normal(2, 3, 7, seed=3)
 
     def loss64(*args):
         return np.sum(weights * reference(*args, algorithm=algorithm, ddof=ddof) ** 2)
 
     def loss(*args):
-        return jnp.sum(weights * layer_norm(*args, algorithm=algorithm, ddof=ddof) ** 2)
+        return jnp.sum(weights * layer_norm(*args, algorithm=algorithm, ddof=ddof, block_size=3) ** 2)
 
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(x, scale, bias)
     for g, expected in zip(gradients, finite_difference(loss64, x, scale, bias), strict=True):
         np.testing.assert_allclose(g, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_exact_algorithms_have_the_same_gradient_at_a_large_offset():
+    x, g = 100 + normal(4, 200), normal(4, 200, seed=1)
+
+    @jax.jit
+    def gradients(x, centred):
+        pullbacks = [jax.vjp(lambda x, a=a: layer_norm(x, None, None, algorithm=a), x)[1] for a in EXACT]
+        expected = jax.vjp(lambda x: layer_norm(x, None, None), centred)[1](g)[0]
+        return expected, [pullback(g)[0] for pullback in pullbacks]
+
+    expected, found = gradients(x, x - 100)
+    for dx in found:
+        # The rounding error of the mean is a few units of 100; y enters dx with factors of about 3.
+        np.testing.assert_allclose(dx, expected, atol=20 * 100 * UNIT)
 
 
 def test_equals_torch(torch_answers):
@@ -155,6 +170,22 @@ def test_scale_and_bias_are_optional_and_leading_axes_arbitrary():
         np.testing.assert_array_equal(y[name], ones[name])
         np.testing.assert_allclose(y[name][1, 2], part[name], rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(y[name][0, 0, 0], row[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("width", "options", "message"),
+    [
+        (4, {"algorithm": "naive"}, "'naive'; expected one of two_pass, welford, chan, running_mean"),
+        (4, {"ddof": 4}, "ddof is 4 at width 4"),
+        (4, {"ddof": -1}, "ddof is -1"),
+        (4, {"algorithm": "running_mean", "ddof": 1}, "leave it at 0"),
+        (1, {"algorithm": "running_mean"}, "width of at least 2"),
+        (4, {"block_size": 0}, "at least 1"),
+    ],
+)
+def test_invalid_arguments_raise(width, options, message):
+    with pytest.raises(ValueError, match=message):
+        layer_norm(jnp.ones((2, width)), None, None, **options)
 
 
 @pytest.mark.parametrize("scale_shape", [None, (64,), (4, 16)])

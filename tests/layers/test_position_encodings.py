@@ -53,6 +53,11 @@ def test_linear_scaling_equals_positions_divided_by_the_factor():
     np.testing.assert_array_equal(np.asarray(scaled), np.asarray(rope_table(np.arange(10), 8)))
 
 
+def test_rope_accepts_any_leading_axes():
+    x, table = normal(2, 3, 4, 2, 6), jit_table(np.arange(4), 6)
+    np.testing.assert_allclose(np.asarray(jit_rope(x, *table))[1, 2], jit_rope(x[1, 2], *table), rtol=1e-6, atol=1e-6)
+
+
 def test_16_bit_inputs_are_rotated_in_float32():
     x = jnp.asarray(normal(3, 2, 8), jnp.bfloat16)
     positions = np.array([0, 500, 1000])
@@ -76,8 +81,10 @@ def test_sinusoidal_equals_its_formula(order):
             np.testing.assert_allclose(row[2 * k : 2 * k + 2], pair, atol=8 * UNIT * (1 + p))
 
 
-def test_odd_widths_raise():
+def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="d_head is 7"):
         rope_table(np.arange(3), 7)
     with pytest.raises(ValueError, match="d_model is 5"):
         sinusoidal(np.arange(3), 5)
+    with pytest.raises(ValueError, match="expected integers"):
+        rope_table(np.arange(3.0), 8)

@@ -65,6 +65,7 @@ HEADS: Site = {  # o_BTHK, the output of the heads; and v_BTGK
     "attn_exclusive": exclusive_attention,
     "attn_gate": attention_gate,
 }
+LAST_HIDDEN: Site = {}  # x_BTD, after the final norm
 LOSSES: Site = {"multi_token_prediction": multi_token_prediction}  # ideas with `losses`, and no `apply`
 
 # Exclusive choices: how a branch reads and adds to the residual stream, by config.model.residual; the feed-forward
@@ -79,7 +80,7 @@ FEED_FORWARDS = {"mlp": mlp, "glu": glu, "moe": moe}
 
 # The sites by the module of lm/model.py that declares their parameters.
 SITES = {
-    "model": (EMBEDDING, LOSSES),
+    "model": (EMBEDDING, LAST_HIDDEN, LOSSES),
     "block": (BLOCK_INPUT,),
     "attention": (QUERIES_KEYS, VALUES, SCORES, HEADS),
 }
