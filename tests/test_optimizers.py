@@ -12,7 +12,7 @@ import optax
 import pytest
 from references import update_rules
 from running import slow
-from tiny import jit_gradients, redrawn, state_of, tiny
+from tiny import jit_gradients, redrawn, state_of, tiny, unstack_layers
 
 from lm.config import OptimizerConfig
 from lm.declarations import Parameter
@@ -256,3 +256,19 @@ def test_muons_adam_learning_rate_follows_the_schedule():
     params, (grads,) = parameters_of(config), gradients(config, n=1)
     change = np.abs(updates(o, config, [grads], params)["embedding"] - params["embedding"])
     np.testing.assert_allclose(np.median(change), 0.02 / 4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_muon_updates_a_stack_as_separate_layers():
+    config = tiny(model=EVERYTHING)
+    params, grads = parameters_of(config), gradients(config, n=2)
+    after = updates(MUON, config, grads, params)
+    assert set(after) >= {"layers", "head", "embedding"}
+    apart = {}
+    for path, p in table_of(config).items():
+        if p.layers is None:
+            apart[path] = p
+        for i in p.layers or ():
+            apart[path.replace("layers/", f"layers_{i}/")] = p.of_one_layer()
+    each = updated(make_optimizer(MUON, 100, apart), map(unstack_layers, grads), unstack_layers(params))
+    chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)

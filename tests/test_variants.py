@@ -482,3 +482,31 @@ def fresh_tables():
 
     yield forget
     forget()
+
+
+def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
+    """here.last and here.running_sum decode as in the full forward pass, and see their own document only."""
+
+    class LookBack:
+        def apply(here, stream, v_BTGK):
+            flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
+            last_BTnC = here.last("v_last", flat_BTC, 3)
+            sum_BTC = here.running_sum("v_sum", flat_BTC)
+            own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[..., 0, :]  # a difference of sums
+            return stream, (jnp.einsum("...nC,n->...C", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
+                v_BTGK.shape
+            )
+
+    class Forget:
+        def apply(here, stream, options):
+            shape = (*here.x_BTD.shape[:-1], here.c.n_heads)
+            f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
+            sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
+            return stream, options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
+
+    monkeypatch.setitem(variants.VALUES, "norm_bias", LookBack)
+    monkeypatch.setitem(variants.SCORES, "norm_bias", Forget)
+    test_cached_decoding_equals_the_full_forward_pass(Row({}))
+    x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
+    last = past.Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
+    np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])

@@ -338,3 +338,14 @@ def test_a_directory_of_something_else_is_refused(dump, tmp_path, capsys):
     os.utime(dump, ns=times)
     assert main(arguments(dump, output)) == 2
     assert "was written from other input" in capsys.readouterr().err
+
+
+def test_shards_hold_every_document_in_order(dump, tmp_path):
+    assert main(arguments(dump, tmp_path / "out")) == 0
+    found = corpus(tmp_path / "out", tmp_path)
+    tokenizer = tokenizers.make("byte", ())
+    texts = {name: tokenizer.decode(np.asarray(split.tokens)) for name, split in found.splits.items()}
+    pieces = [text for name in texts for text in texts[name].split(".\n") if text]
+    assert sorted(pieces) == sorted(text.removesuffix(".") for text in DOCUMENTS)
+    assert [p for p in texts["train"].split(".\n") if p] == [t[:-1] for t in DOCUMENTS if t[:-1] in texts["train"]]
+    assert 0.05 < found.splits["validation"].n_tokens / sum(s.n_tokens for s in found.splits.values()) < 0.15
