@@ -6,6 +6,7 @@ from pathlib import Path
 from lm.config.values import path_argument, show
 from lm.cost.units import si
 from lm.errors import UserError, with_exit_code
+from lm.huggingface.config_files import is_checkpoint
 from lm.parser import Parser
 from lm.text_tables import table
 from lm.workdir.overview import Overview, differing_keys, read_overview
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("directory", nargs="?", default="runs", type=path_argument, metavar="DIR", help="default: runs")
     directory = Path(parser.parse_args(argv).directory)
-    found = sorted(path.parent for path in directory.glob("*/config.json"))
+    found = sorted(path.parent for path in directory.glob("*/config.json") if not is_checkpoint(path.parent))
     if not found:
         raise UserError(f"{directory} holds no runs; give the directory in which the workdirs are")
     print(table([HEADER, *rows(found)], right=[2, 3, 4, 5, 6]))

@@ -23,6 +23,8 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     (tmp_path / "runs" / "second" / "summary.json").unlink()
     (tmp_path / "runs" / "third").mkdir()
     (tmp_path / "runs" / "third" / "config.json").write_text("{")
+    (tmp_path / "runs" / "exported").mkdir()
+    (tmp_path / "runs" / "exported" / "config.json").write_text('{"model_type": "llama"}')  # of Hugging Face: no run
     shutil.copytree(bench.reference(), tmp_path / "runs" / "fourth")
     os.mkfifo(tmp_path / "runs" / "fourth" / "pipe")
     code, output = command(__main__.main, "runs")
