@@ -130,6 +130,10 @@ def compare(directory: str, workdir: str | None, step: int | str, tolerance: flo
         directory: a checkpoint of Hugging Face, which transformers loads.
         workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
         tolerance: the largest accepted difference of logits.
+
+    Raises:
+        UserError: if torch is missing, the checkpoint is not supported, or an array of theirs is missing or differs in
+            shape.
     """
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         verb = "is" if len(missing) == 1 else "are"

@@ -410,7 +410,7 @@ def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
             return stream, v_BTGK + jnp.roll(v_BTGK, 1, axis=-3)
 
     monkeypatch.setitem(variants.VALUES, "norm_bias", Shifted)  # any key that is true
-    c = tiny().model
+    c = tiny(model={"d_ff": 20}).model  # of no other test, whose compiled programs would lack the idea
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
 

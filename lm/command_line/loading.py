@@ -139,7 +139,8 @@ def run_file(path: str, function: str, folder: str) -> Any:
     if not path.endswith(".py"):
         raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
     spec = importlib.util.spec_from_file_location("config_file", path)
-    assert spec and spec.loader, path  # it ends in .py  # noqa: PT018
+    assert spec, path
+    assert spec.loader, path  # it ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     try:

@@ -23,7 +23,7 @@ SIGNATURES = {
 
 
 def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> list[str]:
-    """Return the files or URLs of `path`, of which there is at least one, that are text; raises UserError if none is.
+    """Return those of the files or URLs of `path` that are text; raises UserError if none is.
 
     Say which files are read and which are not, and warn if the first is JSON Lines or a table.
     """

@@ -128,8 +128,8 @@ class Decoder:
 def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None) -> Decoder:
     """Prepare a model for generation: unstack and cast its parameters once instead of for every token.
 
-    Only ids below n_ids are drawn; None: all of the vocabulary. Raises UserError if the model mixes positions in a way
-    that has no cache.
+    The context has seq_len tokens. Only ids below n_ids are drawn; None: all of the vocabulary. Raises UserError if the
+    model mixes positions in a way that has no cache.
     """
     c = _generating(c)
     params = _unstack(params, c)

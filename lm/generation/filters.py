@@ -51,7 +51,8 @@ def _keep(logits, kept):
 
 def draw(keys_B, logits_BV, sampling: Sampling):
     """Draw one token per example, int32 (B,), each with its own key."""
-    return jax.lax.cond(  # because random numbers for a large vocabulary take as long as a small model
+    # Random numbers for a large vocabulary take as long as a small model, so they are not drawn for nothing.
+    return jax.lax.cond(
         sampling.temperature == 0,
         lambda: jnp.argmax(logits_BV, axis=-1).astype(jnp.int32),
         lambda: jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(jnp.int32),

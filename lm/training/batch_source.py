@@ -28,7 +28,7 @@ class BatchSource:
     def __init__(self, split: Split, config: Resolved):
         self.split, self.config = split, config
         self.mesh = mesh = current_mesh()  # a background thread, in which no mesh is set, makes the inputs
-        # The split's arrays on every device; None if they are too large, or too long for int32 indices: see above.
+        # The split's arrays on every device; None if they take too much memory, or are too long for int32 indices.
         self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
             self.resident = {name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()}

@@ -189,7 +189,7 @@ def restore_params(
     """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may be in progress.
 
     Args:
-        workdir: of the run.
+        workdir: the run's directory.
         step: a step, "latest", or "best" by validation loss (the latest if none was evaluated); "ema": the average of
             config.train.ema at the latest step; "mean:N": the mean of the newest N checkpoints.
         choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of

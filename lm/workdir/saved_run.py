@@ -112,6 +112,8 @@ def is_step(name: str) -> bool:
 def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | None:
     """Check whether a config, as the user gave it, can be run in `workdir`, before anything is written.
 
+    With `resume`, it continues the run that the directory holds, if any.
+
     Returns:
         The run to resume, or None if the directory holds none.
 
@@ -159,10 +161,12 @@ def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
 
 
 def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
-    """Check what checkpoints record, by step: config.json and run.json may be damaged or lost.
+    """Check that checkpoints are of this experiment by what they record: config.json and run.json may be lost.
+
+    `metas` has their records by step, `data` the {"name", "fingerprint"} of the tokens.
 
     Raises:
-        UserError: if a checkpoint is not of this resolved config and this {"name", "fingerprint"} of the tokens.
+        UserError: if a checkpoint is of another resolved config or of other data.
     """
     for step, meta in metas.items():
         check_meta(meta, f"--resume: the checkpoint of step {step} in {workdir}")

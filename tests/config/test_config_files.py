@@ -1,5 +1,7 @@
 """The files in configs/: they have the sizes they claim, report missing data in one line, and train."""
 
+from runpy import run_path
+
 import numpy as np
 import pytest
 from running import ROOT, metrics_of, summary_of
@@ -68,3 +70,11 @@ def test_a_config_trains_on_other_data(name, command, tmp_path):
     assert all(np.isfinite(losses))
     # There is nothing to learn from random ids; on text the loss falls.
     assert name == "gpt2_124m" or losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_header_of_a_config_states_its_command_cost_and_result(name):
+    header = run_path(str(ROOT / "configs" / f"{name}.py"))["__doc__"]
+    assert f"    python -m lm.train --config configs/{name}.py\n" in header
+    assert "\nCost: " in header
+    assert "\nResult" in header

@@ -1,7 +1,6 @@
 """Opening a corpus: tokens, splits and fingerprints, and what happens to damaged or missing files."""
 
 import errno
-import functools
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ from lm.data import (
     sources,
     tokenizers,
 )
+from lm.data import tokens as tokens_module
 from lm.data.markov import LETTERS, MarkovChain
 from lm.errors import UserError
 
@@ -33,8 +33,13 @@ TEXT = "It was the best of times,\nit was the worst of times. " * 40
 @pytest.fixture
 def config(tmp_path):
     """Make a DataConfig of a text file of 2,120 characters, with config(**changes)."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    return functools.partial(DataConfig, source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+
+    def make(**changes):
+        return DataConfig(**{"source": f"text:{path}", "cache_dir": str(tmp_path / "cache")} | changes)
+
+    return make
 
 
 def quiet(config, **options):
@@ -256,3 +261,9 @@ def test_python_docs_is_cached_by_the_python_release(monkeypatch):
     assert sources.find_python_docs(DataConfig()).digest == before
     monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
     assert sources.find_python_docs(DataConfig()).digest != before
+
+
+def test_a_new_format_makes_new_cache_entries(config, monkeypatch):
+    before = quiet(config()).fingerprint
+    monkeypatch.setattr(tokens_module, "FORMAT", tokens_module.FORMAT + 1)
+    assert quiet(config()).fingerprint != before

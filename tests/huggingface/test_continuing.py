@@ -10,7 +10,7 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from huggingface_checkpoints import checkpoint
+from huggingface_checkpoints import EXPECTED, checkpoint
 from running import slow, summary_of
 
 import lm
@@ -68,6 +68,18 @@ def test_a_checkpoint_is_a_trained_model(model_dir):
     assert parameters.flat(run.params)["layers/attention/w_q_DHK"].shape == (2, 8, 2, 6)
     assert run.encode(f"ab{END_OF_TEXT}").tolist() == [0, 1, 9]  # on for imported models
     assert run.with_special_tokens(False).tokenizer.special_tokens == ()
+
+
+@pytest.mark.slow
+def test_the_logits_of_a_checkpoint_are_those_of_transformers(model_dir):
+    run, expected = lm.load(model_dir), EXPECTED["llama"]
+    np.testing.assert_allclose(run.logits(expected["ids"])[-1], expected["logits"], atol=1e-5)
+
+
+def test_a_checkpoint_without_tokenizer_has_logits_of_ids_only(tmp_path):
+    run = lm.load(checkpoint(tmp_path / "llama"))
+    with pytest.raises(UserError, match="this model has no tokenizer"):
+        run.generate("abc")
 
 
 def test_a_damaged_checkpoint_is_an_error_and_has_no_steps(model_dir):

@@ -58,6 +58,12 @@ def test_sliding_windows_equal_the_reference():
     assert_scores(scores, reference(CONFIG, PARAMS, IDS, 3))
 
 
+@pytest.mark.slow
+def test_bfloat16_agrees_to_its_precision(plain):
+    config = tiny(model={"n_layers": 1, "compute_dtype": "bfloat16"})
+    assert score_split(PARAMS, config, TEXT).loss.value == pytest.approx(plain.loss.value, rel=2e-2)
+
+
 def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logits(plain, monkeypatch):
     np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=3).sums, plain.sums, atol=1e-5)
     n_logits = 3 * len(IDS) // T * CONFIG.model.vocab_size  # 3 positions at a time

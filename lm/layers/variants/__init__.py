@@ -110,11 +110,14 @@ class Here:
     module: Any
 
     def last(self, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C); see `Past`."""
+        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
+
+        Vectors before the start of a document are 0. `name` is unique in the module.
+        """
         return self.context.past.last(self.module, name, x_BTC, n)
 
     def running_sum(self, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C); see `Past`."""
+        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name` as for `last`."""
         return self.context.past.running_sum(self.module, name, x_BTC)
 
 
