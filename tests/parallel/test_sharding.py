@@ -74,7 +74,7 @@ def composed(state: dict) -> dict:
     This is continuous where q is not: q has any sign, and amplifies rounding where two eigenvalues of l are close.
     """
     found = dict(state)
-    for name in (name for name in state if "/q_" in name):
+    for name in (name for name in state if "/q_left" in name or "/q_right" in name):
         q, l = (np.float64(state[key]) for key in (name, name.replace("/q_", "/")))
         n = math.isqrt(q[0].size)  # a square matrix of each layer
         q, l = q.reshape(-1, n, n), l.reshape(-1, n, n)
