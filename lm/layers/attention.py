@@ -84,8 +84,8 @@ def causal_attention(
         mask: which keys each query sees.
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
         scale: factor of the scores; None: 1 / sqrt(K).
-        bias_BSH: added to the scores of each key after the cap, or None. What a query adds to all of its scores changes
-            nothing without a sink, so this includes differences of sums up to key and query.
+        bias_BSH: added to the scores of each key after the cap, or None. It may be the part of the key in a difference
+            a_t - a_s: the part of query t is the same for all keys, so without a sink it does not change the softmax.
         sink_H: logits of one more key for each head, whose value is 0, or None.
         implementation: see `choose_implementation` of lm/kernels/fused_attention.py.
         tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after the softmax; its

@@ -58,7 +58,7 @@ class Sums(NamedTuple):
 
 
 def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0) -> Sums:
-    """Return the sums of weight * nll and of what else is minimized.
+    """Return the `Sums` over targets from all logits at once.
 
     Args:
         logits_BTV: (..., V), of any float dtype.

@@ -89,7 +89,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
         d_head: width of a head, or of the part of it that is rotated.
         theta: base of the wavelengths, which grow from 2 pi to almost 2 pi theta positions.
         scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
-        amplitude: yarn: factor of cos and sin, whose square is one of attention scores; None: 0.1 ln(factor) + 1.
+        amplitude: yarn: factor of cos and sin, which multiplies scores by its square; None: 0.1 ln(factor) + 1.
 
     Returns:
         Two float32 arrays (..., T, d_head / 2).

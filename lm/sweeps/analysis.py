@@ -108,7 +108,7 @@ class Claim:
 
     @property
     def is_general(self) -> bool:
-        """Return whether a mean has the same sign in all cells, and a prediction interval without 0."""
+        """Return whether a mean is significant, with the same sign in all cells and a prediction interval without 0."""
         low, high = self.prediction
         return self.cell == MEAN and self.is_significant and 0 in self.signs and not low <= 0 <= high
 

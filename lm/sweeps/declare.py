@@ -46,7 +46,8 @@ class Sweep:
         variants: by name, the config values that each variant changes. The value of a tuned key is the variant's own
             list, and that of `model.d_ff` may be `match_params`.
         baseline: the variant that the placebo changes.
-        comparisons: pairs (variant, against). p-values are corrected for their number. None: only sizes or texts.
+        comparisons: pairs (variant, against). p-values are corrected for their number. Only with sizes or texts there
+            may be none.
         learning_rates: the list from which each variant takes its best learning rate, in ascending order.
         tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
             (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.

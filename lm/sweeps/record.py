@@ -19,7 +19,7 @@ EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes",
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
-    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, as it is when it is read again.
+    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, in the types of JSON.
 
     For the start see `lm.workdir.provenance.describe_start`; it also has the devices.
     """

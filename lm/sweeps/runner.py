@@ -30,7 +30,7 @@ from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
 from lm.workdir.saved_run import newest_checkpoint
 
-MAX_DEATHS = 3  # a group of runs with so many counts as failed
+MAX_DEATHS = 3  # a group of runs in which so many processes died counts as failed
 
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
 

@@ -197,9 +197,9 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
 def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Variants whose runs cannot differ at one learning rate have equal fingerprints. Two without a common point may be
-    equal otherwise: then they compare learning rates. So may two with other lists of another key, and two arms in
-    different cells.
+    Variants with equal fingerprints have equal runs at the same learning rate. They are allowed if they compare values
+    of a tuned key: their lists have no value in common, or, for a key other than the rate, are not the same. Different
+    arms in different cells are allowed, too.
     """
     problems = []
     for a, b in itertools.combinations(fingerprints, 2):

@@ -1,6 +1,6 @@
 """Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last (nanochat, 2026).
 
-E has one row of values for each token. Each layer that has it has an own E and an own gate W (12, G). E starts with the
+E has one row of values for each token. Each of these layers has its own E and its own gate W (12, G). E starts with the
 standard deviation 1 / sqrt(D), as there (muP: that of the base width), and W at 0.
 """
 
