@@ -42,7 +42,8 @@ def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
 def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context) -> dict:
     """Apply n_layers blocks to the stream, inside a compact method of a Linen module.
 
-    A block is called as block(c, like)(stream, context, layer), and returns the same names, shapes and dtypes.
+    The stream has arrays (B, T, ...) by name. A block is called as block(c, like)(stream, context, layer), and returns
+    the same names, shapes and dtypes.
     """
     for first, period, n in groups(c):
         if n == 1:

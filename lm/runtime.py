@@ -63,9 +63,9 @@ def start_jax(
 
 
 def require_platform(platform: str | None) -> None:
-    """Raise UserError, with JAX's reason, unless JAX uses this platform (None: any). It would fall back to the CPU.
+    """Raise UserError, with JAX's reason, unless JAX uses this platform: "cpu", "gpu" or "tpu"; None: any.
 
-    Call it after `processes.connect` and before anything uses a device.
+    By default JAX falls back to the CPU. Call it after `processes.connect` and before anything uses a device.
     """
     import jax
 

@@ -100,7 +100,10 @@ def xla(q_BTHK, k_BSGK, v_BSGK, visible_BTS, *, scale):
 
 
 def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on NVIDIA GPUs over contiguous positions."""
+    """Return flash attention on NVIDIA GPUs over contiguous positions, with the scale of `Scoring` and nothing else.
+
+    For the arguments see `IMPLEMENTATIONS` of lm/layers/attention.py.
+    """
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BTGK, v_BTGK))
     segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
     segments = [a.reshape(q.shape[:2]) for a in segments]
@@ -116,7 +119,7 @@ def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
 
 
 def splash(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on TPUs over contiguous positions."""
+    """Return flash attention on TPUs over contiguous positions, without a bias or a sink; arguments as of `cudnn`."""
     q, k, v = (jnp.swapaxes(a.reshape(-1, *a.shape[-3:]), 1, 2) for a in (q_BTHK, k_BTGK, v_BTGK))
     segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
     attend = functools.partial(_splash_by_head, window=mask.window, softcap=scoring.softcap)

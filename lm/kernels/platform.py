@@ -50,7 +50,7 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 
 def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str | bool]:
-    """Return XLA's options of a training program; config.train.compiler_options adds or changes some.
+    """Return XLA's options of a training program; `changed`, config.train.compiler_options, adds or changes some.
 
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': 'true'}

@@ -30,7 +30,7 @@ def experiment_digest(config) -> str:
 def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[list[str], list[str]]:
     """Compare the dict of a run's config.json with a new Config.
 
-    The steps that the run has taken decide whether `train.steps` may differ; None: it may.
+    `steps_made`, the steps that the run has taken, decides whether `train.steps` may differ; None: it may.
 
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.

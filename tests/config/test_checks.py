@@ -8,7 +8,8 @@ from lm.config.values import show
 
 CONTRADICTIONS = [
     ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
-    ("model.d_model=2147483647 model.n_heads=3", "model.d_model: 2147483647 is not divisible by n_heads = 3; use n"),
+    ("model.d_model=2147483647 model.n_heads=3",
+     "model.d_model: 2147483647 is not divisible by n_heads = 3; use n_heads = 1"),
     ("model.d_model=250 model.n_heads=0", "model.n_heads: 0 is out of range"),  # no conflict with the default, 4
     ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
     ("model.d_model=12", "model.d_head: 3 is odd"),

@@ -199,8 +199,8 @@ def loss_weights(c: ResolvedModel, progress) -> dict:
 def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress) -> dict[str, tuple]:
     """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
 
-    `fields` are those of the batch, see lm/step.py; cross_entropy(targets, weights) returns the `Sums` of the model's
-    logits.
+    stream["x"] is (B, T, D). `fields` are those of the batch, see lm/step.py; cross_entropy(targets, weights) returns
+    the `Sums` of lm/layers/losses.py for the model's logits; for `progress` see `loss_weights`.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
     for idea in everywhere(c):
