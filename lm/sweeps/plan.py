@@ -272,7 +272,7 @@ def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterato
 
 
 def _unequal_lists(sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]) -> Iterator[str]:
-    """Yield the pairs that have not the same chances in tuning, and too few tuning seeds."""
+    """Yield the pairs that are tuned over different numbers of points, and a budget with too few tuning seeds."""
     for (a, b), cell in itertools.product(sweep.comparisons, sweep.cells):
         both = [variants[name].n_points for arm in (a, b) if (name := in_cell(arm, cell)) in variants]
         if len(both) == 2 and both[0] != both[1]:
