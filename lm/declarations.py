@@ -11,6 +11,8 @@ from flax import traverse_util
 
 from lm.config import ModelConfig
 
+KINDS = ("weight", "embedding", "norm", "bias", "scalar")
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -25,6 +27,9 @@ class Parameter:
         used: the fraction of its elements that the product of one token uses, less than 1 for experts.
         init, std: a key of parameters.DISTRIBUTIONS, and the factor of its draws (0: no factor).
         layers: the layers that are stacked along N, in this order; None: it belongs to no layer.
+
+    Raises:
+        ValueError: the axes do not fit the shape, `contract` or `batch`, or there is no such kind.
     """
 
     shape: tuple[int, ...]
@@ -36,6 +41,17 @@ class Parameter:
     init: str = "zeros"
     std: float = 0.0
     layers: Sequence[int] | None = None
+
+    def __post_init__(self):
+        if len(self.axes) != len(self.shape):
+            raise ValueError(f"Parameter: axes {self.axes!r} must have one letter for each length of {self.shape}")
+        if "N" in (self.axes if self.layers is None else self.axes[1:]):
+            raise ValueError(f"Parameter: axes {self.axes!r}: N is the axis of stacked layers; use another letter")
+        for name, letters in {"contract": self.contract, "batch": self.batch}.items():
+            if not set(letters) <= set(self.axes):
+                raise ValueError(f"Parameter: {name}={letters!r} is not in the axes {self.axes!r}; give {name}=...")
+        if self.kind not in KINDS:
+            raise ValueError(f"Parameter: there is no kind {self.kind!r}; use one of {', '.join(KINDS)}")
 
     @property
     def size(self) -> int:

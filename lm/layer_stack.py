@@ -44,11 +44,14 @@ def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context
 
     The stream has arrays (B, T, ...) by name. A block is called as block(c, like)(stream, context, layer), and returns
     the same names, shapes and dtypes.
+
+    Raises:
+        TypeError: it does not.
     """
     for first, period, n in groups(c):
         if n == 1:
             module = _rematerialize(block, c, static_layer=True)(c, first, name=f"layers_{first}")
-            stream = module(stream, context, first)
+            stream = _like(stream, module(stream, context, first))
         else:
             scan = nn.scan(
                 lambda module, stream, layer: (module(stream, context, layer), None),
@@ -73,8 +76,25 @@ class _Period(nn.Module):
     def __call__(self, stream, context, layer):
         block = _rematerialize(self.block, self.config, static_layer=False)
         for i in range(self.period):
-            stream = block(self.config, self.first + i, name=str(i))(stream, context, layer + i)
+            module = block(self.config, self.first + i, name=str(i))
+            stream = _like(stream, module(stream, context, layer + i))
         return stream
+
+
+def _like(before: dict, after: dict) -> dict:
+    """Return the stream after a block, whose arrays must be like those before it."""
+
+    def kinds(stream):
+        return {name: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for name, x in stream.items()}
+
+    old, new = kinds(before), kinds(after)
+    if differ := sorted(name for name in old | new if old.get(name) != new.get(name)):
+        name = differ[0]
+        raise TypeError(
+            f"a block turned {name!r} of the stream from {old.get(name)} into {new.get(name)}: ideas must return "
+            "arrays of the shape and dtype that they get (x.astype(...)), and start in `carry` what they add"
+        )
+    return after
 
 
 def _rematerialize(block, c, static_layer):

@@ -139,15 +139,14 @@ def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
     if c.qk_norm:
         for name, axes in zip("qk", QK_NORM_AXES[c.qk_norm_over], strict=True):
             table[f"{name}_scale_{axes}"] = gain({"K": (K,), "HK": (H, K), "GK": (G, K)}[axes], axes)
-    table |= of_layer(variants.declared(c, "attention"), layer)
-    return Table("the parameter table of attention", table)
+    return Table("the parameter table of attention", _joined(table, of_layer(variants.declared(c, "attention"), layer)))
 
 
 def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
     """Return the parameters of the feed-forward layer in a layer; None: in any layer."""
     table: dict[str, Parameter] = {}
     for kind, layers in variants.feed_forwards(c):
-        table |= {name: dataclasses.replace(p, layers=layers) for name, p in kind.table(c).items()}
+        table = _joined(table, {name: dataclasses.replace(p, layers=layers) for name, p in kind.table(c).items()})
     return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
 
 
@@ -162,7 +161,15 @@ def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
         if c.positions == "learned":
             shape = c.max_positions, c.d_model
             table["positions"] = Parameter(shape, "TD", "embedding", init="normal", std=embed_std)
-    return Table(f"the parameter table of the {module}", table | of_layer(variants.declared(c, module), layer))
+    table = _joined(table, of_layer(variants.declared(c, module), layer))
+    return Table(f"the parameter table of the {module}", table)
+
+
+def _joined(table: dict, more: dict) -> dict:
+    """Return both, which belong to one module. Raises ValueError if they have a name in common."""
+    if both := sorted(table.keys() & more.keys()):
+        raise ValueError(f"{both[0]} is declared twice in one module of lm/model.py; rename one")
+    return table | more
 
 
 def _with_prefix(prefix: str, table: Table) -> dict[str, Parameter]:

@@ -12,6 +12,7 @@ from running import slow
 from tiny import tiny, unstack_layers
 
 from lm import layer_stack
+from lm.declarations import Parameter
 from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
@@ -39,6 +40,22 @@ def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():
     assert steps(batch_size=100 * batch_size) == 1
     assert steps(batch_size=100 * batch_size, steps_per_dispatch=7) == 7
     assert steps(debug=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("declaration", "said"),
+    [
+        ({"shape": (4, 3, 2)}, "axes 'DC' must have one letter for each length"),
+        ({"contract": "F"}, r"contract='F' is not in the axes 'DC'; give contract="),
+        ({"batch": "E"}, "batch='E'"),
+        ({"axes": "NC", "contract": "N"}, "use another letter"),
+        ({"kind": "matrix"}, "no kind 'matrix'; use one of weight, embedding"),
+    ],
+)
+def test_a_declaration_that_consumers_would_misread_is_refused(declaration, said):
+    """Without weight decay nothing but the optimizer reads the kind; letters and lengths would be paired in silence."""
+    with pytest.raises(ValueError, match=said):
+        Parameter(**{"shape": (4, 3), "axes": "DC", "kind": "weight", "contract": "D"} | declaration)
 
 
 OTHERS = [

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import types
 
 import chex
 import jax
@@ -413,6 +414,59 @@ def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
     c = tiny(model={"d_ff": 20}).model  # of no other test, whose compiled programs would lack the idea
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (lambda o_BTHK, stream: (stream, o_BTHK.astype(jnp.float32)), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
+        (lambda o_BTHK, stream: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* None into .*`carry`"),
+    ],
+)
+def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(found, said, scan_layers, monkeypatch):
+    """A scan would refuse it, too, but unrolled layers would go on in float32 in silence."""
+
+    class Idea:
+        def apply(here, stream, o_BTHK, v_BTGK):
+            return found(o_BTHK, stream)
+
+    monkeypatch.setitem(variants.HEADS, "norm_bias", Idea)  # any key that is true
+    c = tiny(model={"compute_dtype": "bfloat16", "scan_layers": scan_layers}).model
+    with pytest.raises(TypeError, match=said):
+        jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "said"),
+    [
+        ("some", (0, -1), r"some_idea: layers \(0, -1\) must be ascending numbers from 0 to 1"),
+        ("some", (0, 7), "from 0 to 1"),
+        ("some", (1, 0), "ascending"),
+        ("w_k_DGK", (0, 1), "w_k_DGK is declared twice"),
+    ],
+)
+def test_layers_that_do_not_exist_and_names_of_other_parameters_are_refused(
+    name, layers, said, monkeypatch, fresh_tables
+):
+    idea = types.SimpleNamespace(
+        __name__="some_idea",
+        table=lambda c: {name: Parameter((), "", "scalar")},
+        layers=lambda c: layers,
+    )
+    monkeypatch.setitem(variants.VALUES, "norm_bias", idea)
+    fresh_tables()
+    with pytest.raises(ValueError, match=said):
+        parameters.parameter_table(tiny(model={"d_ff": 28}).model)
+
+
+def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
+    """The layers of the second kind would take the place of those of the first."""
+    first = types.SimpleNamespace(table=variants.glu.table, layers=lambda c: (0,), OTHERS="moe")
+    monkeypatch.setitem(variants.FEED_FORWARDS, "glu", first)
+    monkeypatch.setitem(variants.FEED_FORWARDS, "moe", variants.glu)
+    with pytest.raises(ValueError, match="w_down_FD is declared twice"):
+        parameters.ffn_table(tiny().model)
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ def key(
             key may change when a run is resumed, and is left out of the digest that identifies an experiment.
         whole: the values that need whole sequences on a device.
     """
+    if default == ():
+        raise ValueError(f"key: {doc!r} has the default (), but a tuple has at least one value; use None")
     if only:
         name, sign, values = re.split("(!?=)", only)
         only, names = (name, sign == "=", values.split(",")), values.replace(",", ", ")

@@ -78,7 +78,9 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]  # what a branch adds to the stream
     branches = [name if f"layers/0/{name}" in names(run) else name.replace("_post_norm", "") for name in branches]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
-    asked = [*residuals, *(f"layers/{i}/attention/weights" for i in layers)]
+    weights = {i: f"layers/{i}/attention/weights" for i in layers}
+    weights = {i: name for i, name in weights.items() if name in names(run)}  # a layer may have another mixer
+    asked = [*residuals, *weights.values()]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
     logits_TV, acts = capture(run, ids_T, asked)
     if not jnp.isfinite(logits_TV).all():
@@ -98,7 +100,7 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         losses_T=np.concatenate([[np.nan], -np.log(np.maximum(ranking.actual_T[:-1], 1e-38))]),
         next=ranking,
         lens=lens,
-        weights={i: np.asarray(acts[f"layers/{i}/attention/weights"], np.float32) for i in layers},
+        weights={i: np.asarray(acts[name], np.float32) for i, name in weights.items()},
         norms=norms,
     )
 

@@ -34,8 +34,8 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
                         ("layers"), the embeddings and the head
 
     Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each device's share of
-    the batch, without padding; a model without layers has neither. Gradients are those of the full batch, before
-    clipping.
+    the batch, without padding; a model without layers has neither. A model with a layer that does not call
+    `Past.attend` has no attention here. Gradients are those of the full batch, before clipping.
     """
     means, grads = gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
@@ -106,4 +106,7 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     _, sown = model.forward(params, c, fields["inputs"], past=past, tap=tap, mutable=["intermediates"])
     sown = jax.tree.map(lambda values: values[0], sown["intermediates"], is_leaf=lambda x: isinstance(x, tuple))
     layers = layer_stack.merge_layers(sown, c)["layers"]
-    return {"attention": layers.pop("attention"), "activations": layers}
+    attention = layers.pop("attention", {})
+    if any(len(values_N) < c.n_layers for values_N in attention.values()):
+        attention = {}  # a layer with another mixer: values without it would stand for other layers
+    return {"attention": attention, "activations": layers}

@@ -7,6 +7,7 @@ import pytest
 
 from lm.command_line.loading import load
 from lm.config import schema
+from lm.config.schema import key
 from lm.config.values import parse, path_argument, show
 
 WRONG = [
@@ -39,6 +40,11 @@ WRONG = [
     ("qqq=1", "there are name, notes, init_from, checkpoint, data"),
     ("wibble.steps=3", "there are checkpoint, data, eval, log, mesh, model, optimizer, train"),
 ]
+
+
+def test_a_key_whose_default_is_an_empty_tuple_is_refused_where_it_is_declared():
+    with pytest.raises(ValueError, match="use None"):
+        key((), "some ids")
 
 
 def test_a_wrong_value_is_reported_with_its_key_and_what_would_be_right(config_file, the_problem):

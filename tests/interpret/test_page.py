@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tiny import redrawn, tiny
 
+from lm import model
 from lm.data.hf_tokenizer import train_bpe
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer
 from lm.errors import UserError
@@ -167,6 +168,16 @@ def test_the_page_says_which_layers_are_left_out(run, measured):
     assert "Shown are" not in to_html(run, measured)
     some = dataclasses.replace(measured, weights={1: measured.weights[1]})
     assert "Shown are 1 of 2 layers;" in to_html(run, some)
+
+
+def test_a_layer_without_attention_has_no_maps(monkeypatch):
+    class Mixed(model.Attention):
+        def __call__(self, x_BTD, stream, context, layer):
+            return super().__call__(x_BTD, stream, context, layer) if self.like == 1 else (stream, x_BTD)
+
+    monkeypatch.setattr(model, "Attention", Mixed)
+    config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "d_ff": 20})  # of no other test
+    assert list(measure(TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER), TEXT).weights) == [1]
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(["naïve 日本 e\u0301"], 270)], ids=["byte", "bpe"])

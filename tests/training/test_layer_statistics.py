@@ -50,6 +50,21 @@ def test_attention_is_that_of_the_equations():
     np.testing.assert_allclose(found["layers/max_entropy"], [np.log([1, 2, 3, 3, 3, 3, 3, 3]).mean()], rtol=1e-6)
 
 
+@pytest.mark.parametrize("layers", [(1,), ()])
+def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
+    """A user's layer may have another mixer. The first value of the others would stand for layer 0."""
+
+    class Mixed(model.Attention):
+        def __call__(self, x_BTD, stream, context, layer):
+            return super().__call__(x_BTD, stream, context, layer) if self.like in layers else (stream, x_BTD)
+
+    monkeypatch.setattr(model, "Attention", Mixed)
+    config = tiny(model={"d_ff": 20 + len(layers)})  # of no other test, whose compiled programs would lack the mixer
+    found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
+    assert found["attention"] == {}
+    assert found["activations"]["layers/attention"].shape == (2,)
+
+
 @pytest.mark.slow
 def test_activations_are_those_of_the_residual_stream():
     """Without norms the last layer's output is the model's, and a layer without branches passes its input on."""

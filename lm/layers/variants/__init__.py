@@ -4,7 +4,7 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
 
     table(c) -> {name: Parameter}      its parameters in one layer. Names end in the letters of their axes and are
                                        unique in their module of lm/model.py
-    layers(c) -> range or tuple        the layers that have it; default: all
+    layers(c) -> range or tuple        the layers that have it, ascending; default: all
     carry(c, x_BTD) -> {name: array}   what it carries from layer to layer in the stream: the values before the first
                                        layer, given the embeddings x_BTD
     loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training
@@ -130,8 +130,15 @@ def active(c: ResolvedModel, module: str) -> Iterator[Any]:
 
 
 def layers_of(idea: Any, c: ResolvedModel):
-    """Return the layers that have an idea."""
-    return idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
+    """Return the layers that have an idea, a range or tuple. Raises ValueError if they are not ascending numbers."""
+    layers = idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
+    if list(layers) != [i for i in range(c.n_layers) if i in layers]:
+        raise ValueError(f"{_name(idea)}: layers {layers} must be ascending numbers from 0 to {c.n_layers - 1}")
+    return layers if isinstance(layers, range) else tuple(layers)
+
+
+def _name(idea: Any) -> str:
+    return getattr(idea, "__name__", str(idea))
 
 
 def at(site: dict, here: Here, stream: dict, value, *others):
@@ -153,7 +160,7 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     for idea in active(c, module):
         for name, p in (idea.table(c) if hasattr(idea, "table") else {}).items():
             if owners.setdefault(name, idea) is not idea:
-                raise ValueError(f"{idea.__name__} and {owners[name].__name__} both declare {name}; rename one")
+                raise ValueError(f"{_name(idea)} and {_name(owners[name])} both declare {name}; rename one")
             found[name] = p if module == "model" else dataclasses.replace(p, layers=layers_of(idea, c))
     return found
 
