@@ -96,6 +96,8 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
 def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
 
+    For the step see `lm.load`. The directory `output` must be new or empty.
+
     Raises:
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
             files.

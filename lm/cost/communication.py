@@ -96,7 +96,7 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
 def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Iterator[Transfer]:
     """Yield what a step sends (see lm/parallel/sharding.py), over `n_slices` slices of TPUs.
 
-    Scalars, gains and biases are left out.
+    The slices divide the replica axis. Scalars, gains and biases are left out.
     """
     in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
     for what, kind, axes, payload, times in (

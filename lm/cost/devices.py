@@ -129,9 +129,9 @@ def peak_flops(device_kind: str, dtype: str) -> float | None:
 
     Args:
         device_kind: `jax.devices()[0].device_kind`, matched exactly.
-        dtype: the dtype of the matrix products: "bfloat16" or "float32".
+        dtype: the dtype of the matrix products, "bfloat16" or "float32", or such a dtype of NumPy.
 
     >>> peak_flops("NVIDIA A100-SXM4-80GB", "bfloat16") / 1e12
     312.0
     """
-    return next((d.peak.get(dtype) for d in DEVICES.values() if d.kind == device_kind), None)
+    return next((d.peak.get(str(dtype)) for d in DEVICES.values() if d.kind == device_kind), None)

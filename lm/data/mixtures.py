@@ -120,7 +120,8 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
     """Divide the draws of a run into stretches with constant weights.
 
     A stretch ends where a stage of data.mixture_stages begins, or where a source has reached its data.max_epochs. From
-    there on, the other sources divide its draws by their weights.
+    there on, the other sources divide its draws by their weights. An epoch of source i has n_windows[i] windows, and a
+    step draws batch_size of them.
 
     Returns:
         The stretches, and the number of draws at which no source with a weight has windows left (or MAX_DRAWS).

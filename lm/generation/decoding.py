@@ -140,6 +140,8 @@ def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | N
 def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str, tuple]:
     """Return the programs that generate n_texts texts of the full context, with the shapes of their arguments.
 
+    `params` are the shapes and dtypes of the parameters.
+
     Returns:
         {"prefill" or "decode": (a jitted function, its arguments, its static arguments)}.
     """

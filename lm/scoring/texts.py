@@ -102,6 +102,8 @@ def score_text(
 ) -> TextResult:
     """Evaluate a model on an open text; `baselines` has the losses of other models on it, in nats per token.
 
+    For the stride and the batch size see `evaluate`.
+
     Raises:
         BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
     """

@@ -91,7 +91,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """As the value of model.d_ff: the width at which the number of parameters is nearest to that of a variant."""
+    """The value of model.d_ff at which the number of parameters is nearest to that of the variant `of`."""
 
     of: str
 
@@ -99,7 +99,9 @@ class Match:
         return f"params of {self.of!r}"
 
 
-match_params = Match  # the name in sweep files
+def match_params(variant: str) -> Match:
+    """Set model.d_ff to the width whose number of parameters is nearest to that of `variant`."""
+    return Match(variant)
 
 
 def in_cell(arm: str, cell: str) -> str:

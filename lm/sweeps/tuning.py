@@ -102,7 +102,7 @@ def vertex(values: Sequence[float], losses: Sequence[float], best: int) -> float
 class Choice(NamedTuple):
     """What the finished tuning runs of a variant say."""
 
-    missing: tuple[Point, ...] = ()  # the points that are still to be trained; until then the other fields are None
+    missing: tuple[Point, ...] = ()  # the points that are still to be trained; the rest is unset then
     best: Point | None = None  # of the grid
     point: Point | None = None  # where the final runs train
     at_edge: tuple[str, ...] = ()  # the keys whose best value is still at the edge of its list
@@ -153,7 +153,7 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
 def extended(key: str, values: tuple[float, ...], best: float) -> tuple[float, ...]:
     """Return a list with one more value beyond the edge at which its best value is, at the ratio of the step there.
 
-    A list whose next value the config does not allow is returned unchanged.
+    The values are positive and at least two. A list whose next value the config does not allow is returned unchanged.
 
     >>> extended(LEARNING_RATE, (0.001, 0.002, 0.008), 0.008)
     (0.001, 0.002, 0.008, 0.032)

@@ -122,7 +122,7 @@ MISTAKES = [
     ({"variants": TWO | {"b": {LEARNING_RATE: (0.0, 1.0)}}, **PAIR}, "config.optimizer.learning_rate: 0.0 is out"),
     ({"variants": TWO | {"b": {LEARNING_RATE: (1e-3, 2e-3)}}, **PAIR}, "'b' is tuned over 2 points and 'a' over 3"),
     ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
-    ({"variants": TWO | {"b": {"model.d_ff": match_params("b")}}, **PAIR}, "a variant that is itself matched"),
+    ({"variants": TWO | {"b": {"model.d_ff": match_params(variant="b")}}, **PAIR}, "a variant that is itself matched"),
     ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "config.model.d_model: Match(of='a') is"),
     ({"values": None}, "values: None must be dict["),
     ({"values": {"model.d_ff": match_params("mpl")}}, "variant 'mlp': there is no variant 'mpl'; did you mean mlp?"),
