@@ -21,7 +21,7 @@ from lm.sweeps.report import format_p, to_csv
 from lm.sweeps.results import read_runs
 from lm.text_tables import markdown_table
 
-BASELINE = "SiLU"
+RELABELED = "relabeled"  # the placebo
 COLUMNS = ("phase", "variant", "learning_rate", "seed", "steps", "val_loss", "test_loss")
 BLOCK = 5  # pairs
 
@@ -30,7 +30,7 @@ BLOCK = 5  # pairs
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.placebo", description=__doc__.split("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)")
-    parser.add_argument("--add", metavar="WORKDIR", type=Path, help="a sweep of a placebo and SiLU at one rate")
+    parser.add_argument("--add", metavar="WORKDIR", type=Path, help="a sweep of a placebo and its baseline at one rate")
     parser.add_argument("--name", help="of the new file, without .csv")
     arguments = parser.parse_args(argv)
     if arguments.add:
@@ -53,8 +53,8 @@ def differences(path: Path) -> list[float]:
     """Return the placebo's loss minus the baseline's, for each seed that both finished."""
     losses = {True: {}, False: {}}
     for row in rows_of(path):
-        losses[row["variant"] == BASELINE][int(row["seed"])] = float(row["test_loss"])
-    return [losses[False][seed] - losses[True][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
+        losses[row["variant"] == RELABELED][int(row["seed"])] = float(row["test_loss"])
+    return [losses[True][seed] - losses[False][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
 
 
 def table(directory: Path) -> str:
