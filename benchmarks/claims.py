@@ -16,18 +16,16 @@ import numpy as np
 
 from benchmarks.page import fill, rows_of
 from lm.errors import with_exit_code
-from lm.files import read_json, write_text
+from lm.files import write_text
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, analyze
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO
 from lm.sweeps.figures import nats
 from lm.sweeps.report import format_p, read_page, to_csv, write_page
-from lm.sweeps.results import runs_from_csv
 from lm.text_tables import markdown_table
 
 RESULTS = Path("docs/results")
-FEED_FORWARD = "swiglu_vs_silu"  # its page has ten seeds, five of them in EARLIER
-EARLIER = "seeds_0_to_4.csv"
-TEXTS, SIZES = "swiglu_texts", "scale_swiglu"  # the other sweeps that compare SwiGLU and SiLU
+SIZES = "scale_swiglu"
+REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that compare SwiGLU and SiLU
 
 
 @with_exit_code
@@ -92,25 +90,19 @@ def _cells(row: dict) -> list[str]:
 
 
 def replication(directory: Path) -> str:
-    """Return SwiGLU − SiLU over ten seeds of one sweep, and over independent sweeps."""
-    page = directory / FEED_FORWARD
-    if not page.exists():
+    """Return SwiGLU − SiLU over the comparisons of several sweeps."""
+    found = []
+    for page in REPLICATIONS:
+        claims = read_page(directory / page).claims if (directory / page).exists() else []
+        found += [c.difference for c in claims if (c.variant, c.against) == ("SwiGLU", "SiLU") and c.cell != MEAN]
+    if len(found) < 2:
         return ""
-    record = read_json(page / "sweep.json")
-    seeds = {"seeds": range(5), "tuning_seeds": (1_000_000, 1_000_001)}  # of EARLIER
-    variants = {name: record["variants"][name] | seeds for name in ("SiLU", "SwiGLU")}
-    record |= {"variants": variants, "comparisons": [["SwiGLU", "SiLU"]], "placebos": []}
-    earlier = analyze(record, runs_from_csv(page / EARLIER)).claims[0]
-    present = next(c for c in read_page(page).claims if (c.variant, c.against) == ("SwiGLU", "SiLU"))
-    ten = statistics.estimate([*earlier.differences, *present.differences])
-    sweeps = [ten, *(c.difference for name in (TEXTS, SIZES) for c in read_page(directory / name).of_kind(CELL))]
-    over = statistics.estimate([sweep.mean for sweep in sweeps])
-    low, high = statistics.mean_over_cells(sweeps).prediction
+    over = statistics.estimate([difference.mean for difference in found])
+    low, high = statistics.mean_over_cells(found).prediction
     return (
-        f"SwiGLU − SiLU by replication: {_shown(ten)} over {ten.n} seeds of one sweep, five of them earlier ones "
-        f"([{EARLIER}]({FEED_FORWARD}/{EARLIER})); {_shown(over)} over {over.n} comparisons "
-        f"({', '.join(f'{sweep.mean:.3f}' for sweep in sweeps)}: that one, two texts with the same seeds, four sizes). "
-        f"A further one of this kind would find {low:.3f} to {high:.3f} (95 % prediction interval)."
+        f"SwiGLU − SiLU by replication: {_shown(over)} over {over.n} comparisons "
+        f"({', '.join(f'{difference.mean:.3f}' for difference in found)}: one sweep, two texts with the same seeds, "
+        f"four sizes). A further one of this kind would find {low:.3f} to {high:.3f} (95 % prediction interval)."
     )
 
 

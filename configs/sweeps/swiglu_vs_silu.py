@@ -6,9 +6,8 @@
 GLU has a sigmoid gate (Dauphin et al. 2017, arXiv:1612.08083). Shazeer 2020 (arXiv:2002.05202) finds that gates help,
 for an encoder-decoder 1,000 times this size.
 
-Result (docs/results/swiglu_vs_silu.md): SwiGLU ends 0.046 nats per token lower than SiLU, and 0.062 lower than GLU;
-ReLU, GELU and ReLU^2 end 0.027 to 0.035 lower than SiLU; GeGLU and GELU remain undecided.
-The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
+Result (docs/results/swiglu_vs_silu.md): SwiGLU ends 0.048 nats per token lower than SiLU, GeGLU 0.018 lower than GELU,
+and GLU 0.050 higher than SwiGLU; ReLU, GELU and ReLU^2 end 0.030 to 0.035 lower than SiLU.
 """
 
 from lm.sweeps import Sweep, match_params
