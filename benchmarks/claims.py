@@ -75,7 +75,7 @@ def summary(rows: list[dict]) -> str:
     about = (
         f"{len(compared)} claims on {len({row['page'] for row in compared})} pages: {len(listed)} are significant "
         f"after Holm's correction on their page, {n_all} of them also after the correction over all pages. "
-        f"{n_wrong} of the {len(placebos)} placebos of the pages are significant. [claims.csv](claims.csv) lists all."
+        f"Significant placebos: {n_wrong} of the {len(placebos)} on the pages. [claims.csv](claims.csv) lists all."
     )
     header = ["claim", "difference [95 % interval]", "p on its page", "p over all pages", "page"]
     listed.sort(key=lambda row: float(row["p_all_pages"]))

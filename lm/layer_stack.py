@@ -46,7 +46,7 @@ def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context
     the same names, shapes and dtypes.
 
     Raises:
-        TypeError: it does not.
+        TypeError: a block returns other names, shapes or dtypes.
     """
     for first, period, n in groups(c):
         if n == 1:
@@ -91,8 +91,8 @@ def _like(before: dict, after: dict) -> dict:
     if differ := sorted(name for name in old | new if old.get(name) != new.get(name)):
         name = differ[0]
         raise TypeError(
-            f"a block turned {name!r} of the stream from {old.get(name)} into {new.get(name)}: ideas must return "
-            "arrays of the shape and dtype that they get (x.astype(...)), and start in `carry` what they add"
+            f"a block turned {name!r} of the stream from {old.get(name, 'nothing')} into {new.get(name, 'nothing')}: "
+            "ideas return arrays of the shape and dtype that they get (x.astype(...)), and start in `carry` what they add"
         )
     return after
 

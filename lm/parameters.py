@@ -139,7 +139,8 @@ def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
     if c.qk_norm:
         for name, axes in zip("qk", QK_NORM_AXES[c.qk_norm_over], strict=True):
             table[f"{name}_scale_{axes}"] = gain({"K": (K,), "HK": (H, K), "GK": (G, K)}[axes], axes)
-    return Table("the parameter table of attention", _joined(table, of_layer(variants.declared(c, "attention"), layer)))
+    table = _joined(table, variants.declared(c, "attention"))
+    return Table("the parameter table of attention", of_layer(table, layer))
 
 
 def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:

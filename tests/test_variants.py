@@ -421,7 +421,7 @@ def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
     ("found", "said"),
     [
         (lambda o_BTHK, stream: (stream, o_BTHK.astype(jnp.float32)), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
-        (lambda o_BTHK, stream: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* None into .*`carry`"),
+        (lambda o_BTHK, stream: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* nothing into .*`carry`"),
     ],
 )
 def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(found, said, scan_layers, monkeypatch):

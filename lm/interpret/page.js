@@ -123,6 +123,7 @@ function showMap(layer, head, canvas) {
 }
 
 function showRow(t, s) {
+  if (!shown) return;  // no layer has attention
   const {layer, head} = shown, weights = data.ids.map((_, s) => weight(layer, head, t, s));
   const at = s === undefined ? weights.indexOf(Math.max(...weights)) : s;
   const what = s === undefined ? "reads most from" : "reads from";
@@ -155,4 +156,4 @@ labelAxes();
 select(n - 1);
 find("grid").parentElement.scrollLeft = 0;
 showCell(data.lens.at(-1), n - 1);
-showMap(data.attention[0], 0, find("maps").querySelector("canvas"));
+if (data.attention.length) showMap(data.attention[0], 0, find("maps").querySelector("canvas"));

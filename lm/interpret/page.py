@@ -64,7 +64,7 @@ NORMS = (
 
 
 def _attention_help(m: Measurements, n_layers: int) -> str:
-    left_out = f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others."
+    left_out = f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that have attention."
     return (
         "Each small map is a head. Its rows are the tokens that read, its columns the tokens that are read. The "
         "darker, the larger the weight (a row adds up to 1). A dark line along the diagonal means that the head reads "

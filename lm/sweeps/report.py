@@ -204,7 +204,8 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         figures={name: Markup(path) for name, path in drawn.items()},
         captions=OF_MANY if a.are_many else CAPTIONS,
         scope=_scope(a),
-        background=re.sub(r"(?m)^    python.*\n*", "", a.record["background"]).rstrip(),  # see "Reproduction"
+        # Commands are in "Reproduction"; a result in the sweep's file is that of an earlier page.
+        background=re.sub(r"(?m)^    python.*\n*|^Result \((?:.+\n?)+", "", a.record["background"]).rstrip(),
         reproduction=_reproduction(a),
         stuck=STUCK,
         verdicts={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}",

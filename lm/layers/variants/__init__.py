@@ -132,7 +132,8 @@ def active(c: ResolvedModel, module: str) -> Iterator[Any]:
 def layers_of(idea: Any, c: ResolvedModel):
     """Return the layers that have an idea, a range or tuple. Raises ValueError if they are not ascending numbers."""
     layers = idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
-    if list(layers) != [i for i in range(c.n_layers) if i in layers]:
+    ascending = layers.step > 0 if isinstance(layers, range) else list(layers) == sorted(set(layers))
+    if not ascending or (layers and not 0 <= layers[0] <= layers[-1] < c.n_layers):
         raise ValueError(f"{_name(idea)}: layers {layers} must be ascending numbers from 0 to {c.n_layers - 1}")
     return layers if isinstance(layers, range) else tuple(layers)
 
