@@ -92,7 +92,7 @@ def _like(before: dict, after: dict) -> dict:
         name = differ[0]
         raise TypeError(
             f"a block turned {name!r} of the stream from {old.get(name, 'nothing')} into {new.get(name, 'nothing')}: "
-            "ideas return arrays of the shape and dtype that they get (x.astype(...)), and start in `carry` what they add"
+            "ideas return arrays of the shape and dtype they get (x.astype(...)), and start what they add in `carry`"
         )
     return after
 

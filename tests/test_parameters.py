@@ -1,5 +1,6 @@
 """Parameters: exact counts of published models, and initial values that depend on (seed, path, layer) only."""
 
+import dataclasses
 import functools
 import math
 
@@ -11,8 +12,8 @@ import pytest
 from running import slow
 from tiny import tiny, unstack_layers
 
-from lm import layer_stack
-from lm.declarations import Parameter
+from lm import layer_stack, parameters
+from lm.declarations import Parameter, bias
 from lm.parameters import count, flat, init_params, parameter_table
 
 jit_init = jax.jit(init_params, static_argnums=0)
@@ -219,3 +220,10 @@ def test_initial_values_do_not_change_between_versions(init, path):
 def test_bfloat16_parameters_are_the_rounded_float32_ones():
     wide, narrow = initial(), initial(param_dtype="bfloat16")
     chex.assert_trees_all_equal(narrow, jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide))
+
+
+def test_attention_may_declare_a_parameter_for_some_layers(monkeypatch):
+    """As docs/changing-the-model.md says of a layer in place of attention."""
+    monkeypatch.setattr(parameters, "bias", lambda *args: dataclasses.replace(bias(*args), layers=(0,)))
+    c = tiny(model={"attn_bias": True}).model
+    assert ["b_q_HK" in parameters.attention_table(c, layer) for layer in (0, 1, None)] == [True, False, True]
