@@ -91,12 +91,11 @@ def _cells(row: dict) -> list[str]:
 
 def replication(directory: Path) -> str:
     """Return SwiGLU − SiLU over the comparisons of several sweeps."""
-    found = []
-    for page in REPLICATIONS:
-        claims = read_page(directory / page).claims if (directory / page).exists() else []
-        found += [c.difference for c in claims if (c.variant, c.against) == ("SwiGLU", "SiLU") and c.cell != MEAN]
-    if len(found) < 2:
+    pages = [directory / name for name in REPLICATIONS]
+    if not all(page.exists() for page in pages):
         return ""
+    claims = [claim for page in pages for claim in read_page(page).claims if claim.cell != MEAN]
+    found = [c.difference for c in claims if (c.variant, c.against) == ("SwiGLU", "SiLU")]
     over = statistics.estimate([difference.mean for difference in found])
     low, high = statistics.mean_over_cells(found).prediction
     return (

@@ -30,7 +30,7 @@ BLOCK = 5  # pairs
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.placebo", description=__doc__.split("\n")[0])
     parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)")
-    parser.add_argument("--add", metavar="WORKDIR", type=Path, help="a sweep of a baseline and a placebo, relabeled")
+    parser.add_argument("--add", metavar="WORKDIR", type=Path, help=f"a sweep of a baseline and {RELABELED!r}")
     parser.add_argument("--name", help="of the new file, without .csv")
     arguments = parser.parse_args(argv)
     if arguments.add:

@@ -162,8 +162,8 @@ def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
         if c.positions == "learned":
             shape = c.max_positions, c.d_model
             table["positions"] = Parameter(shape, "TD", "embedding", init="normal", std=embed_std)
-    table = _joined(table, of_layer(variants.declared(c, module), layer))
-    return Table(f"the parameter table of the {module}", table)
+    table = _joined(table, variants.declared(c, module))
+    return Table(f"the parameter table of the {module}", of_layer(table, layer))
 
 
 def _joined(table: dict, more: dict) -> dict:

@@ -75,11 +75,11 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         raise UserError(f"--prompt: {len(ids_T)} tokens; expected 1 to {limit}, {why}")
     n_pairs = len(ids_T) * (len(ids_T) + 1) // 2  # of a query and a key before it
     layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
+    known = names(run)
     branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]  # what a branch adds to the stream
-    branches = [name if f"layers/0/{name}" in names(run) else name.replace("_post_norm", "") for name in branches]
+    branches = [name if f"layers/0/{name}" in known else name.replace("_post_norm", "") for name in branches]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
-    weights = {i: f"layers/{i}/attention/weights" for i in layers}
-    weights = {i: name for i, name in weights.items() if name in names(run)}  # a layer may have another mixer
+    weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}  # of those with attention
     asked = [*residuals, *weights.values()]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
     logits_TV, acts = capture(run, ids_T, asked)
