@@ -103,9 +103,12 @@ class Ours:
     def losses(self, batches) -> list[float]:
         import jax
 
+        from lm.kernels.platform import compiler_options, target
         from lm.step import train_step
 
-        step, found = jax.jit(train_step, static_argnames="config", donate_argnames="state"), []
+        options = compiler_options(target(), self.loop.run.config.train.compiler_options) or None
+        step = jax.jit(train_step, static_argnames="config", donate_argnames="state", compiler_options=options)
+        found = []
         for tokens in batches:
             self.state, out = step(self.state, {"tokens": tokens}, self.loop.run.config)
             found.append(float(out["loss"]))

@@ -51,6 +51,12 @@ def test_a_run_is_never_overwritten(bench, train):
         assert {path: path.stat().st_mtime_ns for path in reference.rglob("*")} == before
 
 
+def test_options_that_the_compiler_does_not_know(train, tmp_path):
+    for option, expected in (("xla_absent=1", "xla_absent"), ("xla_cpu_enable_fast_math=yes", "'yes' is not a valid")):
+        code, output = train(tmp_path / "run", f"--config.train.compiler_options={option}")
+        assert (code, "config.train.compiler_options: " in output, expected in output) == (2, True, True)
+
+
 def test_mistakes_that_need_the_data(train, tmp_path):
     code, output = train(tmp_path / "run", "--config.data.source=text:absent.txt")
     assert code == 2

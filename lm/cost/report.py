@@ -61,7 +61,7 @@ def describe(e: Estimate) -> str:
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",
         *(["", "Options of the compiler"] if options else []),
-        *(f"  {name}={value}" for name, value in options.items()),
+        *(f"  {name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()),
     ]
     return "\n".join(lines)
 

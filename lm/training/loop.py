@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from lm.data import batches
+from lm.errors import UserError, first_line
 from lm.kernels import platform
 from lm.parallel import processes, sharding
 from lm.step import TrainState, ema_params, evaluated_params, train_steps
@@ -183,6 +184,8 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     Returns:
         The program (state, inputs, n_steps) -> (state, metrics), which donates its state; the compiled object (None
         with train.debug, which does not compile); and what `unused_parameters` says of it.
+
+    Raises UserError if XLA does not know an option of config.train.compiler_options.
     """
     config = run.config
     if config.train.debug:
@@ -192,5 +195,11 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     inputs = source.train(0, 1)  # only their shapes are used; a mixture may have no window beyond the last step
     traced = jitted.trace(state, source.resident, inputs, np.int32(1), config)
     options = platform.compiler_options(platform.target(), config.train.compiler_options) or None
-    compiled, unused = traced.lower().compile(options), unused_parameters(traced, state)
+    try:
+        compiled = traced.lower().compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if "compile option" in str(error) or "setting option" in str(error):  # unknown, or not of its type
+            raise UserError(f"config.train.compiler_options: {first_line(error)}") from None
+        raise
+    unused = unused_parameters(traced, state)
     return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled, unused

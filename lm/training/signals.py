@@ -40,9 +40,12 @@ class Signals:
             self._say("SIGTERM: saving, then stopping")
         return self.received is not None
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, _kind, error, _traceback) -> None:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
+        # Ctrl-C also ends the processes of the compiler, such as NVIDIA's ptxas.
+        if self.received and isinstance(error, jax.errors.JaxRuntimeError):
+            raise KeyboardInterrupt from error
 
     def _note(self, number, _frame) -> None:
         if self.received is not None:

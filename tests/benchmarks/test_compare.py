@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import compare, generation, gpu, page, shapes, startup, train_speed
+from benchmarks import compare, generation, page, shapes, startup, train_speed
 from benchmarks.calibration import __main__ as calibration
 from lm.errors import UserError
 
@@ -17,7 +17,7 @@ TABLES = {"train_speed": train_speed.table, "train_speed_16": train_speed.table,
 
 
 def test_examples_in_docstrings():
-    for module in (compare, shapes, gpu, calibration):
+    for module in (compare, shapes, calibration):
         failed, tried = doctest.testmod(module)
         assert (failed, tried > 0) == (0, True), module
 

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import jax
 import pytest
 
 from lm.training.signals import Signals
@@ -29,3 +30,16 @@ def test_a_process_under_nohup_ignores_sighup():
             assert not signals.to_stop()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_an_error_of_the_compiler_after_a_signal_is_an_interruption():
+    def fail(*signals):
+        with Signals(print):
+            for number in signals:
+                signal.raise_signal(number)
+            raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 2")
+
+    with pytest.raises(KeyboardInterrupt):
+        fail(signal.SIGINT)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        fail()
