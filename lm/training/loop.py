@@ -199,7 +199,8 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
         if "compile option" in str(error) or "setting option" in str(error):  # unknown, or not of its type
-            raise UserError(f"config.train.compiler_options: {first_line(error)}") from None
+            ours = "those that the config does not set are in lm/kernels/platform.py"
+            raise UserError(f"config.train.compiler_options: {first_line(error)}; {ours}") from None
         raise
     unused = unused_parameters(traced, state)
     return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled, unused
