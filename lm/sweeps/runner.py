@@ -82,12 +82,8 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
 
 
 def _runs_that_fit(variants: dict[str, Variant]) -> int:
-    """Return how many runs of any variant fit on a device; a variant that fails to compile will fail in training."""
-    found = []
-    for v in variants.values():
-        with contextlib.suppress(Exception):
-            found.append(runs_that_fit(v.run_config(v.first_point, 0), v.corpus))
-    return min(found, default=1)
+    """Return how many runs of any variant fit on a device."""
+    return min(runs_that_fit(v.run_config(v.first_point, 0)) for v in variants.values())
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:

@@ -21,7 +21,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from lm import parameters
-from lm.config import Resolved
+from lm.config import MESH_AXES, Resolved
+from lm.cost.memory import memory_per_device
 from lm.data import Corpus
 from lm.data.entropy_floor import check_loss
 from lm.kernels.platform import compiler_options, target
@@ -100,14 +101,12 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     def evaluate(params, resident, batch):
         return over_runs(lambda params: eval_step(params, resident, batch, program))(params)
 
+    options = compiler_options(target(), program.train.compiler_options) or None
+    all_steps = over_devices(steps, (runs, replicated, runs, runs, replicated))
     return Programs(
         jax.jit(over_devices(init, runs)),
-        jax.jit(
-            over_devices(steps, (runs, replicated, runs, runs, replicated)),
-            donate_argnums=0,
-            compiler_options=compiler_options(target(), program.train.compiler_options) or None,
-        ),
-        jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
+        jax.jit(all_steps, donate_argnums=0, compiler_options=options),
+        jax.jit(over_devices(evaluate, (runs, replicated, replicated)), compiler_options=options),
         NamedSharding(mesh, runs),
         NamedSharding(mesh, replicated),
     )
@@ -323,17 +322,10 @@ def group_by_program(configs: dict, size: int) -> list[list]:
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
 
 
-def runs_that_fit(config: Resolved, corpus: Corpus) -> int:
-    """Return how many runs to vectorize on each device: as many as fit in its memory, and one on a CPU."""
+def runs_that_fit(config: Resolved) -> int:
+    """Return how many runs to vectorize on each device: as many as `--plan` fits into its memory, and one on a CPU."""
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if limit is None:
         return 1
-    program, values = split_config(config)
-    source = BatchSource(corpus.split("train"), program)
-    state = jax.eval_shape(functools.partial(init_state, program), 0)
-    one_run = lambda state, inputs, own: train_steps(state, source.resident, inputs, 1, with_values(program, own))  # noqa: E731
-    memory = jax.jit(one_run).lower(state, source.train(0, 1), values).compile().memory_analysis()
-    assert memory
-    per_run = memory.temp_size_in_bytes + 2 * memory.output_size_in_bytes
-    return max(1, int(0.8 * limit / max(per_run, 1)))
+    return max(1, int(0.8 * limit / memory_per_device(config, device, dict.fromkeys(MESH_AXES, 1)).total))

@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 from tiny import tiny
 
+from lm.config import MESH_AXES
+from lm.cost.memory import memory_per_device
 from lm.data import Corpus, Split
 from lm.step import ema_params, eval_step, init_state, train_steps
 from lm.sweeps import cpu_memory
-from lm.sweeps.stacked import TRACED, StackedRuns, group_by_program, make_programs, split_config, with_values
+from lm.sweeps.stacked import (
+    TRACED,
+    StackedRuns,
+    group_by_program,
+    make_programs,
+    runs_that_fit,
+    split_config,
+    with_values,
+)
 from lm.training.batch_source import BatchSource
 
 N_STEPS = 10
@@ -60,6 +70,18 @@ def test_the_program_has_the_options_of_the_compiler():
     train = dataclasses.replace(config.train, compiler_options=("xla_no_such_option=1",))
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
         all_together([dataclasses.replace(config, train=train)])
+
+
+def test_as_many_runs_are_vectorized_as_the_plan_fits_into_the_memory(monkeypatch):
+    config = members("adamw")[0]
+    assert runs_that_fit(config) == 1, "on a CPU"
+    stats = {}
+    gpu = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    needed = memory_per_device(config, gpu, dict.fromkeys(MESH_AXES, 1)).total
+    for times, n in ((0.5, 1), (2.6, 2), (5.1, 4)):
+        stats["bytes_limit"] = times * needed
+        assert runs_that_fit(config) == n
 
 
 @pytest.mark.slow
