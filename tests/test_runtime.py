@@ -1,5 +1,7 @@
 """The platform of a run, and what happens after a compilation."""
 
+import os
+
 import jax
 import pytest
 
@@ -61,6 +63,17 @@ def test_settings_that_the_bits_of_a_run_depend_on_do_not_follow_the_environment
     finally:
         for name, value in runtime.PROMISED.items():
             jax.config.update(name, value)
+
+
+def test_on_gpus_xla_generates_no_kernels_of_products_unless_the_user_wants_them(monkeypatch):
+    own = "--xla_gpu_enable_triton_gemm=true"
+    for plugin, version, expected in ((True, "0.12.0.1", True), (True, "0.13.0", False), (None, "0.10.2", False)):
+        monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name, plugin=plugin: plugin)
+        monkeypatch.setattr(runtime.importlib.metadata, "version", lambda package, version=version: version)
+        monkeypatch.setenv("XLA_FLAGS", own)
+        for _ in range(2):
+            runtime.start_jax(retain_memory=False)
+        assert os.environ["XLA_FLAGS"].split() == runtime.QUICK_TO_COMPILE.split() * expected + [own]
 
 
 def test_jax_reports_compilations_by_the_name_that_is_expected(monkeypatch):

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import jax
 
 # XLA's options of training programs. On TPUs collectives then run at the same time as products (measured in compiled
-# programs, benchmarks/NOTES.md). On GPUs XLA does not generate kernels of products to time them beside those of the
-# library: on an H200 a model of 11 million parameters compiled in 22 s instead of 78, and trained as fast
-# (docs/performance.md).
+# programs, benchmarks/NOTES.md).
 OPTIONS = {
     "tpu": dict.fromkeys(
         (
@@ -24,8 +22,7 @@ OPTIONS = {
             "xla_enable_async_reduce_scatter_fusion",
         ),
         True,
-    ),
-    "gpu": dict.fromkeys(("xla_gpu_enable_triton_gemm", "xla_gpu_experimental_enable_fusion_autotuner"), False),
+    )
 }
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 

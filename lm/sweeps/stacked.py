@@ -101,12 +101,14 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     def evaluate(params, resident, batch):
         return over_runs(lambda params: eval_step(params, resident, batch, program))(params)
 
-    options = compiler_options(target(), program.train.compiler_options) or None
-    all_steps = over_devices(steps, (runs, replicated, runs, runs, replicated))
     return Programs(
         jax.jit(over_devices(init, runs)),
-        jax.jit(all_steps, donate_argnums=0, compiler_options=options),
-        jax.jit(over_devices(evaluate, (runs, replicated, replicated)), compiler_options=options),
+        jax.jit(
+            over_devices(steps, (runs, replicated, runs, runs, replicated)),
+            donate_argnums=0,
+            compiler_options=compiler_options(target(), program.train.compiler_options) or None,
+        ),
+        jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
         NamedSharding(mesh, runs),
         NamedSharding(mesh, replicated),
     )

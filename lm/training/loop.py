@@ -199,8 +199,7 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
         if "compile option" in str(error) or "setting option" in str(error):  # unknown, or not of its type
-            ours = "those that the config does not set are in lm/kernels/platform.py"
-            raise UserError(f"config.train.compiler_options: {first_line(error)}; {ours}") from None
+            raise UserError(f"config.train.compiler_options: {first_line(error)}") from None
         raise
     unused = unused_parameters(traced, state)
     return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled, unused

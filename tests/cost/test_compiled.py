@@ -120,9 +120,7 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
     text = describe(estimate(dataclasses.replace(CONFIG, train=train), "v5e", 8))
     for option in ("xla_enable_async_all_reduce=true", "xla_enable_async_all_gather=false", "xla_dump_to=here"):
         assert f"\n  {option}" in text
-    changed = compiler_options("gpu", ("xla_gpu_enable_triton_gemm=true",))
-    assert set(changed.values()) == {True, False}  # XLA:CPU and XLA:GPU refuse the texts "true" and "false"
-    assert changed.keys() == compiler_options("gpu").keys()
+    assert compiler_options("gpu", None) == {}
     ((key, message),) = checks.compiler_options(Config(train=TrainConfig(compiler_options=("xla_a", "b=c"))))
     assert key == "train.compiler_options"
     assert "'xla_a' is not NAME=VALUE" in message
@@ -224,8 +222,7 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     e = estimate(config, device, 8)
     c = compile_step(config, device, e.sizes, dump=str(tmp_path))
     assert c.aliased >= c.state
-    workspace = 2**25 if device == "h100" else 0  # of cuBLAS, which the plan leaves out
-    assert c.state <= c.peak <= 2 * e.memory.total + workspace
+    assert c.state <= c.peak <= 2 * e.memory.total
     assert any(tmp_path.rglob(compiled.PROGRAM.format("train_step")))
     assert c.buffers[0][0] <= c.peak
     for collective in (("all-gather", ("fsdp",)), ("all-reduce", ("tensor",))):
