@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from lm import parameters
 from lm.config import ResolvedModel, layer_windows
+from lm.layers import variants
 from lm.layers.linear import PRODUCT
 from lm.parallel import collectives
 
@@ -114,7 +115,9 @@ def groups(c: ResolvedModel) -> tuple[tuple[int, int, int], ...]:
     n, found, first = c.n_layers, [], 0
     if not c.scan_layers:
         return tuple((layer, 1, 1) for layer in range(n))
-    subsets = {p.layers for p in parameters.block_table(c).values() if p.layers is not None} - {range(n)}
+    subsets = {p.layers for p in parameters.block_table(c).values() if p.layers is not None}
+    subsets |= {variants.layers_of(idea, c) for module in ("block", "attention") for idea in variants.active(c, module)}
+    subsets -= {range(n)}
     if not subsets:
         return ((0, 1, n),)
     kinds = [tuple(layer in layers for layers in subsets) for layer in range(n)]

@@ -123,7 +123,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with its projections, QK-norm and rotation of queries and keys."""
+    """Causal self-attention, or a mixer in its place, with its projections, QK-norm and rotation."""
 
     config: ResolvedModel
     like: int
@@ -147,8 +147,11 @@ class Attention(nn.Module):
         options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
         stream, (q_BTHK, k_BTGK) = at(variants.QUERIES_KEYS, here, stream, (q_BTHK, k_BTGK))
         stream, v_BTGK = at(variants.VALUES, here, stream, v_BTGK)
-        stream, options = at(variants.SCORES, here, stream, options)
-        o_BTHK = context.past.attend(self, q_BTHK, k_BTGK, v_BTGK, context.window(layer), **options)
+        if (mixer := variants.mixer(c, self.like)) is None:
+            stream, options = at(variants.SCORES, here, stream, options)
+            o_BTHK = context.past.attend(self, q_BTHK, k_BTGK, v_BTGK, context.window(layer), **options)
+        else:
+            stream, o_BTHK = mixer.apply(here, stream, (q_BTHK, k_BTGK, v_BTGK))
         stream, o_BTHK = at(variants.HEADS, here, stream, o_BTHK, v_BTGK)
         o_BTHK = context.tap(self, "heads", o_BTHK)
         return stream, project(o_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)

@@ -1,4 +1,4 @@
-"""How a position sees earlier ones: attention, the last vectors, and running sums.
+"""How a position sees earlier ones: attention, the last vectors, running sums, and recurrences.
 
 All mixing of positions in the model passes through a `Past`. This one sees whole sequences. Generation replaces it by a
 cache (lm/generation/kv_cache.py); diagnostics and lm/interpret observe attention.
@@ -83,7 +83,7 @@ class Past:
         self._check_whole(name)
         if self.segments is None:
             return jnp.cumsum(x_BTC, axis=-2)
-        starts_BT = self.segments != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
+        starts_BT = self._starts()
 
         def add(earlier, later):
             (a, a_starts), (b, b_starts) = earlier, later
@@ -91,6 +91,58 @@ class Past:
 
         starts_BT1 = jnp.broadcast_to(starts_BT[..., None], x_BTC.shape)
         return jax.lax.associative_scan(add, (x_BTC, starts_BT1), axis=x_BTC.ndim - 2)[0]
+
+    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+        """Return the outputs (B, T, ...) of a recurrence over the positions of each document.
+
+        It runs over chunks of `size` positions, and in decoding of one.
+
+        Args:
+            module, name: as for `last`.
+            chunk: (state, inputs of C positions of one text, document_C) -> (next state, outputs of C positions), for
+                any C. Numbers in document_C ascend: positions with 0 continue the document of the state, those of
+                another number see each other only, and the next state is that of the last position. Inputs of 0 must
+                leave the state as it is, because they stand for padding.
+            state: the state before the first token of a document, a tree of arrays without B.
+            inputs: a tree of arrays (B, T, ...).
+            size: positions of a chunk.
+            n_batch: number of axes B.
+
+        >>> def total(state, x_C, document_C):
+        ...     same = jnp.tri(len(x_C), dtype=bool) & (document_C[:, None] == document_C)
+        ...     sum_C = jnp.where(document_C == 0, state, 0) + same @ x_C
+        ...     return sum_C[-1], sum_C
+        >>> x_BT, segments_BT = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]]), jnp.array([[1, 1, 1, 2, 2]])
+        >>> Past(segments=segments_BT).recurrence(None, "x", total, jnp.float32(0), x_BT, size=2)
+        Array([[ 1.,  3.,  7.,  8., 24.]], dtype=float32)
+        """
+        return self._recur(name, chunk, state, inputs, size, n_batch)[1]
+
+    def _recur(self, name: str, chunk, state, inputs, size: int, n_batch: int):
+        """Return the states (B, ...) after the last position, and the outputs."""
+        self._check_whole(name)
+        shape_BT = jax.tree.leaves(inputs)[0].shape[: n_batch + 1]
+        starts_BT = jnp.zeros(shape_BT, bool) if self.segments is None else self._starts()
+        T, size = shape_BT[-1], min(size, shape_BT[-1])
+
+        def of_chunk(state, here):
+            inputs, starts_C = here
+            return chunk(state, inputs, jnp.cumsum(starts_C))
+
+        def of_text(inputs_and_starts):
+            def chunks(x):
+                return jnp.pad(x, [(0, -T % size), *[(0, 0)] * (x.ndim - 1)]).reshape(-1, size, *x.shape[1:])
+
+            last, outputs = jax.lax.scan(of_chunk, state, jax.tree.map(chunks, inputs_and_starts))
+            return last, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:T], outputs)
+
+        for _ in range(n_batch):
+            of_text = jax.vmap(of_text)
+        return of_text((inputs, starts_BT))
+
+    def _starts(self):
+        """Return which tokens are of another document than the token before, bool (B, T)."""
+        return self.segments != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
 
     def _check_whole(self, name: str):
         if collectives.global_seq_len(1) > 1:
@@ -109,3 +161,8 @@ class OwnPosition(Past):
 
     def running_sum(self, module, name: str, x_BTC):
         return x_BTC
+
+    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+        shape_BT = jax.tree.leaves(inputs)[0].shape[: n_batch + 1]
+        documents = Past(segments=jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT))
+        return documents.recurrence(module, name, chunk, state, inputs, size, n_batch=n_batch)

@@ -302,11 +302,16 @@ def ideas(config: Config) -> Iterator[Problem]:
             yield f"model.{name} model.residual", text
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
+    for name in ("attn_sink", "attn_forget", "attn_differential", "attn_softcap", "attn_scale", "window_pattern"):
+        if m.gated_delta != "none" and getattr(m, name) != getattr(ModelConfig, name):
+            text = ", but layers of gated_delta have no attention scores; use one of both"
+            yield f"model.{name} model.gated_delta", text
     if m.parametrization == "mup":
         few = {"residual": m.residual in OTHER_STREAMS}  # have weights whose number of outputs need not grow
         if (rule := config.optimizer.name) not in ("adamw", "lion", "schedule_free"):
             few |= {"ffn": m.ffn == "moe", "attn_gate": m.attn_gate.startswith("head")}
             few |= {"attn_differential": m.attn_differential, "attn_forget": m.attn_forget}
+            few |= {"gated_delta": m.gated_delta != "none"}
         for name in (name for name, on in few.items() if on):
             text = f", but muP here has no rate of {rule} for weights with few outputs; use parametrization = standard"
             yield f"model.{name} model.parametrization optimizer.name", text

@@ -132,6 +132,8 @@ class ModelConfig:
     attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head")
     attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,))
     attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values")
+    gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
+        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"))
     value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
     value_residual: str = key("none", "add the values of the first layer to those of each layer: half of each, or a "
         "learned part from 0", choices=("none", "half", "learned"))

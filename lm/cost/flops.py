@@ -2,6 +2,7 @@
 
 from lm.config import ResolvedModel, layer_windows
 from lm.declarations import query_heads
+from lm.layers import variants
 from lm.parameters import parameter_table
 
 
@@ -30,7 +31,8 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
     """Count the floating-point operations of training on one token: forward and backward, without recomputation.
 
     6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each attended key
-    (queries x keys and weights x values, each 2 forward and 4 backward).
+    (queries x keys and weights x values, each 2 forward and 4 backward). A mixer in place of attention has 6 for each
+    of its `products`.
 
     Args:
         config: a resolved ResolvedModel.
@@ -39,8 +41,14 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
             Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
     width = query_heads(config) * config.d_head  # of all query heads together
-    keys = sum(width * (seq_len if full_square else mean_attended_keys(seq_len, w)) for w in layer_windows(config))
-    return 6 * matmul_params(config) + 12 * keys
+    mixers = [variants.mixer(config, layer) for layer in range(config.n_layers)]
+    keys = sum(
+        width * (seq_len if full_square else mean_attended_keys(seq_len, w))
+        for w, mixer in zip(layer_windows(config), mixers, strict=True)
+        if mixer is None
+    )
+    products = sum(mixer.products(config) for mixer in mixers if mixer)
+    return 6 * (matmul_params(config) + products) + 12 * keys
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:

@@ -253,8 +253,10 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
     """Return the implementation of attention that runs, and why."""
     m = config.model
     window_varies = m.scan_layers and len(set(layer_windows(m))) > 1
+    if not (attending := _attending_layers(m)):
+        return "none", "no layer has it"
     try:
-        return choose_implementation(
+        chosen, why = choose_implementation(
             m.attention,
             platform=device.platform,
             dtype=m.compute_dtype,
@@ -268,6 +270,12 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
+    n = len(attending)
+    return chosen, why if n == m.n_layers else f"{why}; in {n} of {m.n_layers} layers"
+
+
+def _attending_layers(m: ResolvedModel) -> list[int]:
+    return [layer for layer in range(m.n_layers) if variants.mixer(m, layer) is None]
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
@@ -277,9 +285,10 @@ def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) ->
     implementation, _ = attention_implementation(config, device, sizes)
     if implementation in ("cudnn", "splash"):
         return 0
+    attending = _attending_layers(config.model)
     if implementation != "chunked":
-        return n
+        return n * len(attending) / config.model.n_layers
     # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is known at compile time.
     size = chunk_size(n)
     keys = [(n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1) for w in windows]
-    return sum(keys) / len(keys)
+    return sum(keys[layer] for layer in attending) / len(keys)

@@ -173,8 +173,8 @@ def _check_positions(params: dict, c: ResolvedModel) -> None:
     one, other = (np.asarray(_alone(params, np.array([[first, 1, 2]]) % c.vocab_size, c=c)) for first in (0, 3))
     if not np.array_equal(one, other, equal_nan=True):
         raise UserError(
-            "config.model: positions see each other outside of attention, here.last and here.running_sum, so the model "
-            "has no cache to generate with; use one of these (docs/changing-the-model.md)"
+            "config.model: positions see each other outside of attention, here.last, here.running_sum and "
+            "here.recurrence, so the model has no cache to generate with; use one of these (docs/changing-the-model.md)"
         )
 
 

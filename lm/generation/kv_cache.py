@@ -10,7 +10,7 @@ t % S == s. In a layer with a window, S is at most the size of the window: the c
 replaces one outside of the window. All other layers have a slot for every time.
 
 `Prefill` and `Decode` replace the `Past` of the model and store the cache in the variables of its modules: keys and
-values, and what ideas keep of the last positions.
+values, and what ideas keep of earlier positions.
 """
 
 import math
@@ -78,6 +78,15 @@ class Prefill(Past):
         module.put_variable(COLLECTION, name, self._at_end(sum_BTC))
         return sum_BTC
 
+    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+        def kept(x_BT):  # padding must not change the state
+            is_token_BT = jnp.arange(x_BT.shape[1]) < self.lengths_B[:, None]
+            return jnp.where(is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0)
+
+        state_B, outputs_BT = self._recur(name, chunk, state, jax.tree.map(kept, inputs), size, n_batch)
+        module.put_variable(COLLECTION, name, state_B)
+        return outputs_BT
+
     def _at_end(self, x_BT):
         """Return the array at the last token of each prompt, with T = 1."""
         index = (self.lengths_B - 1).reshape(-1, *[1] * (x_BT.ndim - 1))
@@ -117,6 +126,12 @@ class Decode(Past):
         sum_B1C = module.get_variable(COLLECTION, name) + x_B1C
         module.put_variable(COLLECTION, name, sum_B1C)
         return sum_B1C
+
+    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+        state_B = module.get_variable(COLLECTION, name)
+        state_B, outputs_B1 = jax.vmap(chunk, in_axes=(0, 0, None))(state_B, inputs, jnp.zeros(1, jnp.int32))
+        module.put_variable(COLLECTION, name, state_B)
+        return outputs_B1
 
 
 def _cached(k_BTGK, v_BTGK, options: dict) -> dict:

@@ -82,6 +82,9 @@ def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_no
         ("v5e", {}, 4096, 0),  # nor does splash attention
         ("v5e", {"compute_dtype": "bfloat16"}, 64, 64),  # one chunk
         ("v5e", {"attn_sink": True}, 4096, (4096 + 256) / 2),  # chunked: flash attention has no sink
+        ("v5e", {"gated_delta": "all", "attention": "einsum"}, 4096, 0),
+        ("h100", {"gated_delta": "three_of_four", "n_layers": 8}, 4096, (4096 + 256) / 2 / 4),  # 2 of 8 layers
+        ("h100", {"gated_delta": "three_of_four", "n_layers": 8, "attention": "einsum"}, 4096, 4096 / 4),
     ],
 )
 def test_scores_per_query(device, model, seq_len, keys):

@@ -16,7 +16,13 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
 that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in the program. A site applies its
 ideas in the order of the dict. docs/changing-the-model.md shows one of them, tests/test_variants.py checks all.
 
-An idea that lets positions see each other calls `here.last` or `here.running_sum`, which own its cache for decoding.
+An idea of MIXERS also has
+
+    products(c)                        multiplications and additions of a token in one of its layers, beside those with
+                                       parameters
+
+An idea that lets positions see each other calls `here.last`, `here.running_sum` or `here.recurrence`, which own its
+cache for decoding.
 """
 
 import dataclasses
@@ -32,6 +38,7 @@ from lm.layers.variants import (
     differential_attention,
     exclusive_attention,
     forgetting_gate,
+    gated_delta,
     glu,
     hyper_connections,
     mlp,
@@ -60,6 +67,7 @@ VALUES: Site = {  # v_BTGK
     "value_residual": value_residual,
 }
 SCORES: Site = {"attn_sink": attention_sink, "attn_forget": forgetting_gate}  # options of attend: softcap, scale, ...
+MIXERS: Site = {"gated_delta": gated_delta}  # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of attention
 HEADS: Site = {  # o_BTHK, the output of the heads; and v_BTGK
     "attn_differential": differential_attention,
     "attn_exclusive": exclusive_attention,
@@ -82,7 +90,7 @@ FEED_FORWARDS = {"mlp": mlp, "glu": glu, "moe": moe}
 SITES = {
     "model": (EMBEDDING, LAST_HIDDEN, LOSSES),
     "block": (BLOCK_INPUT,),
-    "attention": (QUERIES_KEYS, VALUES, SCORES, HEADS),
+    "attention": (QUERIES_KEYS, VALUES, SCORES, MIXERS, HEADS),
 }
 OFF = (False, None, "none", 0)
 
@@ -120,6 +128,11 @@ class Here:
         """Return the sum over each position and all earlier ones of its document, (B, T, C). `name` as for `last`."""
         return self.context.past.running_sum(self.module, name, x_BTC)
 
+    def recurrence(self, name: str, chunk, state, inputs, size: int):
+        """Return the outputs (B, T, ...) of a recurrence over the positions of each document; see lm/past.py."""
+        n_batch = self.context.tokens_BT.ndim - 1
+        return self.context.past.recurrence(self.module, name, chunk, state, inputs, size, n_batch=n_batch)
+
 
 def active(c: ResolvedModel, module: str) -> Iterator[Any]:
     """Yield the ideas that are on, in one module of lm/model.py."""
@@ -148,6 +161,12 @@ def at(site: dict, here: Here, stream: dict, value, *others):
         if getattr(here.c, key) not in OFF and (here.like is None or here.like in layers_of(idea, here.c)):
             stream, value = idea.apply(here, stream, value, *others)
     return stream, value
+
+
+def mixer(c: ResolvedModel, layer: int) -> Any:
+    """Return the idea that takes the place of attention in a layer; None: attention."""
+    ideas = (idea for key, idea in MIXERS.items() if getattr(c, key) not in OFF)
+    return next((idea for idea in ideas if layer in layers_of(idea, c)), None)
 
 
 def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
