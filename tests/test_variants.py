@@ -131,7 +131,12 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3]] * B)
 
 
 def config_of(row: Row, **keys):
-    return tiny(model=BASE | row.keys | keys)
+    return tiny(model=BASE | smooth(row) | row.keys | keys)
+
+
+def smooth(row: Row) -> dict:
+    """Return keys against rounding, which the norm of a recurrence's near-zero outputs multiplies by norm_eps^-0.5."""
+    return {"norm_eps": 0.1} if "gated_delta" in row.keys else {}
 
 
 def with_many_tokens(row: Row):
@@ -367,9 +372,7 @@ def test_all_train_alike_on_8_devices(tmp_path):
     """Losses, gradients and updates on a mesh are those of one device."""
 
     def case(row, mesh):
-        # The norm of near-zero outputs, as of a recurrence's first positions, multiplies rounding by norm_eps**-0.5.
-        smooth = {"norm_eps": 0.1} if "gated_delta" in row.keys else {}
-        return {"mesh": mesh, "sections": {"model": BASE | row.keys | smooth | {"n_heads": 4}}}
+        return {"mesh": mesh, "sections": {"model": BASE | smooth(row) | row.keys | {"n_heads": 4}}}
 
     rows = list(VARIANTS.values())
     one = on_devices(tmp_path, 1, [case(row, None) for row in rows])[0]
