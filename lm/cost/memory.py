@@ -198,8 +198,11 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
         lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
     gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)  # keys and values
     # Weights in compute_dtype and scores in float32.
-    scores = (1 + 4 / _itemsizes(config)[1]) * heads * scores_per_query(config, device, sizes)
-    return layer_activations(config, sizes) + lanes + gathered + scores
+    float32 = 4 / _itemsizes(config)[1]
+    scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
+    mixers = filter(None, (variants.mixer(m, layer) for layer in range(m.n_layers)))
+    mixed = float32 * sum(mixer.activations(m) for mixer in mixers) / m.n_layers / sizes["tensor"]
+    return layer_activations(config, sizes) + lanes + gathered + scores + mixed
 
 
 def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:

@@ -212,11 +212,13 @@ CUDNN = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="n
         pytest.param("v5p", "einsum", marks=installed("v5p")),
         pytest.param("h100", "einsum", marks=installed("h100")),
         pytest.param("h100", "cudnn", marks=[installed("h100"), CUDNN]),
+        pytest.param("h100", "gated_delta", marks=installed("h100")),
     ],
 )
 def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     """The state is replaced in place, and what is sent over fsdp 4 and tensor 2 was planned."""
-    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, attention=attention))
+    mixing = {"gated_delta": "all"} if attention == "gated_delta" else {"attention": attention}
+    config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, **mixing))
     if attention == "cudnn":  # which reads the documents as a mask
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, packing="documents"))
     e = estimate(config, device, 8)

@@ -20,6 +20,7 @@ An idea of MIXERS also has
 
     products(c)                        multiplications and additions of a token in one of its layers, beside those with
                                        parameters
+    activations(c)                     float32 numbers of a token that one of its layers keeps for the backward pass
 
 An idea that lets positions see each other calls `here.last`, `here.running_sum` or `here.recurrence`, which own its
 cache for decoding.

@@ -38,6 +38,11 @@ def products(c):
     return c.n_heads * (c.d_head * (3 * c.d_head + 4 * CHUNK) + (CHUNK**2 - 1) / 3)
 
 
+def activations(c):
+    """Queries and keys before and after their norm, values, outputs before and after theirs, and a state per chunk."""
+    return c.n_heads * c.d_head * (7 + c.d_head / CHUNK)
+
+
 def apply(here, stream, qkv):
     c, p = here.c, here.p
     q_BTHK, k_BTHK, v_BTHK = (jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv)
@@ -47,6 +52,7 @@ def apply(here, stream, qkv):
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
     inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
     chunk_of_heads = jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1))
+    chunk_of_heads = jax.checkpoint(chunk_of_heads, prevent_cse=False)  # the backward pass keeps inputs and states only
     o_BTHK = here.recurrence("delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK)
     return stream, rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
 
