@@ -189,7 +189,7 @@ DISTRIBUTIONS = {
     "zeros": lambda key, shape: jnp.zeros(shape),
     "ones": lambda key, shape: jnp.ones(shape),
     # Mamba-2's: the logarithm of a rate in (1, 16), and x with softplus(x) log-uniform in (0.001, 0.1).
-    "log_uniform_1_16": lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)),
+    "log_of_uniform_1_16": lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)),
     "inverse_softplus_of_step": lambda key, shape: jnp.log(
         jnp.expm1(jnp.exp(jax.random.uniform(key, shape, minval=math.log(1e-3), maxval=math.log(0.1))))
     ),

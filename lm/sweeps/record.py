@@ -150,7 +150,8 @@ def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list
     keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
     harmless = {key for key, (_, field) in schema().items() if field.metadata["execution"] and key not in EVALUATED}
     for key in sorted(keys - harmless):
-        missing = schema()[key][1].default if key in EVALUATED else "absent"  # a key newer than the sweep
+        known = schema().get(key)  # a key that is newer than the sweep had its default
+        missing = json.loads(to_json(known[1].default)) if known else "absent"
         pairs[f"config.{key}"] = before.get(key, missing), after.get(key, missing)
     return [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]
 

@@ -200,6 +200,8 @@ class _Runner:
         try:
             self._train_group(missing)
         except Exception as error:
+            if self.signals.received:  # Ctrl-C also ends the compiler
+                return False
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
             self.failed.append(group)
@@ -228,7 +230,8 @@ class _Runner:
             if found is None:
                 return
         except Exception:
-            shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
+            if not self.signals.received:
+                shutil.rmtree(directory, ignore_errors=True)  # the checkpoint may be the cause
             raise
         process = self.record["starts"][-1]
         git = process["git"] or {"commit": "", "dirty": False}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 
+from lm.errors import first_line
 from lm.parallel import processes
 
 
@@ -44,7 +45,8 @@ class Signals:
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
         # Ctrl-C also ends the processes of the compiler, such as NVIDIA's ptxas.
-        if self.received and isinstance(error, jax.errors.JaxRuntimeError):
+        if self.received == signal.SIGINT and isinstance(error, jax.errors.JaxRuntimeError):
+            self._say(f"stopped by an error: {first_line(error)}")
             raise KeyboardInterrupt from error
 
     def _note(self, number, _frame) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 
-from lm.config import flatten
+from lm.config import Config, flatten
 from lm.files import to_json
 
 
@@ -35,10 +35,11 @@ def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[l
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.
     """
-    was = flatten(old, "config.")
+    defaults = {path: value for path, value, _ in _leaves(Config())}  # of keys that are newer than the run
+    was = defaults | flatten(old, "config.")
     differences: tuple[list[str], list[str]] = ([], [])
     for path, now, execution in _leaves(config):
-        before = was.pop(path, "absent")
+        before = was.pop(path)
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
     differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())

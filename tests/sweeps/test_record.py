@@ -66,6 +66,19 @@ def test_a_sweep_goes_on_with_the_same_probes_and_the_same_rule_for_spikes(tmp_p
             open_sweep(tmp_path / "s", changed)
 
 
+def test_a_key_that_is_newer_than_the_sweep_had_its_default(tmp_path, sweep):
+    glu = sweep["variants"]["glu"]
+    model = {key: value for key, value in glu["config"]["model"].items() if key != "qk_norm"}
+
+    def with_model(values):
+        return sweep | {"variants": sweep["variants"] | {"glu": glu | {"config": glu["config"] | {"model": values}}}}
+
+    open_sweep(tmp_path / "s", with_model(model))
+    open_sweep(tmp_path / "s", sweep)
+    with pytest.raises(UserError, match=r"variant 'glu': config\.model\.qk_norm: False -> True \(sweep -> now\)"):
+        open_sweep(tmp_path / "s", with_model(model | {"qk_norm": True}))
+
+
 def test_directories_that_hold_something_else_are_refused(tmp_path, sweep):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").write_text("")

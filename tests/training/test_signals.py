@@ -32,14 +32,18 @@ def test_a_process_under_nohup_ignores_sighup():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_an_error_of_the_compiler_after_a_signal_is_an_interruption():
+def test_an_error_of_the_compiler_after_ctrl_c_is_an_interruption():
+    lines = []
+
     def fail(*signals):
-        with Signals(print):
+        with Signals(lines.append):
             for number in signals:
                 signal.raise_signal(number)
             raise jax.errors.JaxRuntimeError("INTERNAL: ptxas exited with non-zero error code 2")
 
     with pytest.raises(KeyboardInterrupt):
         fail(signal.SIGINT)
-    with pytest.raises(jax.errors.JaxRuntimeError):
-        fail()
+    assert lines[-1] == "stopped by an error: JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 2"
+    for signals in ((), (signal.SIGTERM,)):
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            fail(*signals)

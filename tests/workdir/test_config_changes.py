@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tiny import with_keys
 
 from lm import files
-from lm.config import Config, OptimizerConfig, from_dict, to_dict
+from lm.config import Config, ModelConfig, OptimizerConfig, from_dict, to_dict
 from lm.layers import variants
 from lm.optimizers import learning_rate_schedule
 from lm.workdir import config_changes
@@ -72,12 +72,14 @@ def test_a_config_read_back_from_json_does_not_differ():
     assert config_changes.experiment_digest(from_dict(saved)) == config_changes.experiment_digest(config)
 
 
-def test_a_key_that_only_one_side_has_is_a_difference():
+def test_a_key_that_the_run_lacks_has_its_default_and_a_former_key_is_a_difference():
     saved = as_saved(Config())
     del saved["model"]["qk_norm"]
+    assert config_changes.compare_configs(saved, Config())[0] == []
     saved["model"]["former"] = 1
-    assert config_changes.compare_configs(saved, Config())[0] == [
-        "config.model.qk_norm: absent -> False (run -> now)",
+    changed = dataclasses.replace(Config(), model=ModelConfig(qk_norm=True))
+    assert config_changes.compare_configs(saved, changed)[0] == [
+        "config.model.qk_norm: False -> True (run -> now)",
         "config.model.former: 1 -> absent (run -> now)",
     ]
 

@@ -18,7 +18,7 @@ ideas in the order of the dict. docs/changing-the-model.md shows one of them, te
 
 An idea of MIXERS also has
 
-    products(c)                        multiplications and additions of a token in one of its layers, beside those with
+    products(c)                        multiplications and additions of a token in one of its layers, besides those of
                                        parameters
     activations(c)                     float32 numbers of a token that one of its layers keeps for the backward pass
 

@@ -3,6 +3,8 @@
 Queries and keys are those of attention, divided by their L2 norm. Each head and token has a decay and a strength of
 writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1); A and d start as in Mamba-2 (Yang et
 al. 2024, arXiv:2412.06464). Short convolutions are conv_keys and conv_values, and the gate after the norm is attn_gate.
+Unlike the paper's layer, this one has no convolution of queries and no SiLU after the convolutions, and its gate is a
+sigmoid.
 
 all            in every layer
 three_of_four  every fourth layer has softmax attention (Qwen3-Next; Kimi Linear, arXiv:2510.26692)
@@ -27,7 +29,7 @@ def table(c):
     return {
         "w_decay_DH": weight(c, (c.d_model, H), "DH"),
         "w_write_DH": weight(c, (c.d_model, H), "DH"),
-        "decay_log_H": Parameter((H,), "H", "scalar", init="log_uniform_1_16"),
+        "decay_log_H": Parameter((H,), "H", "scalar", init="log_of_uniform_1_16"),
         "decay_step_H": Parameter((H,), "H", "scalar", init="inverse_softplus_of_step"),
         "delta_scale_K": gain((K,), "K"),
     }
