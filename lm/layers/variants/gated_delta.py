@@ -87,10 +87,10 @@ def inverse(L_TS):
     Pairs of diagonal blocks are joined: [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]. This is as exact as
     substitution, which takes T steps one after the other, and is slow on all platforms for many small matrices.
 
-    >>> inverse(jnp.array([[9.0, 9, 9], [2, 9, 9], [0, 3, 9]]))
-    Array([[ 1.,  0.,  0.],
-           [-2.,  1.,  0.],
-           [ 6., -3.,  1.]], dtype=float32)
+    >>> inverse(jnp.array([[9.0, 9, 9], [2, 9, 9], [0, 3, 9]])).astype(int)
+    Array([[ 1,  0,  0],
+           [-2,  1,  0],
+           [ 6, -3,  1]], dtype=int32)
     """
     T, size = len(L_TS), 1
     n_rows = 1 << (T - 1).bit_length()
