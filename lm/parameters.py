@@ -222,6 +222,8 @@ def init_params(c: ResolvedModel, seed) -> dict:
 
 
 def _draw(key, p: Parameter):
+    if p.init not in DISTRIBUTIONS:
+        raise ValueError(f"Parameter: there is no init {p.init!r}; use one of {', '.join(DISTRIBUTIONS)}")
     # A large parameter is drawn in its own shape if there are several devices: the partitioner cannot shard a flat draw
     # along a later axis, so each device would hold all of it.
     sharded = p.size >= LARGE and jax.sharding.get_abstract_mesh().auto_axes

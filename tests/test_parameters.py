@@ -187,6 +187,11 @@ def test_embed_std_scales_the_initial_embeddings():
     np.testing.assert_allclose(initial(embed_std=0.5)["embedding"], 0.5 * initial()["embedding"], rtol=1e-6)
 
 
+def test_an_initializer_of_the_config_is_not_a_distribution():
+    with pytest.raises(ValueError, match="no init 'he'; use one of normal"):
+        parameters._draw(jax.random.key(0), Parameter((2,), "D", "bias", init="he"))
+
+
 def test_gains_start_at_one_and_biases_at_zero():
     values = initial(norm="layer", qk_norm=True, attn_bias=True, ffn_bias=True, head_bias=True, zero_init_residual=True)
     table = parameter_table(

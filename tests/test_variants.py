@@ -484,6 +484,15 @@ def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
         parameters.ffn_table(tiny().model)
 
 
+def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
+    """And the checks of configs know the keys of such ideas, and of those of its scores."""
+    assert tuple(variants.MIXERS) == checks.MIXERS
+    assert variants.SCORES.keys() <= {*checks.SCORES}
+    monkeypatch.setitem(variants.MIXERS, "norm_bias", types.SimpleNamespace(__name__="some_idea"))
+    with pytest.raises(ValueError, match="gated_delta and some_idea are both in place of attention in layer 1"):
+        variants.mixer(tiny(model={"gated_delta": "all"}).model, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "groups"),

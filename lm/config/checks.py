@@ -15,6 +15,8 @@ from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
 from lm.config.values import checked, close_match, divisors, show
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
+MIXERS = ("gated_delta",)  # keys of MIXERS in lm/layers/variants: layers without attention scores
+SCORES = ("attn_sink", "attn_forget", "attn_differential", "attn_softcap", "attn_scale", "window_pattern")
 OTHER_STREAMS = ("depth_attention", "hyper_connections")  # values of model.residual whose layers do not read one sum
 Problem = tuple[str, str]
 
@@ -302,10 +304,11 @@ def ideas(config: Config) -> Iterator[Problem]:
             yield f"model.{name} model.residual", text
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
-    for name in ("attn_sink", "attn_forget", "attn_differential", "attn_softcap", "attn_scale", "window_pattern"):
-        if m.gated_delta != "none" and getattr(m, name) != getattr(ModelConfig, name):
-            text = ", but layers of gated_delta have no attention scores; use one of both"
-            yield f"model.{name} model.gated_delta", text
+    mixers = [name for name in MIXERS if getattr(m, name) != getattr(ModelConfig, name)]
+    for name in SCORES:
+        if mixers and getattr(m, name) != getattr(ModelConfig, name):
+            text = f", but layers of {mixers[0]} have no attention scores; use one of both"
+            yield f"model.{name} model.{mixers[0]}", text
     if m.parametrization == "mup":
         few = {"residual": m.residual in OTHER_STREAMS}  # have weights whose number of outputs need not grow
         if (rule := config.optimizer.name) not in ("adamw", "lion", "schedule_free"):

@@ -165,9 +165,15 @@ def at(site: dict, here: Here, stream: dict, value, *others):
 
 
 def mixer(c: ResolvedModel, layer: int) -> Any:
-    """Return the idea that takes the place of attention in a layer; None: attention."""
-    ideas = (idea for key, idea in MIXERS.items() if getattr(c, key) not in OFF)
-    return next((idea for idea in ideas if layer in layers_of(idea, c)), None)
+    """Return the idea that takes the place of attention in a layer; None: attention.
+
+    Raises:
+        ValueError: two ideas take it.
+    """
+    ideas = [idea for key, idea in MIXERS.items() if getattr(c, key) not in OFF and layer in layers_of(idea, c)]
+    if len(ideas) > 1:
+        raise ValueError(f"{_name(ideas[0])} and {_name(ideas[1])} are both in place of attention in layer {layer}")
+    return ideas[0] if ideas else None
 
 
 def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
