@@ -170,10 +170,11 @@ class _Runner:
         configs = {key: self.variants[key[1]].run_config(*key[2:]) for key in keys}
         groups = group_by_program(configs, self.together * jax.device_count())
         began, n_trained, waited = time.monotonic(), 0, False
-        while todo := [group for group in groups if self._missing(group) and group not in self.failed]:
+        n_first = len(self._unfinished(groups))
+        while todo := self._unfinished(groups):
             n_before = n_trained + len(self.failed)
             todo.sort(key=lambda group: n_deaths(self._directory(self._missing(group))))
-            for place, group in enumerate(todo):
+            for group in todo:
                 with self._claim(_digest(group)) as claimed:
                     if self.signals.received:
                         return
@@ -181,7 +182,8 @@ class _Runner:
                     if not (claimed and missing):
                         continue
                     title = f"{group[0][0]} {groups.index(group) + 1}/{len(groups)}"
-                    seconds = (time.monotonic() - began) / max(n_trained, 1) * (len(todo) - place)
+                    n_left = len(self._unfinished(groups))  # other processes may train, too
+                    seconds = (time.monotonic() - began) / max(n_first - n_left, 1) * n_left
                     left = f", {duration(seconds)} left for all {group[0][0]} runs" if n_trained else ""
                     names = ", ".join(sorted({name for _, name, _, _ in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
@@ -248,6 +250,9 @@ class _Runner:
 
     def _missing(self, keys: list[Key]) -> list[Key]:
         return [key for key in keys if key not in self.runs]
+
+    def _unfinished(self, groups: list[list[Key]]) -> list[list[Key]]:
+        return [group for group in groups if self._missing(group) and group not in self.failed]
 
     def _reload(self) -> None:
         """Read what other processes have finished; a line that one is writing now is read the next time."""
