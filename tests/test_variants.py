@@ -489,7 +489,7 @@ def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     assert tuple(variants.MIXERS) == checks.MIXERS
     assert variants.SCORES.keys() <= {*checks.SCORES}
     monkeypatch.setitem(variants.MIXERS, "norm_bias", types.SimpleNamespace(__name__="some_idea"))
-    with pytest.raises(ValueError, match="gated_delta and some_idea take the place of attention in layer 1; use one"):
+    with pytest.raises(ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"):
         variants.mixer(tiny(model={"gated_delta": "all"}).model, 1)
 
 

@@ -172,7 +172,7 @@ def mixer(c: ResolvedModel, layer: int) -> Any:
     """
     ideas = [idea for key, idea in MIXERS.items() if getattr(c, key) not in OFF and layer in layers_of(idea, c)]
     if len(ideas) > 1:
-        raise ValueError(f"{_name(ideas[0])} and {_name(ideas[1])} take the place of attention in layer {layer}; use one")
+        raise ValueError(f"{_name(ideas[0])} and {_name(ideas[1])} replace attention in layer {layer}; use one")
     return ideas[0] if ideas else None
 
 
