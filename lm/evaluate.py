@@ -27,7 +27,7 @@ that many come before it. docs/evaluation.md explains all numbers.
 exit codes: 0 finished; 1 a file cannot be read or written at the moment; 2 invalid arguments; 3 a loss below the
 entropy of synthetic text; 130 Ctrl-C.
 """
-MAX_BYTES = 120  # of the names of the split and of the texts, in the name of a file
+MAX_BYTES = 120  # of the sources, in the name of a file
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -103,22 +103,21 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
         print(*report.footnotes(results), sep="\n")
         print("\nloss by tokens of context, consecutive windows\n")
         print(report.context_table(results))
-    names = report.short_names(results) if a.data else []
-    path = output / file_name(run.step, a.split, names, seq_len=a.seq_len, stride=a.stride)
+    path = output / file_name(run.step, a.split, a.data or [], seq_len=a.seq_len, stride=a.stride)
     write_text(path, to_json(record, indent=2) + "\n")
     print_line(f"written: {path}")
 
 
-def file_name(step: int | str, split: str, texts: list[str], **windows: int | None) -> str:
+def file_name(step: int | str, split: str, sources: list[str], **windows: int | None) -> str:
     """Return the name of the file of an evaluation.
 
-    >>> file_name(600, "test", ["novel.txt"], seq_len=None, stride=64)
-    'step_600_test_novel_txt_stride_64.json'
+    >>> file_name(600, "test", ["text:novel.txt"], seq_len=None, stride=64)
+    'step_600_test_text_novel_txt_stride_64.json'
     """
-    names = "_".join(re.sub(r"[^\w+-]+", "_", part).strip("_") for part in [split, *texts])
-    names = names.encode()[:MAX_BYTES].decode(errors="ignore")
+    names = "_".join(re.sub(r"[^\w+-]+", "_", source).strip("_") for source in sources)
+    names = names.encode()[-MAX_BYTES:].decode(errors="ignore")  # the ends of paths tell them apart
     numbers = [f"{name}_{value}" for name, value in windows.items() if value is not None]
-    return "_".join([f"step_{step}", names, *numbers]) + ".json"
+    return "_".join(filter(None, [f"step_{step}", split, names, *numbers])) + ".json"
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(benc
     texts = f"--data=text:{bench.text}", "--data=text:other.txt"
     arguments = f"--workdir={bench.reference()}", "--step=latest", "--output=results", "--stride=4"
     assert command(main, *arguments, *texts)[0] == 0
-    record = json.loads((tmp_path / "results/step_12_test_text_txt_other_txt_stride_4.json").read_text())
+    (written,) = (tmp_path / "results").glob("step_12_test_*_text_other_txt_stride_4.json")
+    record = json.loads(written.read_text())
     assert (record["step"], record["seq_len"]) == (12, 16)
     text, other = record["texts"]
     assert (text["name"], other["name"]) == ("text.txt", "other.txt")
@@ -85,6 +86,10 @@ def test_tables_and_json(bench, tmp_path, capsys):
     assert float(value) == pytest.approx(plain["loss"], abs=5e-3)
     assert float(error) == pytest.approx(plain["loss_error"], rel=0.1)
     assert f"written: {tmp_path}" in err
+
+
+def test_each_text_and_stride_has_its_own_file():
+    assert len({file_name(7, "test", [f"text:{name}.txt"]) for name in ("a/novel", "b/novel", "b" * 300 + "c")}) == 3
 
 
 def test_long_names_of_texts_leave_room_for_the_numbers():
