@@ -10,6 +10,7 @@ import optax
 
 from lm import parameters
 from lm.config import OptimizerConfig
+from lm.errors import UserError
 from lm.update_rules.matrices import for_matrices
 from lm.update_rules.muon import MUON
 from lm.update_rules.muon_hyperball import MUON_HYPERBALL
@@ -136,6 +137,7 @@ WIDTH_SCALES = {
     "soap": _no_width_scales,  # lm/config/checks.py refuses it
 }
 WIDTHS = set("DHGKF")  # axes that grow with the width
+FEATURES = set("DKF")  # those of them that count features, not heads
 
 
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
@@ -143,14 +145,23 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 
     Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Matrices that a
     rule leaves to Adam have Adam's factor. `factor` is parameters.width_factor of the model.
-    """
-    rule = MATRIX_RULES.get(o.name)
 
-    def scale(p) -> float:
-        hidden, others = WIDTH_SCALES["adamw" if rule and not rule.takes(p) else o.name](factor)
+    Raises:
+        UserError: the rule has no rate for a weight whose outputs are one for each head or expert, or fewer: only
+            Adam's rates are the same for hidden weights and for those with few outputs.
+    """
+    rule, adam = MATRIX_RULES.get(o.name), WIDTH_SCALES["adamw"](factor)
+
+    def scale(path, p) -> float:
+        hidden, others = adam if rule and not rule.takes(p) else WIDTH_SCALES[o.name](factor)
+        if p.hidden and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
+            raise UserError(
+                f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for {path}, which has few "
+                "outputs; use adamw, or --config.model.parametrization=standard"
+            )
         return hidden if p.hidden else others if WIDTHS & {*p.axes} else 1.0
 
-    return parameters.nest({path: scale(p) for path, p in table.items()})
+    return parameters.nest({path: scale(path, p) for path, p in table.items()})
 
 
 def make_optimizer(
