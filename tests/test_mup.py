@@ -10,6 +10,7 @@ from tiny import state_of, tiny
 
 from lm import model, parameters
 from lm.config import OptimizerConfig
+from lm.errors import UserError
 from lm.optimizers import width_scales
 from lm.step import train_step
 
@@ -57,6 +58,25 @@ def test_learning_rates_follow_the_table():
     zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
     scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
     assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (0.25, 1.0)  # Adam updates the first
+
+
+@pytest.mark.parametrize(
+    ("idea", "path"),
+    [
+        ({"attn_gate": "head"}, "attention/w_gate_DH"),
+        ({"attn_differential": True}, "attention/w_lambda_DH"),
+        ({"attn_forget": True, "positions": "none"}, "attention/w_forget_DH"),
+        ({"gated_delta": "all"}, "attention/w_decay_DH"),
+        ({"ffn": "moe", "n_experts": 4}, "ffn/w_router_DE"),
+    ],
+)
+def test_weights_with_few_outputs_have_adams_rate_only(idea, path):
+    table = parameters.parameter_table(wide(4, **idea, **MUP).model)
+    for name in ("adamw", "lion", "schedule_free"):
+        assert parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))[f"layers/{path}"] == 0.25
+    for name in ("sgd", "muon", "normuon", "muonh"):
+        with pytest.raises(UserError, match=rf"no rate of {name} for layers/{path}, which has few outputs"):
+            width_scales(OptimizerConfig(name=name), table, 4.0)
 
 
 def moved(factor: int, rule: str = "adamw", tokens=TOKENS, **more) -> dict[str, float]:

@@ -309,15 +309,9 @@ def ideas(config: Config) -> Iterator[Problem]:
         if mixers and getattr(m, name) != getattr(ModelConfig, name):
             text = f", but layers of {mixers[0]} have no attention scores; use one of both"
             yield f"model.{name} model.{mixers[0]}", text
-    if m.parametrization == "mup":
-        few = {"residual": m.residual in OTHER_STREAMS}  # have weights whose number of outputs need not grow
-        if (rule := config.optimizer.name) not in ("adamw", "lion", "schedule_free"):
-            few |= {"ffn": m.ffn == "moe", "attn_gate": m.attn_gate.startswith("head")}
-            few |= {"attn_differential": m.attn_differential, "attn_forget": m.attn_forget}
-            few |= {"gated_delta": m.gated_delta != "none"}
-        for name in (name for name, on in few.items() if on):
-            text = f", but muP here has no rate of {rule} for weights with few outputs; use parametrization = standard"
-            yield f"model.{name} model.parametrization optimizer.name", text
+    if m.residual in OTHER_STREAMS and m.parametrization == "mup":
+        text = ", but muP here has no rate for weights of the streams; use parametrization = standard"
+        yield "model.residual model.parametrization", text
     whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
     if whole and config.mesh.sequence not in (0, 1):
         yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"

@@ -17,6 +17,7 @@ from lm.files import to_json
 from lm.generation.text import known_prompt
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
+from lm.step import optimizer
 from lm.text_tables import table
 
 
@@ -81,6 +82,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     device: Any = jax.local_devices()[0]
     try:
         attention_implementation(resolved, device, dict.fromkeys(MESH_AXES, 1))
+        optimizer(resolved)  # has no rate under muP for some weights
     except UserError as error:
         problems += error.problems
     if problems:
