@@ -23,22 +23,13 @@ Bytes = defaultdict[tuple[str, tuple[str, ...]], float]  # that each device send
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One purpose of communication: `times` collectives per step.
+    """One purpose of communication: `times` collectives per step."""
 
-    Attributes:
-        what: what is sent.
-        kind: the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all".
-        axes: the mesh axes that take part; "slices" for one device of each TPU slice.
-        n: devices that take part.
-        payload: bytes of the full array that a device starts or ends with, whichever is larger.
-        times: number of times that the payload is sent per step.
-    """
-
-    what: str
-    kind: str
-    axes: tuple[str, ...]
-    n: int
-    payload: float
+    what: str  # what is sent
+    kind: str  # the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
+    axes: tuple[str, ...]  # the mesh axes that take part; "slices" for one device of each TPU slice
+    n: int  # devices that take part
+    payload: float  # bytes of the full array that a device starts or ends with, whichever is larger
     times: int
 
     @property

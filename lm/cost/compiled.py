@@ -69,26 +69,16 @@ device_description_str: "{kind}"
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says about a program.
+    """What the compiler says about a program. Bytes are those of one device."""
 
-    Attributes:
-        peak: bytes per device by the assignment of buffers.
-        state, aliased: bytes per device of the train state (0 in other programs than training), and of the arguments
-            that are replaced in place.
-        buffers: the largest buffers, in bytes, and to what they belong.
-        sent, overlapped: per step: all, and what is sent at the same time as other operations.
-        compute: the compiler's estimate of the seconds of a step without communication and kernels; None: unknown.
-        seconds: that the compiler took.
-    """
-
-    peak: int
-    state: int
-    aliased: int
-    buffers: list[tuple[int, str]]
-    sent: Bytes
-    overlapped: Bytes
-    compute: float | None
-    seconds: float
+    peak: int  # bytes by the assignment of buffers
+    state: int  # bytes of the train state; 0 in other programs than training
+    aliased: int  # bytes of the arguments that are replaced in place
+    buffers: list[tuple[int, str]]  # the largest buffers, in bytes, and to what they belong
+    sent: Bytes  # per step
+    overlapped: Bytes  # per step: the part that is sent at the same time as other operations
+    compute: float | None  # its estimate of the seconds of a step without communication and kernels; None: unknown
+    seconds: float  # that the compiler took
 
 
 def compile_step(
@@ -98,13 +88,10 @@ def compile_step(
     """Compile a program of a config for a mesh of devices, which this machine need not have.
 
     Args:
-        config: a resolved config.
-        device_name: a name of lm.cost.devices.DEVICES.
-        sizes: the size of each mesh axis.
+        config, device_name, sizes, n_slices: see `lm.cost.estimate.Estimate`.
         dump: a directory for the compiler's texts; None: they are not kept.
         code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a tenth of the time,
             and `compute` is not known.
-        n_slices: the number of TPU slices that the devices are.
         program: a key of PROGRAMS. "prefill" and "decode" generate the texts of one batch of evaluation, with the
             context of training, on the first device.
 

@@ -23,25 +23,15 @@ OVERLAPPING = {"replica", "fsdp"}  # axes whose communication can run at the sam
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The estimated memory, communication and step time of a run on one mesh.
-
-    Attributes:
-        config: the resolved config.
-        device_name: a name of lm.cost.devices.DEVICES.
-        sizes: size of each mesh axis.
-        memory: bytes per device.
-        sent: the communication of a step.
-        seconds: per step.
-        n_slices: the number of TPU slices that the devices are.
-    """
+    """The estimated memory, communication and step time of a run on one mesh."""
 
     config: Resolved
-    device_name: str
-    sizes: dict[str, int]
-    memory: Memory
-    sent: tuple[Transfer, ...]
-    seconds: float
-    n_slices: int = 1
+    device_name: str  # a name of lm.cost.devices.DEVICES
+    sizes: dict[str, int]  # of each mesh axis
+    memory: Memory  # per device
+    sent: tuple[Transfer, ...]  # in a step
+    seconds: float  # per step
+    n_slices: int = 1  # the number of TPU slices that the devices form
 
     @property
     def device(self) -> Device:
@@ -73,13 +63,9 @@ class Estimate:
 
 
 def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> Estimate:
-    """Estimate memory, communication and step time with the mesh of the config.
+    """Estimate memory, communication and step time with the mesh of the config, for devices that need not exist here.
 
-    Args:
-        config: a resolved config.
-        device_name: a name of lm.cost.devices.DEVICES.
-        n_devices: the number of devices. They need not exist on this machine.
-        n_slices: the number of TPU slices that the devices form.
+    For the arguments see `Estimate`.
 
     Raises:
         UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in

@@ -27,18 +27,15 @@ def mean_attended_keys(seq_len: int, window: int) -> float:
     return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
-def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float:
+def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = False) -> float:
     """Count the floating-point operations of training on one token: forward and backward, without recomputation.
 
     6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each attended key
     (queries x keys and weights x values, each 2 forward and 4 backward). A mixer in place of attention has 6 for each
     of its `products`.
 
-    Args:
-        config: a resolved ResolvedModel.
-        seq_len: positions of a sequence.
-        full_square: count seq_len keys for every query instead of the keys that it sees. This is the convention of
-            Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
+    With `full_square`, count seq_len keys for every query instead of the keys that it sees. This is the convention of
+    Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
     width = query_heads(config) * config.d_head  # of all query heads together
     mixers = [variants.mixer(config, layer) for layer in range(config.n_layers)]
@@ -54,11 +51,8 @@ def flops_per_token(config, seq_len: int, *, full_square: bool = False) -> float
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:
     """Return model FLOPs utilization (Chowdhery et al. 2022), the needed over the possible FLOP/s, in [0, 1].
 
-    Args:
-        tokens_per_second: of all devices together.
-        flops_per_token: as from flops_per_token.
-        n_devices: number of devices.
-        peak: FLOP/s of one device, or None if it is not known; then the result is None.
+    `tokens_per_second` is that of all devices together, `peak` the FLOP/s of one device. If it is not known (None), so
+    is the result.
 
     >>> mfu(1000.0, 6e9, n_devices=2, peak=1e13)
     0.3

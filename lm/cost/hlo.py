@@ -25,23 +25,14 @@ _OVERLAPPED = re.compile(r"(chain_id|async_collective_name)=\"([^\"]*)\"")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One instruction that communicates.
+    """One instruction that communicates."""
 
-    Attributes:
-        kind: one of KINDS.
-        shapes: (dtype, shape) of each result on one device.
-        group: numbers of the devices of one group, in the order of the mesh; of TPU slices, if it is over slices.
-        times: how often one run of the program executes the instruction.
-        overlapped: whether other operations run at the same time.
-        over_slices: whether one device of each TPU slice takes part. XLA:TPU writes these as transfers of the host.
-    """
-
-    kind: str
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    group: tuple[int, ...]
-    times: int
-    overlapped: bool
-    over_slices: bool = False
+    kind: str  # one of KINDS
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each result on one device
+    group: tuple[int, ...]  # numbers of the devices of one group, in the order of the mesh; or of TPU slices
+    times: int  # how often one run of the program executes the instruction
+    overlapped: bool  # whether other operations run at the same time
+    over_slices: bool = False  # one device of each TPU slice takes part; XLA:TPU writes a transfer of the host
 
     @property
     def n(self) -> int:
@@ -129,14 +120,10 @@ def aliased_bytes(hlo: str) -> int:
 
 
 def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
-    """Return the sizes in bytes of the largest buffers in the device's memory, and to what they belong.
+    """Return the sizes in bytes of the n largest buffers in the device's memory, and to what they belong.
 
-    Buffers that share an address at different times count as one, the largest.
-
-    Args:
-        assignment: XLA's text of the assignment of buffers.
-        hlo: the program.
-        n: how many to return.
+    Buffers that share an address at different times count as one, the largest. `assignment` is XLA's text of the
+    assignment of buffers, and `hlo` the program.
     """
     owners = dict(re.findall(r'^ +(?:ROOT )?%?([\w.-]+) = .*?op_name="((?:[^"\\]|\\.)*)"', hlo, re.MULTILINE))
     found: dict[tuple[str, str], tuple[int, str]] = {}

@@ -30,24 +30,17 @@ class Memory:
 
     This is the loss or the backward pass of one layer. One follows the other, so that they need not fit together. On
     CPUs, where no compiler's figures were compared, their sum is counted.
-
-    Attributes:
-        parameters, optimizer: the train state.
-        gradients: of the layers, those of embeddings and head before they are scattered, and with several
-            micro-batches the float32 sum of all.
-        copies: see `_copies`.
-        activations: what config.model.remat keeps of all layers for the backward pass.
-        loss: the gathered head, and a chunk of logits with their gradient; 0 at the other moment.
-        layer: one layer's activations, gathered parameters and their gradients; 0 at the other moment.
     """
 
     parameters: float
-    optimizer: float
+    optimizer: float  # its state, and the EMA
+    # Of the layers, those of embeddings and head before they are scattered, and with several micro-batches the float32
+    # sum of all.
     gradients: float
-    copies: float
-    activations: float
-    loss: float
-    layer: float
+    copies: float  # see `_copies`
+    activations: float  # what config.model.remat keeps of all layers for the backward pass
+    loss: float  # the gathered head, and a chunk of logits with their gradient; 0 at the other moment
+    layer: float  # one layer's activations, gathered parameters and their gradients; 0 at the other moment
 
     @property
     def total(self) -> float:
