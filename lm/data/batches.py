@@ -29,12 +29,9 @@ from lm.data.permutation import hash_counters, permute
 
 
 def train_batch(split: Split, config: Config, step: int) -> dict:
-    """Return the whole batch of one training step.
+    """Return the whole batch of one training step; steps are numbered from 0.
 
-    Args:
-        split: the split's tokens.
-        config: reads train.{seed, batch_size, seq_len}, data.{order, shuffle, stride} and the keys of a mixture.
-        step: number of the step, from 0.
+    Of the config it reads train.{seed, batch_size, seq_len}, data.{order, shuffle, stride} and the keys of a mixture.
 
     Returns:
         {"tokens": int32 (B, T+1)}, and for a packed split {"segments": int32 (B, T+1)} with 0 for padding.
@@ -164,7 +161,6 @@ def eval_windows(split: Split, config: Config, batch: int, stride: int | None = 
     token is still predicted once, with at least T - S + 1 tokens of context wherever the text has that many.
 
     Args:
-        split: the split's tokens.
         config: reads train.seq_len and eval.batch_size (none: train.batch_size).
         batch: number of the batch, from 0.
         stride: S; None: T. Packed rows are windows of their own.

@@ -157,7 +157,6 @@ def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = 
     Its vocabulary includes all 256 bytes, so it is lossless for every string that UTF-8 can encode.
 
     Args:
-        documents: the texts to train on.
         vocab_size: at most this many ids; the last is END_OF_TEXT.
         special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the name.
     """

@@ -21,35 +21,21 @@ LARGEST_DENOMINATOR = 2**22  # of a share: its product with a number of draws fi
 
 
 class Part(NamedTuple):
-    """The tokens of one source within a split, one source after the other.
+    """The tokens of one source within a split, one source after the other."""
 
-    Attributes:
-        name: of the source; "" if the split has one source only.
-        start: index of its first token in the split.
-        n_tokens: number of its tokens.
-        weight: its weight in the mean loss of an evaluation; the weights add up to 1.
-        bytes_per_token: UTF-8 bytes of its text per token; None if unknown.
-    """
-
-    name: str
-    start: int
+    name: str  # of the source; "" if the split has one source only
+    start: int  # index of its first token in the split
     n_tokens: int
-    weight: float
-    bytes_per_token: float | None
+    weight: float  # in the mean loss of an evaluation; the weights add up to 1
+    bytes_per_token: float | None  # UTF-8 bytes of its text per token; None if unknown
 
 
 class Stretch(NamedTuple):
-    """Consecutive draws with the same weights.
+    """Consecutive draws with the same weights."""
 
-    Attributes:
-        first: number of its first draw.
-        before: for each source, how many draws before the stretch were of it.
-        shares: for each source, (numerator, denominator, phase) of its share of the draws that are not of a source
-            before it.
-    """
-
-    first: int
-    before: tuple[int, ...]
+    first: int  # number of its first draw
+    before: tuple[int, ...]  # for each source, how many draws before the stretch were of it
+    # For each source, (numerator, denominator, phase) of its share of the draws that are not of a source before it.
     shares: tuple[tuple[int, int, int], ...]
 
     def counts(self, n) -> list:

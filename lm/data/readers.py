@@ -34,23 +34,14 @@ BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into span
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records.
+    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records."""
 
-    Attributes:
-        kind: "text", "jsonl", "csv", "parquet", "arrow" or "tfds:SPLIT".
-        path: the file or URL, or the prepared TFDS directory.
-        start: first byte, row group or record.
-        end: the one after the last.
-        split: the split of all documents; "" if each document is assigned to a split.
-        size: bytes that are read, about; 0 if unknown.
-    """
-
-    kind: str
-    path: str
-    start: int
-    end: int
-    split: str = ""
-    size: int = 0
+    kind: str  # "text", "jsonl", "csv", "parquet", "arrow" or "tfds:SPLIT"
+    path: str  # the file or URL, or the prepared TFDS directory
+    start: int  # first byte, row group or record
+    end: int  # the one after the last
+    split: str = ""  # of all its documents; "" if each document is assigned to a split
+    size: int = 0  # bytes that are read, about; 0 if unknown
 
     def __str__(self) -> str:
         return f"{self.path}, from {self.start:,}" if self.start else self.path

@@ -36,7 +36,7 @@ FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
 
 
-def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable[[str], None] = print) -> None:
+def write_shards(o: argparse.Namespace, commit: str | None) -> None:
     """Tokenize the input into shards, and resume where an interrupted call stopped.
 
     `o` are the arguments of `lm.data.prepare`, and `commit` is that of this code, for the manifest; None if unknown.
@@ -44,7 +44,7 @@ def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable
     file cannot be read or written at the moment.
     """
     unit_bytes = int(o.unit_mb * 2**20)
-    files, spans = find_spans(o.input, unit_bytes, o.field, say)
+    files, spans = find_spans(o.input, unit_bytes, o.field)
     units = join_spans(spans, unit_bytes)
     if not units:
         raise UserError(f"--input: {o.input!r} contains no text")
@@ -58,9 +58,9 @@ def write_shards(o: argparse.Namespace, commit: str | None = None, say: Callable
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
             partial.unlink()
         manifest = _open_manifest(o, files, len(units)) | {"commit": commit}
-        _prepare_tokenizer(o, units, manifest, say)
-        _write_missing(o, units, manifest, say)
-    _report(o, {span.split for span in spans}, manifest, say)
+        _prepare_tokenizer(o, units, manifest)
+        _write_missing(o, units, manifest)
+    _report(o, {span.split for span in spans}, manifest)
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
@@ -114,17 +114,17 @@ def _save(o: argparse.Namespace, manifest: dict) -> None:
     write_text(o.output / MANIFEST, to_json(manifest, indent=1) + "\n")
 
 
-def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest: dict, say) -> None:
+def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest: dict) -> None:
     """Load or train the tokenizer, save it as the output's tokenizer.json, and record it."""
     kind, _, size = o.tokenizer.partition(":")
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
     _save(o, manifest)  # the mark of the directory
     if kind != "bpe" or recorded:
-        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say)
+        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, print)
     else:
         train = [found for unit in units if (found := [span for span in unit if span.split in ("", "train")])]
         sample = train[:: max(1, len(train) // 64)]
-        say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
+        print(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
         tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens)
@@ -148,7 +148,7 @@ def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
             return
 
 
-def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dict, say) -> None:
+def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dict) -> None:
     """Write the shards of every unit that is not finished, in parallel, and record them."""
 
     def is_there(shard: dict) -> bool:
@@ -156,7 +156,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
         return path.is_file() and path.stat().st_size == shard["size"]
 
     missing = [i for i, done in enumerate(manifest["units"]) if done is None or not all(map(is_there, done["shards"]))]
-    say(f"{len(units)} units, {len(units) - len(missing)} already finished")
+    print(f"{len(units)} units, {len(units) - len(missing)} already finished")
     if not missing:
         return
     sizes = [sum(span.size for span in unit) for unit in units]
@@ -171,7 +171,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
             next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
     size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
-    say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
+    print(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
 def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
@@ -212,26 +212,26 @@ def _in_parallel(
                 pool.shutdown(cancel_futures=True)
 
 
-def _report(o: argparse.Namespace, found: set[str], manifest: dict, say) -> None:
-    """Say how many tokens each split has, and how to train on them; refuse a split that was found but has none."""
+def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
+    """Print how many tokens each split has, and how to train on them; refuse a split that was found but has none."""
     for split in SPLITS:
         shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
         n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))
         if n:
-            say(f"{split}: {n:,} tokens, {documents:,} documents")
+            print(f"{split}: {n:,} tokens, {documents:,} documents")
         elif split in found or split == "train":
             raise UserError(
                 f"--input: {o.input!r} has no documents in the {split} split; use more text or a lower --validation, "
                 f"and delete {o.output}"
             )
         elif split == "validation" and o.validation:
-            say("WARNING: the validation split is empty; use more text or a higher --validation")
+            print("WARNING: the validation split is empty; use more text or a higher --validation")
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):
-            say(f"{left_out:,} documents left out: {reason}")
+            print(f"{left_out:,} documents left out: {reason}")
     spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     spec += " --config.data.special_tokens=true" if o.special_tokens else ""
-    say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
+    print(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 
 
 def _start_worker(n_threads: int) -> None:

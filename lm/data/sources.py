@@ -18,19 +18,12 @@ LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of
 
 @dataclass(frozen=True)
 class Source:
-    """A text that was found but not read yet.
+    """A text that was found but not read yet."""
 
-    Attributes:
-        name: shown to the user.
-        digest: sha256 of everything that determines the text.
-        read: returns the documents of each split.
-        chain: the generator of synthetic text, which knows its entropy; None for other text.
-    """
-
-    name: str
-    digest: str
-    read: Callable[[], dict[str, list[str]]]
-    chain: MarkovChain | None = None
+    name: str  # shown to the user
+    digest: str  # sha256 of everything that determines the text
+    read: Callable[[], dict[str, list[str]]]  # returns the documents of each split
+    chain: MarkovChain | None = None  # the generator of synthetic text, which knows its entropy
 
     @cached_property
     def documents(self) -> dict[str, list[str]]:

@@ -10,19 +10,13 @@ from lm.errors import UserError
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode and decode, and `state` if the kind alone is not enough.
-
-    Attributes:
-        end_of_text: the id that ends a document; None if there is none.
-        begin_of_text: the ids that begin a document or a prompt.
-        special_tokens: names of the special tokens that are encoded as tokens, in any order.
-    """
+    """Base class. Subclasses define kind, vocab_size, encode, decode, and `state` if the kind alone is not enough."""
 
     kind: str
     vocab_size: int
-    end_of_text: int | None = None
-    begin_of_text: tuple[int, ...] = ()
-    special_tokens: tuple[str, ...] = ()
+    end_of_text: int | None = None  # the id that ends a document
+    begin_of_text: tuple[int, ...] = ()  # the ids that begin a document or a prompt
+    special_tokens: tuple[str, ...] = ()  # names of the special tokens that are encoded as tokens, in any order
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text; raises UserError for a text that has none."""
