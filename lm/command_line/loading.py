@@ -66,11 +66,9 @@ def load(
 
 
 def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of strings such as "model.d_model=256" by key, and the problems by key.
+    """Return the values of settings such as "model.d_model=256" by key, and the problems by key.
 
-    Args:
-        settings: the strings.
-        flag: what stands before a key on the command line.
+    `flag` is what stands before a key on the command line.
     """
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -120,12 +118,9 @@ def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: d
 
 
 def run_file(path: str, function: str, folder: str) -> Any:
-    """Return what a function of a Python file returns.
+    """Return what a function of a Python file, whose name is a key of COMMANDS, returns.
 
-    Args:
-        path: the Python file.
-        function: the function's name, a key of COMMANDS.
-        folder: where such files usually are; an error suggests one with a similar name.
+    `folder` is where such files usually are; an error suggests one with a similar name.
 
     Raises:
         UserError: there is no such file or function, or it raises an exception.

@@ -28,11 +28,7 @@ exit codes: 0 finished; 1 some runs or a disk failed: rerun to try again; 2 inva
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the arguments; argparse exits on a mistake.
-
-    Args:
-        argv: the arguments after the program's name; None: those of this process.
-    """
+    """Parse the arguments (None: those of this process); argparse exits on a mistake."""
     parser = Parser("sweep", DESCRIPTION, EPILOG)
     add = parser.add_argument
     # fmt: off

@@ -37,13 +37,7 @@ DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains 
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
-    """Parse the arguments and load the config.
-
-    Args:
-        argv: the arguments after the program's name; None: those of this process.
-
-    Returns:
-        The parsed arguments, and the config of the file with the overrides.
+    """Return the parsed arguments (None: those of this process), and the config of the file with the overrides.
 
     Raises:
         UserError: with every mistake in both.

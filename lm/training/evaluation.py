@@ -22,7 +22,6 @@ def evaluate(
     Every token but the first is predicted once, in consecutive windows at the context length of training.
 
     Args:
-        params, source: the model's parameters, and the split's batches.
         max_batches: evaluate only the first max_batches batches of each source; 0 for all.
         stop: called before each batch; True ends the evaluation.
 

@@ -40,10 +40,9 @@ MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if n
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of the run in a workdir.
 
     Args:
-        workdir: the run's directory.
         keep: how many of the newest checkpoints to keep, beside the best by validation loss.
         say: called with each line for the user.
         in_flight: bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None: all.
@@ -189,7 +188,6 @@ def restore_params(
     """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may be in progress.
 
     Args:
-        workdir: the run's directory.
         step: a step, "latest", or "best" by validation loss (the latest if none was evaluated); "ema": the average of
             config.train.ema at the latest step; "mean:N": the mean of the newest N checkpoints.
         choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of

@@ -133,7 +133,6 @@ class MetricsWriter:
     """Writes each line to workdir/metrics.jsonl, and to TensorBoard and W&B if configured.
 
     Args:
-        workdir: the run's directory.
         resume_step: the restored step, after which lines are dropped so that no step appears twice; None: new files.
         tensorboard: whether to write TensorBoard events.
         wandb: the arguments of `wandb.init` (project, name, config, ...); None: no W&B.

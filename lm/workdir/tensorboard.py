@@ -11,9 +11,7 @@ FLUSH_SECONDS = 30
 class EventFile:
     """A file of scalars in workdir/tensorboard. (tensorboardX's SummaryWriter hangs if its thread cannot write.)
 
-    Args:
-        workdir: the run's directory.
-        first_step: the first step that will be written; readers ignore what earlier files have from it on.
+    It will have the steps from `first_step` on; readers ignore what earlier files have of these.
     """
 
     def __init__(self, workdir: Path, first_step: int):
