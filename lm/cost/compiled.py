@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from lm.config import Resolved, saved_config, to_dict
+from lm.config.values import divisors
 from lm.cost import hlo
 from lm.cost.communication import Bytes
 from lm.cost.devices import DEVICES
@@ -190,8 +191,15 @@ def slice_of(device_name: str, n_devices: int) -> str:
         n_hosts = max(1, n_devices // device.per_host)
         return f"1 x {n_hosts} x {n_devices // n_hosts}"
     slices = {device.cores * math.prod(map(int, text.split("x"))): text for text in device.slices}
+    n, rest = divmod(n_devices, 64)
+    if n and not rest and n_devices <= device.largest_slice:  # sides are multiples of 4, here as equal as possible
+        sides = min(([a, b, n // a // b] for a in divisors(n) for b in divisors(n // a)), key=sum)
+        slices[n_devices] = "x".join(str(4 * side) for side in sorted(sides))
     if n_devices not in slices:
-        raise UserError(f"--device: there is no {device_name} slice of {n_devices} devices; there are {list(slices)}")
+        larger = f", and multiples of 64 up to {device.largest_slice}" if device.largest_slice else ""
+        raise UserError(
+            f"--device: there is no {device_name} slice of {n_devices} devices; there are {list(slices)}{larger}"
+        )
     return f"{device_name}:{slices[n_devices]}"
 
 

@@ -193,9 +193,9 @@ def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
 
 
 def _scattered(c: Collective) -> Collective:
-    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and a slice."""
-    ((dtype, (length, *rest)),) = c.shapes
-    return dataclasses.replace(c, kind="reduce-scatter", shapes=((dtype, (length // c.n, *rest)),))
+    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and slices, along any dimensions."""
+    parts = tuple((dtype, (math.prod(shape) // c.n,)) for dtype, shape in c.shapes)
+    return dataclasses.replace(c, kind="reduce-scatter", shapes=parts)
 
 
 def _group(line: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import pytest
 from running import ROOT
 from tiny import tiny
 
+from launch.gke import TPUS, is_slice
 from lm.config import MESH_AXES, Config, MeshConfig, checks
 from lm.config.schema import TrainConfig
 from lm.cost import compiled, hlo
@@ -99,9 +100,12 @@ allocation 2: size 900, preallocated-temp:
 
 
 def test_an_all_reduce_that_a_tpu_fuses_with_a_slice_is_a_reduce_scatter():
+    """One fusion may have several arrays, each sliced along another dimension."""
     text = TPU_HLO.replace("%body", "%all-reduce-scatter.1")
-    (found,) = [c for c in parse_collectives(text) if c.times == 3 and c.kind == "reduce-scatter"]
-    assert (found.payload, found.axes(SIZES)) == (64, ("tensor",))
+    for result, payload in ("f32[16]{0}", 64), ("(f32[3,8]{1,0}, f32[4,2]{0,1})", 128):
+        collectives = parse_collectives(text.replace("f32[16]{0}", result))
+        (found,) = [c for c in collectives if c.times == 3 and c.kind == "reduce-scatter"]
+        assert (found.payload, found.axes(SIZES)) == (payload, ("tensor",))
 
 
 def test_what_crosses_slices_is_a_transfer_of_the_host_on_tpus():
@@ -126,10 +130,13 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
     assert "'xla_a' is not NAME=VALUE" in message
 
 
-def test_slices_that_do_not_exist_are_refused():
-    assert slice_of("v5p", 64) == "v5p:4x4x4"
+def test_slices_are_those_of_gke_and_others_are_refused():
+    for device, n, topology in ("v5p", 64, "4x4x4"), ("v5p", 128, "4x4x8"), ("v4", 192, "4x4x12"), ("v4", 256, "4x8x8"):
+        assert slice_of(device, n) == f"{device}:{topology}"
+        assert is_slice(TPUS[device], topology)
     mistakes = {
         "no v5e slice of 48 devices": ("v5e", 48),
+        "multiples of 64 up to 4096": ("v4", 8192),
         "no description of a100-pcie": ("a100-pcie", 8),
         "12 is not a": ("h100", 12),
     }
