@@ -48,15 +48,10 @@ class Window(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The scores of a window.
+    """The scores of a window."""
 
-    Attributes:
-        log_p: the sum of the natural logarithms of the probabilities of the scored tokens.
-        is_greedy: whether each of them is the likeliest token.
-    """
-
-    log_p: float
-    is_greedy: bool
+    log_p: float  # the sum of the natural logarithms of the probabilities of the scored tokens
+    is_greedy: bool  # whether each of them is the likeliest token
 
 
 def windows(context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_last: bool) -> Iterator[Window]:
@@ -93,7 +88,6 @@ def score(
 
     Args:
         params, c: parameters as nested dicts, and the model section of a resolved config.
-        of: the windows.
         seq_len: the number of tokens that the model sees.
         batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most 64.
         progress: called with the number of windows of each finished batch.

@@ -54,25 +54,16 @@ POSITION_ENCODINGS = {
 
 @flax.struct.dataclass
 class Context:
-    """Inputs that all layers share in one call.
-
-    Attributes:
-        tokens_BT: integers (B, T).
-        past: how positions see earlier ones.
-        rotation: cos and sin for queries and keys; None: no rotation.
-        window_rotation: those of layers with a window; None: `rotation`.
-        dropout_keys_B: one key per example; None: no dropout.
-        tap: called as tap(module, name, x) with each named intermediate; its result takes the place of x.
-        windows: the attention window of each layer; None: no window.
-    """
+    """Inputs that all layers share in one call."""
 
     tokens_BT: jax.Array
-    past: Past
-    rotation: tuple[jax.Array, jax.Array] | None
-    window_rotation: tuple[jax.Array, jax.Array] | None
-    dropout_keys_B: jax.Array | None
+    past: Past  # how positions see earlier ones
+    rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys; None: no rotation
+    window_rotation: tuple[jax.Array, jax.Array] | None  # those of layers with a window; None: `rotation`
+    dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
+    # Called as tap(module, name, x) with each named intermediate; its result takes the place of x.
     tap: Callable = flax.struct.field(pytree_node=False)
-    windows: tuple = flax.struct.field(pytree_node=False)
+    windows: tuple = flax.struct.field(pytree_node=False)  # the attention window of each layer; None: no window
 
     def window(self, layer):
         """Return the window of a layer. Traced layers have a static one if all are equal, as fused kernels need."""

@@ -17,15 +17,11 @@ from lm.parallel import collectives
 
 @flax.struct.dataclass
 class Past:
-    """The tokens of a sequence before each of them.
+    """The tokens of a sequence before each of them."""
 
-    Attributes:
-        positions: integers (T,) or (B, T); None: 0 .. T-1.
-        segments: integers (B, T), documents that must not see each other, in order, with positions that increase
-            by one; None: one document.
-    """
-
-    positions: Any = None
+    positions: Any = None  # integers (T,) or (B, T); None: 0 .. T-1
+    # Integers (B, T), documents that must not see each other, in order, with positions that increase by one; None: one
+    # document.
     segments: Any = None
 
     def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):

@@ -115,9 +115,7 @@ def batch_fields(batch: dict) -> dict:
 def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
     """Return the sums of the cross-entropy over the examples and positions of this device, and the terms of the loss.
 
-    Args:
-        params, fields, config: the parameters, the fields of a batch, and a resolved config.
-        progress: the fraction of the training steps that were taken; None: in an evaluation, which has no terms.
+    `progress` is the fraction of the training steps that were taken; None: in an evaluation, which has no terms.
 
     Returns:
         The sums, and {name: (sum over the targets of this device, its weight in the loss)}.
@@ -162,11 +160,7 @@ def loss_sum(params: dict, batch: dict, config: Resolved):
 
 
 def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
-    """Return the number of equal micro-batches, as few as possible, of at most micro_batch_size sequences each.
-
-    Args:
-        n_sequences: sequences of a batch on one device.
-        micro_batch_size: config.train.micro_batch_size; None: one micro-batch.
+    """Return the least number of equal micro-batches with at most micro_batch_size sequences each; None: no limit.
 
     >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
     (3, 1)
@@ -243,12 +237,8 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
 
     An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
     rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
-    all later calls. With on_spike = "skip" an update is rejected and counted, too, if the step is a spike.
-
-    Args:
-        state: the train state.
-        batch: the batch of the step, see the top of this file.
-        config: a resolved config.
+    all later calls. With on_spike = "skip" an update is rejected and counted, too, if the step is a spike. For `batch`
+    see the top of this file.
 
     Returns:
         The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of each term of the
@@ -304,11 +294,9 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
     """Take the first n_steps of the k steps whose inputs are given.
 
     Args:
-        state: the state before the first step.
         resident: see `take_batch`.
         inputs: of `BatchSource.train`, arrays (k, B, ...).
         n_steps: a traced number, at most k. One compiled program runs any number of steps, each in the same way.
-        config: a resolved config.
 
     Returns:
         The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
@@ -332,9 +320,6 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
 def eval_step(params: dict, resident: dict | None, inputs: dict, config: Resolved):
     """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout.
 
-    Args:
-        params: the parameters.
-        resident, inputs: see `take_batch`.
-        config: a resolved config.
+    For `resident` and `inputs` see `take_batch`.
     """
     return loss_sum(params, take_batch(resident, inputs, config.train.seq_len), config)

@@ -69,13 +69,8 @@ def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
 def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, float]:
     """Return the losses of the unigram, bigram and trigram models of a corpus.
 
-    The first MAX_TRAIN_TOKENS tokens of the train split are counted, and the first MAX_SCORED_TOKENS of `scored` are
-    predicted.
-
-    Args:
-        corpus: its train split is counted.
-        scored: the tokens to predict: a split of this corpus, or of another one with the same tokenizer.
-        vocab_size: size of the vocabulary.
+    The first MAX_TRAIN_TOKENS tokens of the train split are counted, and the first MAX_SCORED_TOKENS of `scored`, a
+    split of this corpus or of another one with the same tokenizer, are predicted.
 
     Returns:
         Mean losses in nats per token, {"unigram": ..., "bigram": ..., "trigram": ...}. Models whose n-grams do not fit

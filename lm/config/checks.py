@@ -22,11 +22,7 @@ Problem = tuple[str, str]
 
 
 def problems(config: Config, checks: tuple[Callable, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every problem between the keys of a config whose single values are all in range.
-
-    Args:
-        config: the config.
-        checks: those to make; by default all.
+    """Yield every problem, by default of all checks, between the keys of a config whose single values are in range.
 
     Yields:
         The keys involved, and the message.

@@ -32,38 +32,23 @@ _static = functools.partial(flax.struct.field, pytree_node=False)
 
 @flax.struct.dataclass
 class State:
-    """The state of decoding between two tokens.
+    """The state of decoding between two tokens."""
 
-    Attributes:
-        cache: keys and values of each layer.
-        time: number of cached tokens of the longest text.
-        starts_B: the time of the first token of each text.
-        tokens_B: the newest token of each text, not yet in the cache.
-        n_drawn: number of tokens drawn for each text.
-    """
-
-    cache: dict
-    time: jax.Array
-    starts_B: jax.Array
-    tokens_B: jax.Array
-    n_drawn: jax.Array
+    cache: dict  # keys and values of each layer
+    time: jax.Array  # number of cached tokens of the longest text
+    starts_B: jax.Array  # the time of the first token of each text
+    tokens_B: jax.Array  # the newest token of each text, not yet in the cache
+    n_drawn: jax.Array  # number of tokens drawn for each text
 
 
 @flax.struct.dataclass
 class Decoder:
-    """A model prepared for generation.
+    """A model prepared for generation by `make_decoder`."""
 
-    Attributes:
-        params: unstacked parameters in the dtype of computation, as returned by `make_decoder`.
-        config: the model section of a resolved config.
-        seq_len: the length of the context.
-        n_ids: only ids below this are drawn, because config.model.vocab_size can exceed that of the tokenizer.
-    """
-
-    params: dict
+    params: dict  # unstacked, in the dtype of computation
     config: ResolvedModel = _static()
-    seq_len: int = _static()
-    n_ids: int = _static()
+    seq_len: int = _static()  # the length of the context
+    n_ids: int = _static()  # only ids below are drawn: config.model.vocab_size can exceed that of the tokenizer
 
     def generate(self, prompts: Sequence, n_tokens: int, sampling: Sampling, **options) -> np.ndarray:
         """Return n_tokens ids for each prompt, int32 (B, n_tokens). Arguments as for `stream`."""
@@ -77,8 +62,6 @@ class Decoder:
         Args:
             prompts: sequences of at least one id each, of any lengths.
             n_tokens: number of ids to draw for each prompt.
-            sampling: the distribution to draw from.
-            seed: random seed.
             samples: sample indices (B,), which give equal prompts different texts; None: all 0.
             every: number of ids to draw between two yields.
 

@@ -52,15 +52,10 @@ def _heads_first(x_BSGK):
 
 @flax.struct.dataclass
 class Prefill(Past):
-    """See whole prompts, and fill the cache.
+    """See whole prompts, and fill the cache."""
 
-    Attributes:
-        lengths_B: the number of tokens of each prompt; tokens after them are padding.
-        n_slots: number of tokens per text that the cache can hold.
-    """
-
-    lengths_B: Any = None
-    n_slots: int = flax.struct.field(pytree_node=False, default=0)
+    lengths_B: Any = None  # the number of tokens of each prompt; tokens after them are padding
+    n_slots: int = flax.struct.field(pytree_node=False, default=0)  # tokens per text that the cache can hold
 
     def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
@@ -95,15 +90,10 @@ class Prefill(Past):
 
 @flax.struct.dataclass
 class Decode(Past):
-    """See the cache and one new token per text, which is added to it.
+    """See the cache and one new token per text, which is added to it."""
 
-    Attributes:
-        time: the time of the new tokens.
-        starts_B: the time of the first token of each text.
-    """
-
-    time: Any = None
-    starts_B: Any = None
+    time: Any = None  # of the new tokens
+    starts_B: Any = None  # the time of the first token of each text
 
     def attend(self, module, q_B1HK, k_B1GK, v_B1GK, window, **options):
         slots = {}

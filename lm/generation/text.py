@@ -25,22 +25,14 @@ def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
 
 @dataclasses.dataclass
 class Continuation:
-    """The continuation of one prompt, which grows during generation.
-
-    Attributes:
-        prompt: the prompt.
-        sample: the index of the sample.
-        text: the text so far, without a last part that further tokens may change.
-        ids: the drawn ids, up to the end of the text.
-        finish: None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text" (of a
-            document, or of a turn in a chat).
-        prompt_ids: the ids of the prompt.
-    """
+    """The continuation of one prompt, which grows during generation."""
 
     prompt: str
-    sample: int
-    text: str = ""
-    ids: list[int] = dataclasses.field(default_factory=list)
+    sample: int  # the index of the sample
+    text: str = ""  # the text so far, without a last part that further tokens may change
+    ids: list[int] = dataclasses.field(default_factory=list)  # the drawn ids, up to the end of the text
+    # None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text" (of a document, or
+    # of a turn in a chat).
     finish: str | None = None
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
 
@@ -103,13 +95,9 @@ def stream_texts(
     """Continue prompts, and yield all continuations, ordered by prompt, each time that some have grown.
 
     Args:
-        decoder: the model.
-        tokenizer: its tokenizer.
         prompts: texts, or sequences of token ids, of at least one token each.
         n_tokens: maximum number of tokens to generate for each.
-        sampling: the distribution to draw from.
         n_samples: number of continuations of each prompt.
-        seed: random seed.
         stop: strings before which a text ends.
         batch_size: number of texts generated in one batch.
 

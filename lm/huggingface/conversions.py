@@ -10,17 +10,11 @@ Fields = dict[str, Any]  # of config.json
 
 
 class Conversion(NamedTuple):
-    """Keys and fields that are converted together.
+    """Keys and fields that are converted together."""
 
-    Attributes:
-        keys: our keys.
-        read: the fields -> our keys. Raises ValueError if we have no equivalent.
-        write: our model section -> the fields; if they read back as another model, an export is refused.
-    """
-
-    keys: tuple[str, ...]
-    read: Callable[[Fields], Fields]
-    write: Callable[[ResolvedModel], Fields]
+    keys: tuple[str, ...]  # our keys
+    read: Callable[[Fields], Fields]  # the fields -> our keys; raises ValueError if we have no equivalent
+    write: Callable[[ResolvedModel], Fields]  # an export is refused if its fields read back as another model
 
 
 # ---- The activation ----------------------------------------------------------------------------------------------

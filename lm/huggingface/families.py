@@ -41,15 +41,10 @@ REQUIRED = object()
 
 
 class Field(NamedTuple):
-    """A field of config.json with the value of one of our keys.
-
-    Attributes:
-        name: the field.
-        default: its value where config.json lacks it or has null; a function of the fields, or REQUIRED.
-    """
+    """A field of config.json with the value of one of our keys."""
 
     name: str
-    default: Any = REQUIRED
+    default: Any = REQUIRED  # where config.json lacks it or has null: a value, a function of the fields, or REQUIRED
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,10 +25,9 @@ SHARD_BYTES = 5 * 10**9
 
 
 class TensorFiles:
-    """The tensors of a checkpoint, in one file or in several with an index. A context manager.
+    """The tensors of a checkpoint, and their `shapes` by name, in one file or in several with an index.
 
-    Attributes:
-        shapes: the shape of each tensor by name.
+    A context manager.
     """
 
     def __init__(self, directory: str | Path):

@@ -12,9 +12,7 @@ def tensors(
 ) -> dict[str, tuple[str, ...]]:
     """Return the tensors of a family; see `Family`. Those of parameters that a model lacks do not exist.
 
-    Args:
-        parts: the names of tensors within a layer, and our parameters within it.
-        embedding, layers, final_norm, head: the names of modules.
+    `parts` are the names of tensors within a layer, and our parameters within it; the rest are names of modules.
     """
     layer = {name: paths for part in parts for name, paths in part.items()}
     return {

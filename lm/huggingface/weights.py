@@ -27,23 +27,14 @@ BUFFERS = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One tensor of a checkpoint, and where its values are in our parameters.
+    """One tensor of a checkpoint, and where its values are in our parameters."""
 
-    Attributes:
-        name: the tensor's name.
-        paths: our parameters.
-        index: where the values are in stacks over layers, and over experts; (): they are not stacked.
-        parameters: their declarations, without the axes of these stacks.
-        transposed: whether it is stored as (out, in) features.
-        by_head: see `Family`.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    index: tuple[int, ...]
-    parameters: tuple[Parameter, ...]
-    transposed: bool
-    by_head: bool
+    name: str  # of the tensor
+    paths: tuple[str, ...]  # of our parameters
+    index: tuple[int, ...]  # where the values are in stacks over layers, and over experts; (): they are not stacked
+    parameters: tuple[Parameter, ...]  # their declarations, without the axes of these stacks
+    transposed: bool  # whether it is stored as (out, in) features
+    by_head: bool  # see `Family`
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -22,39 +22,25 @@ N_NEXT, N_LENS = 10, 5  # likely next tokens for each position, and for each pos
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """The likeliest next tokens after each token of a text, by falling probability.
-
-    Attributes:
-        ids_TR, p_TR: their ids and probabilities, R for each of the T tokens.
-        actual_T: the probability of the token that follows in the text; NaN after the last one.
-    """
+    """The R likeliest next tokens after each of the T tokens of a text, by falling probability."""
 
     ids_TR: np.ndarray
-    p_TR: np.ndarray
-    actual_T: np.ndarray
+    p_TR: np.ndarray  # their probabilities
+    actual_T: np.ndarray  # the probability of the token that follows in the text; NaN after the last one
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """The measurements of a model that reads a text.
-
-    Attributes:
-        ids_T: token ids.
-        labels: printable texts of all tokens that occur, by id.
-        losses_T: loss of each token given those before it, in nats; NaN for the first.
-        next: the likeliest next tokens.
-        lens: the same after each layer, by its name.
-        weights: attention weights (H, T, T) of some layers.
-        norms: mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual stream, and
-            of what attention and the feed-forward layer add to it (NaN for the embedding).
-    """
+    """The measurements of a model that reads a text."""
 
     ids_T: np.ndarray
-    labels: dict[int, str]
-    losses_T: np.ndarray
+    labels: dict[int, str]  # printable texts of all tokens that occur, by id
+    losses_T: np.ndarray  # loss of each token given those before it, in nats; NaN for the first
     next: Ranking
-    lens: dict[str, Ranking]
-    weights: dict[int, np.ndarray]
+    lens: dict[str, Ranking]  # the same after each layer, by its name
+    weights: dict[int, np.ndarray]  # attention weights (H, T, T) of some layers
+    # Mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual stream, and of what
+    # attention and the feed-forward layer add to it (NaN for the embedding).
     norms: dict[str, np.ndarray]
 
 

@@ -17,17 +17,11 @@ from lm.layers.linear import project_to_float32, softcap
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The output head: logits = softcap(h w + b).
+    """The output head: logits = softcap(h w + b)."""
 
-    Attributes:
-        w: (D, V), or (V, D) if `transposed`.
-        b_V: bias (V,), or None.
-        softcap: bound of the absolute value of logits, or None.
-        transposed: whether `w` is stored as (V, D), like the embedding table that a tied head shares.
-    """
-
-    w: jax.Array
+    w: jax.Array  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
     b_V: jax.Array | None = None
+    # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
     transposed: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -42,19 +36,12 @@ def head_logits(h_BTD, head: Head):
 
 
 class Sums(NamedTuple):
-    """Sums over targets, each times its weight, float32 scalars.
+    """Sums over targets, each times its weight, float32 scalars."""
 
-    Attributes:
-        objective: of nll + z_loss * log(Z)^2; only this one passes gradients.
-        nll: of log(Z) minus the target's logit.
-        square_log_z: of log(Z)^2.
-        weight: of the weights.
-    """
-
-    objective: jax.Array
-    nll: jax.Array
-    square_log_z: jax.Array
-    weight: jax.Array
+    objective: jax.Array  # of nll + z_loss * log(Z)^2; only this one passes gradients
+    nll: jax.Array  # of log(Z) minus the target's logit
+    square_log_z: jax.Array  # of log(Z)^2
+    weight: jax.Array  # of the weights
 
 
 def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0) -> Sums:

@@ -29,8 +29,6 @@ def map_over_batch(f, table: Table, params_out: bool = False):
     Args:
         f: function of params and fields. Its result must be summed over the devices (`sum_over_batch`). With
             `params_out` it is followed by a tree that is sharded like the parameters.
-        table: the parameter table.
-        params_out: see `f`.
 
     Returns:
         A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
@@ -102,12 +100,9 @@ def local_shape(p: Parameter) -> tuple[int, ...]:
 
 
 def gather_parameter(w, p: Parameter, dtype):
-    """All-gather a parameter over fsdp, if it is sharded there. Its gradient is summed in float32.
+    """All-gather the device's shard w of a parameter over fsdp, if it is sharded there; else return it as it is.
 
-    Args:
-        w: the device's shard of the parameter.
-        p: its declaration.
-        dtype: dtype in which it is sent and returned; a parameter that is not sharded keeps its own.
+    It is sent and returned in `dtype`. Its gradient is summed in float32.
     """
     if not _is_mapped("fsdp") or "fsdp" not in (spec := _spec(p)):
         return w

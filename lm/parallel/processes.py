@@ -110,11 +110,7 @@ def is_first() -> bool:
 
 
 def from_first(function: Callable, *args, **kwargs) -> Any:
-    """Call function(*args, **kwargs) in process 0 only, and return its result in all processes.
-
-    Args:
-        function: a function whose result can be encoded as JSON.
-        *args, **kwargs: its arguments.
+    """Call function(*args, **kwargs) in process 0 only, and return its result, which JSON encodes, in all processes.
 
     Raises:
         UserError, TemporaryError: in the other processes, if process 0 ends with an error (see `leave`).

@@ -23,8 +23,6 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 
     Args:
         address: HOST:PORT of process 0; no other program may use the port.
-        num_processes: the number of processes.
-        process_id: the id of this process.
         timeout: seconds to wait.
 
     Raises:

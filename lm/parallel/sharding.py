@@ -35,10 +35,7 @@ def shard_state(abstract_state, table: Table, mesh=None):
     A leaf belongs to a parameter if its path ends with the parameter's path and both have the same shape. All other
     leaves (counters) are replicated. Without a mesh the state is returned unchanged.
 
-    Args:
-        abstract_state: a tree of shapes and dtypes.
-        table: the parameter table.
-        mesh: a concrete or an abstract mesh; None: the mesh set by jax.set_mesh.
+    `mesh` is a concrete or an abstract mesh; None: the mesh set by jax.set_mesh.
     """
     mesh = current_mesh() if mesh is None else mesh
     if mesh is None:

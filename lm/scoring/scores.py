@@ -59,20 +59,14 @@ class ContextBin(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Sums over the predictions of a text, by block and by length of the context.
+    """Sums over the predictions of a text, by block and by length of the context."""
 
-    Attributes:
-        sums: float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the number of
-            predictions whose likeliest token is right.
-        seq_len: the longest context.
-        stride: distance between two windows.
-        bytes_per_token: UTF-8 bytes of the text per token; None if unknown.
-    """
-
+    # float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the number of
+    # predictions whose likeliest token is right.
     sums: np.ndarray
-    seq_len: int
-    stride: int
-    bytes_per_token: float | None = None
+    seq_len: int  # the longest context
+    stride: int  # distance between two windows
+    bytes_per_token: float | None = None  # UTF-8 bytes of the text per token; None if unknown
 
     @property
     def blocks(self) -> int:

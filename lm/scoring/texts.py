@@ -41,19 +41,12 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class TextResult:
-    """The evaluation of one text.
-
-    Attributes:
-        text: the text.
-        plain: the scores in consecutive windows, as in the evaluation of a run.
-        sliding: the scores in sliding windows; None without a stride.
-        baselines: the losses of unigram, bigram and trigram models of the run's train split, in nats per token.
-    """
+    """The evaluation of one text."""
 
     text: Text
-    plain: Scores
-    sliding: Scores | None
-    baselines: dict[str, float]
+    plain: Scores  # in consecutive windows, as in the evaluation of a run
+    sliding: Scores | None  # in sliding windows; None without a stride
+    baselines: dict[str, float]  # losses of unigram to trigram models of the run's train split, in nats per token
 
 
 def evaluate(

@@ -39,7 +39,6 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
     """Run or resume a sweep.
 
     Args:
-        plan, workdir: of the sweep.
         together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
         dry_run: print the runs and their cost, and stop.
         timed: in a dry run, also trace the variants and measure the baseline's speed.

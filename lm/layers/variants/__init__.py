@@ -98,25 +98,15 @@ OFF = (False, None, "none", 0)
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """Where an idea is applied.
-
-    Attributes:
-        c: model section of a resolved config.
-        p: the parameters of the module.
-        x_BTD: the input of the module, after its norm.
-        layer: the index of the layer, traced under a scan; None outside of the blocks.
-        like: an index known while tracing, of a layer with the same parameters.
-        context: `Context` of lm/model.py: tokens_BT, past (its positions and segments may be None), tap, dropout.
-        module: the module of lm/model.py.
-    """
+    """Where an idea is applied."""
 
     c: ResolvedModel
-    p: Table
-    x_BTD: Any
-    layer: Any
-    like: int | None
-    context: Any
-    module: Any
+    p: Table  # the parameters of the module
+    x_BTD: Any  # the input of the module, after its norm
+    layer: Any  # the index of the layer, traced under a scan; None outside of the blocks
+    like: int | None  # an index known while tracing, of a layer with the same parameters
+    context: Any  # `Context` of lm/model.py: tokens_BT, past (its positions and segments may be None), tap, dropout
+    module: Any  # the module of lm/model.py
 
     def last(self, name: str, x_BTC, n: int):
         """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
