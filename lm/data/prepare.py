@@ -1,9 +1,9 @@
 """Tokenize a large corpus into token shards, in parallel.
 
 The input is divided into units of about --unit_mb MiB, parts of a file or several small files, and each unit becomes
-one shard per split. Finished units are kept: rerun the same command to resume after an interruption. The output holds
-the shards, their tokenizer.json, and manifest.json: the input files, the tokenizer and the shards with counts and
-checksums.
+at least one shard per split. Finished units are kept: rerun the same command to resume after an interruption. The
+output holds the shards, their tokenizer.json, and manifest.json: the input files, the tokenizer and the shards with
+counts and checksums.
 """
 
 import argparse
