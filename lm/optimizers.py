@@ -143,8 +143,9 @@ FEATURES = set("DKF")  # those of them that count features, not heads
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
     """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
 
-    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Matrices that a
-    rule leaves to Adam have Adam's factor. `factor` is parameters.width_factor of the model.
+    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Weights that sum
+    over none, such as the second of low rank, have that of embeddings. Matrices that a rule leaves to Adam have Adam's
+    factor. `factor` is parameters.width_factor of the model.
 
     Raises:
         UserError: the rule has no rate for a weight whose outputs are one for each head or expert, or fewer: only
@@ -154,12 +155,13 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 
     def scale(path, p) -> float:
         hidden, others = adam if rule and not rule.takes(p) else WIDTH_SCALES[o.name](factor)
-        if p.hidden and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
+        sums_width = p.hidden and WIDTHS & {p.axes[i] for i in p.rows}
+        if sums_width and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
             raise UserError(
                 f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for {path}, which has few "
                 "outputs; use adamw, or --config.model.parametrization=standard"
             )
-        return hidden if p.hidden else others if WIDTHS & {*p.axes} else 1.0
+        return hidden if sums_width else others if WIDTHS & {*p.axes} else 1.0
 
     return parameters.nest({path: scale(path, p) for path, p in table.items()})
 

@@ -44,6 +44,8 @@ def test_learning_rates_follow_the_table():
     """As in the mup package, a parameter without an axis of the width, such as the head's bias, keeps its rate."""
     table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
     table |= {"alpha": parameters.Parameter((), "", "scalar")}
+    low_rank = {"up_RD": ((3, 64), "RD"), "mix_RC": ((3, 3), "RC")}  # they sum over 3 numbers at any width
+    table |= {path: parameters.Parameter(*shape, "weight", "R") for path, shape in low_rank.items()}
     for name, hidden, others in (
         ("adamw", 0.25, 1.0),
         ("lion", 0.25, 1.0),
@@ -54,7 +56,8 @@ def test_learning_rates_follow_the_table():
         scales = parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))
         assert scales["layers/ffn/w_gate_DF"] == scales["layers/attention/w_o_HKD"] == hidden
         assert scales["embedding"] == scales["head/w_DV"] == scales["final_norm/scale_D"] == others
-        assert scales["head/b_V"] == scales["alpha"] == 1.0
+        assert scales["up_RD"] == others
+        assert scales["head/b_V"] == scales["alpha"] == scales["mix_RC"] == 1.0
     zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
     scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
     assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (0.25, 1.0)  # Adam updates the first
