@@ -160,13 +160,21 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
 
 
 def matched(config: Resolved, target: Resolved) -> Resolved:
-    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those of another config."""
+    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those of another config.
+
+    Raises:
+        UserError: they are not linear in d_ff, or are more at any width.
+    """
 
     def with_width(d_ff: int) -> Resolved:
         return dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=d_ff))
 
-    one, two = _n_params(with_width(1)), _n_params(with_width(2))
-    return with_width(max(1, 1 + round((_n_params(target) - one) / (two - one))))
+    one, two, many = (_n_params(with_width(d_ff)) for d_ff in (1, 2, 1001))
+    if two == one or many - one != 1000 * (two - one):
+        raise UserError(f"match_params: the parameters of ffn = {config.model.ffn} are not linear in d_ff; set d_ff")
+    if (d_ff := 1 + round((_n_params(target) - one) / (two - one))) < 1:
+        raise UserError(f"match_params: {one:,} parameters with d_ff = 1, but {_n_params(target):,} to match; set d_ff")
+    return with_width(d_ff)
 
 
 def _n_params(config: Resolved) -> int:

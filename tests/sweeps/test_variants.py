@@ -9,7 +9,9 @@ from tiny import tiny
 
 from lm import parameters
 from lm.data.corpus import Corpus, Split
+from lm.declarations import Parameter
 from lm.errors import UserError
+from lm.layers.variants import glu
 from lm.sweeps import Budget, Sweep
 from lm.sweeps import variants as module
 from lm.sweeps.plan import Plan, PlannedVariant
@@ -43,6 +45,15 @@ def test_the_matched_width_is_the_nearest_of_all(target):
     assert found == dataclasses.replace(ours, model=dataclasses.replace(ours.model, d_ff=found.model.d_ff))
     off = {w: abs(n_params(tiny(model={"ffn": "glu", "d_ff": w})) - n_params(theirs)) for w in range(1, 400)}
     assert off[found.model.d_ff] == min(off.values())
+
+
+def test_widths_that_cannot_match_are_refused(monkeypatch):
+    with pytest.raises(UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"):
+        matched(tiny(), tiny(model={"n_layers": 1, "d_ff": 1}))
+    for n_layers, shape in ((7, lambda c: (c.d_ff, c.d_ff)), (8, lambda c: (3, 3))):  # tables of no other test
+        monkeypatch.setattr(glu, "table", lambda c, shape=shape: {"mine_XY": Parameter(shape(c), "XY", "weight", "X")})
+        with pytest.raises(UserError, match=r"match_params: .* ffn = glu .* not linear"):
+            matched(tiny(model={"n_layers": n_layers}), tiny())
 
 
 def variants_of(changes: dict[str, dict], rates: dict[str, tuple]) -> dict[str, Variant]:
