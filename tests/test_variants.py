@@ -23,7 +23,7 @@ from tiny import jit_gradients, redrawn, state_of, tiny
 from lm import layer_stack, model, optimizers, parameters, past
 from lm.config import MESH_AXES, checks
 from lm.cost import flops
-from lm.declarations import Parameter, query_heads
+from lm.declarations import Parameter
 from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
@@ -248,24 +248,19 @@ def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatc
     assert re.findall(r"layers/\S*?(?=[,:])", found) == ["layers/attention/w_k_DGK", "layers/attention/w_v_DGK"]
 
 
-def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters():
-    """The key of lm/layers/__init__.py; heads of queries are doubled by differential attention."""
+def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters(monkeypatch, fresh_tables):
+    """The key of lm/layers/__init__.py. Names end in the axes of one layer."""
     plain = {"positions": "learned", "attn_bias": True, "ffn_bias": True, "qk_norm": True, "norm": "layer"}
     for row in (*VARIANTS.values(), *map(Row, PAIRS), Row(plain)):
-        c = config_of(row).model
-        table = parameters.parameter_table(c)
-        sizes = {"D": c.d_model, "V": c.vocab_size, "F": c.d_ff, "G": c.n_kv_heads, "K": c.d_head, "E": c.n_experts}
-        sizes = {letter: {n} for letter, n in sizes.items()} | {"H": {c.n_heads, query_heads(c)}}
-        assert sizes.keys() >= optimizers.WIDTHS | sharding.RULES.keys()
-        wrong = [
-            (path, letter)
-            for path, p in table.items()
-            for letter, n in zip(p.axes, p.shape, strict=True)
-            if n not in sizes.get(letter, {n})
-        ]
-        assert not wrong
-        if row.keys is plain:  # names end in the axes of one layer
+        table = parameters.parameter_table(config_of(row).model)
+        if row.keys is plain:
             assert all(p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items())
+    for letter in optimizers.WIDTHS | sharding.RULES.keys():
+        table = {f"mine_{letter}": Parameter((7,), letter, "scalar")}
+        monkeypatch.setitem(variants.VALUES, "norm_bias", types.SimpleNamespace(table=lambda c, table=table: table))
+        fresh_tables()
+        with pytest.raises(ValueError, match=f"mine_{letter}: an axis {letter} has .* elements, but this one 7"):
+            parameters.parameter_table(tiny().model)
 
 
 @pytest.mark.slow
@@ -418,38 +413,64 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
     assert loss_terms(config) == ["mtp_2", "mtp_3"]
 
 
-def test_generation_refuses_positions_that_mix_without_a_cache(monkeypatch):
-    """A convolution written as a shift of the values would generate wrong text in silence."""
+@pytest.mark.parametrize("shift", [1, 3, -1])
+def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatch):
+    """A convolution written as a shift of the values would generate wrong text in silence, or see later tokens."""
 
     class Shifted:
         def apply(here, stream, v_BTGK):
-            return stream, v_BTGK + jnp.roll(v_BTGK, 1, axis=-3)
+            before, after = max(shift, 0), max(-shift, 0)
+            padded = jnp.pad(v_BTGK, [*[(0, 0)] * (v_BTGK.ndim - 3), (before, after), (0, 0), (0, 0)])
+            return stream, v_BTGK + padded[..., after : after + v_BTGK.shape[-3], :, :]
 
     monkeypatch.setitem(variants.VALUES, "norm_bias", Shifted)  # any key that is true
-    c = tiny(model={"d_ff": 20}).model  # of no other test, whose compiled programs would lack the idea
+    c = tiny(model={"d_ff": 20 + shift}).model  # of no other test, whose compiled programs would lack the idea
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("site", "found", "said"),
     [
-        (lambda o_BTHK, stream: (stream, o_BTHK.astype(jnp.float32)), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
-        (lambda o_BTHK, stream: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* nothing into .*`carry`"),
+        ("HEADS", lambda stream, o_BTHK: (stream, o_BTHK.astype(jnp.float32)), "some_idea: .* the value's dtype"),
+        ("EMBEDDING", lambda stream, x_BTD: (stream, x_BTD + jnp.zeros(16)), "some_idea: .* the value's dtype"),
+        ("HEADS", lambda stream, o_BTHK: o_BTHK, r"some_idea: apply returns \(stream, value\)"),  # an array of B = 2
+        ("HEADS", lambda stream, o_BTHK: (o_BTHK, stream), r"some_idea: apply returns \(stream, value\)"),
+        ("HEADS", lambda stream, o_BTHK: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* nothing into .*`carry`"),
+        ("FFN", lambda stream, x_BTD: (stream, x_BTD.astype(jnp.float32)), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
     ],
 )
-def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(found, said, scan_layers, monkeypatch):
-    """A scan would refuse it, too, but unrolled layers would go on in float32 in silence."""
-
-    class Idea:
-        def apply(here, stream, o_BTHK, v_BTGK):
-            return found(o_BTHK, stream)
-
-    monkeypatch.setitem(variants.HEADS, "norm_bias", Idea)  # any key that is true
+def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site, found, said, scan_layers, monkeypatch):
+    """A scan would refuse some of them, but unrolled layers would go on in float32 in silence."""
+    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, stream, x, *others: found(stream, x))
+    if site == "FFN":
+        monkeypatch.setattr(variants.glu, "apply", idea.apply)
+    else:
+        monkeypatch.setitem(getattr(variants, site), "norm_bias", idea)  # any key that is true
     c = tiny(model={"compute_dtype": "bfloat16", "scan_layers": scan_layers}).model
     with pytest.raises(TypeError, match=said):
         jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
+
+
+@pytest.mark.parametrize(
+    ("idea", "said"),
+    [
+        ({"carry": lambda c, x_BTD: {"loss/mine": jnp.float32(0)}}, "loss term 'mine' needs .* a weight"),
+        ({"losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)}}, "loss term 'mine' needs .* a weight"),
+        ({"loss_weights": lambda c, progress: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
+        ({"loss_weights": lambda c, progress: {"mtp_2": 1.0}}, "prediction and some_idea both declare mtp_2"),
+        ({"carry": lambda c, x_BTD: {"x0_BTD": x_BTD}}, "scalars and some_idea both declare x0_BTD"),
+    ],
+)
+def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_refused(idea, said, monkeypatch):
+    """They would be left out, or be one, in silence."""
+    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, stream, x_BTD: (stream, x_BTD), **idea)
+    monkeypatch.setitem(variants.LAST_HIDDEN, "norm_bias", idea)  # any key that is true
+    config = tiny(model={"multi_token_prediction": True, "residual_scalars": True})
+    fields = batch_fields({"tokens": TOKENS % 19})
+    with pytest.raises(ValueError, match=said):
+        jax.eval_shape(lambda params: _sums(params, fields, config, 0.0), redrawn(config.model))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ A run is resumed with `--resume` by the config that started it. Only keys with a
 a run is carried out, not what it computes (beyond rounding), except `train.on_spike` and `train.on_nonfinite`, which
 reject updates, and `eval.patience`, which ends a run. `train.steps` may grow if no learning rate of a step already
 trained changes: with `optimizer.schedule = constant`, with a number in `optimizer.decay_steps`, or before the decay of
-`wsd` begins. It may not with `model.multi_token_prediction`, whose weights depend on it.
+`wsd` begins. It may not if a weight in the loss changes in training, as those of `model.multi_token_prediction` do.
 """
 GROUPS = {  # the first key of each, in the order of the schema
     "model.d_model": "Sizes", "model.norm": "Norms", "model.ffn": "Feed-forward layers and experts",

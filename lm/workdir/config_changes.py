@@ -69,9 +69,11 @@ def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
     """
     if new == old:
         return None
+    from lm.layers import variants  # imports jax
+
     line, optimizer = f"config.train.steps: {old} -> {new} (run -> now)", config.optimizer
-    if steps_made and config.model.multi_token_prediction:
-        return f"{line}: the weights of model.multi_token_prediction in the steps already trained would change"
+    if steps_made and (changing := variants.changing_terms(config.model)):
+        return f"{line}: the weights in the loss of {changing} in the steps already trained would change"
     ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
     if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):
         return f"{line}: a run can grow but not shrink; start a new one in another workdir"

@@ -85,7 +85,7 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
         (config(28), "has checkpoints of steps 20, 40, 60, and none up to step 19"),
         (config(schedule="cosine"), "needs optimizer.schedule = 'wsd'"),
         (config(decay_steps=50), "and optimizer.decay_steps = none"),
-        (with_keys(config(), model_multi_token_prediction=True), "model.multi_token_prediction depend on train.steps"),
+        (with_keys(config(), model_multi_token_prediction=True), "mtp_2, mtp_3 depend on train.steps"),
         (config(learning_rate=0.5), "another experiment; set these back:\nconfig.optimizer.learning_rate"),
     ):
         with pytest.raises(UserError) as caught:

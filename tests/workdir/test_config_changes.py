@@ -11,7 +11,7 @@ from tiny import with_keys
 
 from lm import files
 from lm.config import Config, ModelConfig, OptimizerConfig, from_dict, to_dict
-from lm.layers import variants
+from lm.layers.variants import moe
 from lm.optimizers import learning_rate_schedule
 from lm.workdir import config_changes
 
@@ -118,12 +118,14 @@ def test_a_run_can_be_shortened_only_where_both_lengths_are_stable():
         assert "can grow but not shrink" in config_changes.refuse_growth(100, 60, fixed, 10)
 
 
-def test_weights_of_the_loss_that_change_in_training_fix_the_number_of_steps():
-    ideas = {key: idea for sites in variants.SITES.values() for site in sites for key, idea in site.items()}
-    ideas |= variants.FEED_FORWARDS | variants.RESIDUALS
-    config = with_keys(Config(), optimizer_schedule="constant", model_multi_token_prediction=True)
-    weights = {key: idea.loss_weights for key, idea in ideas.items() if hasattr(idea, "loss_weights")}
-    changing = [key for key, of in weights.items() if of(config.model, 0.0) != of(config.model, 0.5)]
-    assert changing == ["multi_token_prediction"]  # which refuse_growth and lm/training/branch.py name
-    assert config_changes.refuse_growth(100, 150, config, 0) is None
-    assert "model.multi_token_prediction" in config_changes.refuse_growth(100, 150, config, 1)
+def test_weights_of_the_loss_that_change_in_training_fix_the_number_of_steps(monkeypatch):
+    """Those of any idea."""
+    mtp, experts = (
+        with_keys(Config(), optimizer_schedule="constant", **keys)
+        for keys in ({"model_multi_token_prediction": True}, {"model_ffn": "moe"})
+    )
+    assert config_changes.refuse_growth(100, 150, mtp, 0) is None
+    assert "the weights in the loss of mtp_2, mtp_3 in the" in config_changes.refuse_growth(100, 150, mtp, 1)
+    assert config_changes.refuse_growth(100, 150, experts, 1) is None
+    monkeypatch.setattr(moe, "loss_weights", lambda c, progress: {"mine": 1.0, "moe_balance": progress > 0.85})
+    assert "of moe_balance in" in config_changes.refuse_growth(100, 150, experts, 1)

@@ -16,7 +16,8 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
 that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in the program. A site applies its
 ideas in the order of the dict. docs/changing-the-model.md shows one of them, tests/test_variants.py checks all.
 
-An idea of MIXERS also has
+A kind of FEED_FORWARDS also has default_d_ff(d_model), and its `apply` gets a function `tap` for its hidden features.
+One of RESIDUALS has `read` and `add` in place of `apply`, see residual_sum.py. An idea of MIXERS also has
 
     products(c)                        multiplications and additions of a token in one of its layers, besides those of
                                        parameters
@@ -27,7 +28,7 @@ cache for decoding.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from lm.config import ResolvedModel
@@ -67,7 +68,7 @@ VALUES: Site = {  # v_BTGK
     "value_embeddings": value_embedding,
     "value_residual": value_residual,
 }
-SCORES: Site = {"attn_sink": attention_sink, "attn_forget": forgetting_gate}  # options of attend: softcap, scale, ...
+SCORES: Site = {"attn_sink": attention_sink, "attn_forget": forgetting_gate}  # options of attend: bias_BSH, sink_H, ...
 MIXERS: Site = {"gated_delta": gated_delta}  # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of attention
 HEADS: Site = {  # o_BTHK, the output of the heads; and v_BTGK
     "attn_differential": differential_attention,
@@ -150,8 +151,15 @@ def at(site: dict, here: Here, stream: dict, value, *others):
     """Return the stream and the value after the ideas of a site that are on in this layer."""
     for key, idea in site.items():
         if getattr(here.c, key) not in OFF and (here.like is None or here.like in layers_of(idea, here.c)):
-            stream, value = idea.apply(here, stream, value, *others)
+            found = idea.apply(here, stream, value, *others)
+            if not isinstance(found, tuple) or [*map(_kind, found)] != [dict, _kind(value)]:
+                raise TypeError(f"{_name(idea)}: apply returns (stream, value), with the value's dtype (x.astype(...))")
+            stream, value = found
     return stream, value
+
+
+def _kind(x):
+    return getattr(x, "dtype", type(x))
 
 
 def mixer(c: ResolvedModel, layer: int) -> Any:
@@ -172,13 +180,23 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     Raises:
         ValueError: two ideas declare a parameter of the same name.
     """
-    found: dict[str, Parameter] = {}
-    owners: dict[str, Any] = {}
-    for idea in active(c, module):
-        for name, p in (idea.table(c) if hasattr(idea, "table") else {}).items():
-            if owners.setdefault(name, idea) is not idea:
-                raise ValueError(f"{_name(idea)} and {_name(owners[name])} both declare {name}; rename one")
-            found[name] = p if module == "model" else dataclasses.replace(p, layers=layers_of(idea, c))
+    found = _of_all(active(c, module), "table", c)
+    if module == "model":
+        return {name: p for name, (_, p) in found.items()}
+    return {name: dataclasses.replace(p, layers=layers_of(idea, c)) for name, (idea, p) in found.items()}
+
+
+def _of_all(ideas: Iterable[Any], function: str, *args) -> dict[str, tuple[Any, Any]]:
+    """Return {name: (idea, value)} of the dicts that a function of the ideas returns.
+
+    Raises:
+        ValueError: two ideas have a name in common.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for idea in ideas:
+        for name, value in (getattr(idea, function)(*args) if hasattr(idea, function) else {}).items():
+            if (owner := found.setdefault(name, (idea, value))[0]) is not idea:
+                raise ValueError(f"{_name(idea)} and {_name(owner)} both declare {name}; rename one")
     return found
 
 
@@ -189,8 +207,7 @@ def everywhere(c: ResolvedModel) -> list[Any]:
 
 def carried(c: ResolvedModel, x_BTD) -> dict:
     """Return what all ideas carry from layer to layer."""
-    ideas = [idea for idea in everywhere(c) if hasattr(idea, "carry")]
-    return {name: array for idea in ideas for name, array in idea.carry(c, x_BTD).items()}
+    return {name: array for name, (_, array) in _of_all(everywhere(c), "carry", c, x_BTD).items()}
 
 
 def feed_forwards(c: ResolvedModel) -> list[tuple[Any, Any]]:
@@ -216,8 +233,13 @@ def loss_weights(c: ResolvedModel, progress) -> dict:
 
     `progress` is the fraction of the training steps that were taken, which may be traced.
     """
-    ideas = [idea for idea in everywhere(c) if hasattr(idea, "loss_weights")]
-    return {name: weight for idea in ideas for name, weight in idea.loss_weights(c, progress).items()}
+    return {name: weight for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, progress).items()}
+
+
+def changing_terms(c: ResolvedModel) -> str:
+    """Return the names of the terms of the loss whose weights change in training."""
+    first, *later = (loss_weights(c, step / 10) for step in range(11))
+    return ", ".join(name for name in first if any(weights[name] != first[name] for weights in later))
 
 
 def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress) -> dict[str, tuple]:
@@ -227,8 +249,8 @@ def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, prog
     the `Sums` of lm/layers/losses.py for the model's logits; for `progress` see `loss_weights`.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
-    for idea in everywhere(c):
-        if hasattr(idea, "losses"):
-            sums |= idea.losses(fields, cross_entropy)
+    sums |= {name: x for name, (_, x) in _of_all(everywhere(c), "losses", fields, cross_entropy).items()}
     weights = loss_weights(c, progress)
+    if differ := sorted(sums.keys() ^ weights.keys()):
+        raise ValueError(f"loss term {differ[0]!r} needs a sum (`losses` or `carry`) and a weight (`loss_weights`)")
     return {name: (sums[name], weights[name]) for name in weights}
