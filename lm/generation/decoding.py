@@ -116,7 +116,7 @@ def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | N
     """
     c = _generating(c)
     params = _unstack(params, c)
-    _check_positions(params, c)
+    _check_positions(params, c, seq_len)
     return Decoder(params, c, seq_len, n_ids or c.vocab_size)
 
 
@@ -151,9 +151,12 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
     return layer_stack.split_layers(parameters.nest(flat), c)
 
 
-def _check_positions(params: dict, c: ResolvedModel) -> None:
+def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
     """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
-    one, other = (np.asarray(_alone(params, np.array([[first, 1, 2]]) % c.vocab_size, c=c)) for first in (0, 3))
+    tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
+    changed_T = np.where(np.arange(len(tokens_T)) == len(tokens_T) // 2, (tokens_T + 1) % c.vocab_size, tokens_T)
+    same_T = tokens_T == changed_T
+    one, other = (np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T))
     if not np.array_equal(one, other, equal_nan=True):
         raise UserError(
             "config.model: positions see each other outside of attention, here.last, here.running_sum and "
@@ -163,9 +166,9 @@ def _check_positions(params: dict, c: ResolvedModel) -> None:
 
 @functools.partial(jax.jit, static_argnames="c")
 def _alone(params: dict, tokens_BT, c: ResolvedModel):
-    """Return the last hidden states of all positions but the first, if each sees itself only."""
+    """Return the last hidden states of all positions, if each sees itself only."""
     h_BTD = model.hidden(params, c, tokens_BT, past=OwnPosition())
-    return replicate_inside(h_BTD[:, 1:].astype(jnp.float32))
+    return replicate_inside(h_BTD.astype(jnp.float32))
 
 
 @functools.partial(jax.jit, static_argnames="n_slots")
