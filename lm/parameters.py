@@ -88,6 +88,13 @@ def parameter_table(c: ResolvedModel) -> Table:
         table["head/w_DV"] = dataclasses.replace(w, shape=(D, V))
         if c.head_bias:
             table["head/b_V"] = bias((V,), "V")
+    heads = {c.n_heads, query_heads(c)}
+    lengths = {"D": {D}, "V": {V}, "F": {c.d_ff}, "K": {c.d_head}, "G": {c.n_kv_heads}, "H": heads}
+    for path, p in table.items():
+        for letter, n in zip(p.axes, p.shape, strict=True):
+            if n not in lengths.get(letter, {n}):
+                known = " or ".join(map(str, sorted(lengths[letter])))
+                raise ValueError(f"{path}: an axis {letter} has {known} elements, but this one {n}; name it R or C")
     return Table("the parameter table of the model", table)
 
 

@@ -83,7 +83,7 @@ def causal_attention(
             h // (H / G).
         mask: which keys each query sees.
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
-        scale: factor of the scores; None: 1 / sqrt(K).
+        scale: factor of the scores, a number; None: 1 / sqrt(K).
         bias_BSH: added to the scores of each key after the cap, or None. It may be the part of the key in a difference
             a_t - a_s: the part of query t is the same for all keys, so without a sink it does not change the softmax.
         sink_H: logits of one more key for each head, whose value is 0, or None.
@@ -95,13 +95,16 @@ def causal_attention(
         (B, T, H, K) in the dtype of q.
 
     Raises:
-        ValueError: shapes do not fit each other, or the implementation does not support the arguments.
+        ValueError: shapes do not fit each other, or the implementation does not support the arguments, or none an array
+            as scale.
 
     >>> q, k, v = (jnp.ones((5, 2, 4)) for _ in range(3))  # 5 positions, 2 heads of width 4
     >>> causal_attention(q, k, v, Mask.causal(5)).shape
     (5, 2, 4)
     """
     _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
+    if not isinstance(scale, int | float | None):
+        raise ValueError("causal_attention: scale is not a number; multiply the queries by what is learned or varies")
     d_head = q_BTHK.shape[-1]
     chosen, _ = choose_implementation(
         implementation, platform=platform.target(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,

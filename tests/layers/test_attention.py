@@ -331,6 +331,7 @@ def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
         ({"k": normal(2, T, 2, K + 1), "v": normal(2, T, 2, K + 1)}, "differ in batch or head width"),
         ({"v": normal(2, T + 1, 2, K)}, "keys and values differ"),
         ({"window": 0}, "at least 1"),
+        ({"scale": np.ones((H, 1, 1))}, "scale is not a number; multiply the queries"),
         ({"q_segments": SEGMENTS}, "or neither"),
         ({"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True}, "as many queries as keys"),
     ],
