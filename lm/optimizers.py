@@ -119,10 +119,6 @@ AVERAGES = {
 }
 
 
-def _no_width_scales(factor: float):
-    raise ValueError("muP defines no learning rates for this rule")
-
-
 # muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
 # Rules whose updates do not scale with the gradient follow Adam's column of the table. An orthogonalized update has
 # the spectral norm that muP requires at any width (Yang et al. 2023, arXiv:2310.17813, condition 1).
@@ -134,7 +130,6 @@ WIDTH_SCALES = {
     "muonh": lambda factor: (1.0, 1.0),
     "sgd": lambda factor: (1.0, factor),
     "schedule_free": lambda factor: (1 / factor, 1.0),
-    "soap": _no_width_scales,  # lm/config/checks.py refuses it
 }
 WIDTHS = set("DHGKF")  # axes that grow with the width
 FEATURES = set("DKF")  # those of them that count features, not heads
@@ -148,9 +143,12 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
     factor. `factor` is parameters.width_factor of the model.
 
     Raises:
-        UserError: the rule has no rate for a weight whose outputs are one for each head or expert, or fewer: only
-            Adam's rates are the same for hidden weights and for those with few outputs.
+        UserError: the rule has no rates, or none for a weight whose outputs are one for each head or expert, or fewer:
+            only Adam's rates are the same for hidden weights and for those with few outputs.
     """
+    advice = "use adamw, or --config.model.parametrization=standard"
+    if o.name not in WIDTH_SCALES:
+        raise UserError(f"config.optimizer.name: {o.name}, but muP here has no rates for it; {advice}")
     rule, adam = MATRIX_RULES.get(o.name), WIDTH_SCALES["adamw"](factor)
 
     def scale(path, p) -> float:
@@ -159,7 +157,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
         if sums_width and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
             raise UserError(
                 f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for {path}, which has few "
-                "outputs; use adamw, or --config.model.parametrization=standard"
+                f"outputs; {advice}"
             )
         return hidden if sums_width else others if WIDTHS & {*p.axes} else 1.0
 

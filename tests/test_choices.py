@@ -29,7 +29,6 @@ TABLES = [
     ("model.attention", ("auto", *attention.IMPLEMENTATIONS)),
     ("model.remat", layer_stack.REMAT_POLICIES),
     ("optimizer.name", optimizers.UPDATE_RULES),
-    ("optimizer.name", optimizers.WIDTH_SCALES),
     ("optimizer.schedule", optimizers.SCHEDULES),
 ]
 

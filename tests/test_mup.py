@@ -61,6 +61,8 @@ def test_learning_rates_follow_the_table():
     zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
     scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
     assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (0.25, 1.0)  # Adam updates the first
+    with pytest.raises(UserError, match="soap, but muP here has no rates for it; use adamw"):
+        width_scales(OptimizerConfig(name="soap"), table, 4.0)
 
 
 @pytest.mark.parametrize(

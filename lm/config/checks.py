@@ -239,8 +239,6 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 
 def update_rule(config: Config) -> Iterator[Problem]:
     o, m = config.optimizer, config.model
-    if o.name == "soap" and m.parametrization == "mup":
-        yield "optimizer.name model.parametrization", "muP defines no learning rates for soap; use adamw, muon or muonh"
     if o.name != "schedule_free":
         return
     if o.schedule != "constant" and config.train.steps:

@@ -57,7 +57,6 @@ CONTRADICTIONS = [
     ("data.packing=documents data.order=epochs data.stride=3", "data.stride: 3 has no effect with packing"),
     ("train.debug=true model.scan_layers=true", "train.debug: true"),
     ("train.debug=true train.steps_per_dispatch=2", "train.steps_per_dispatch: 2"),
-    ("model.parametrization=mup optimizer.name=soap", "optimizer.name: muP defines no learning rates for soap"),
     ("optimizer.name=schedule_free", "optimizer.schedule: cosine, but schedule_free"),
     ("optimizer.name=schedule_free optimizer.schedule=constant optimizer.b1=0", "optimizer.b1: 0.0"),
     ("optimizer.name=schedule_free optimizer.schedule=constant train.ema=0.9", "train.ema: 0.9"),
