@@ -250,6 +250,13 @@ def metrics_of(workdir: Path) -> list[dict]:
     return read_metrics(workdir / "metrics.jsonl", timing=False)
 
 
+def flip_a_bit(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def summary_of(workdir: Path) -> dict:
     """Return summary.json."""
     return json.loads((workdir / "summary.json").read_text())

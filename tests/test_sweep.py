@@ -164,19 +164,6 @@ def test_variants_that_start_from_other_runs(bench, tmp_path):
     assert run(bench, tmp_path / "sweep", main=report.main, config=None)[0] == 0
 
 
-@pytest.mark.slow
-def test_a_variant_without_an_effect_is_refused(bench, tmp_path):
-    idle = (
-        'variants={"mlp": {"model.window_pattern": (16,)}, "glu": {"model.norm_bias": False}}, '
-        'comparisons=(("glu", "mlp"),)'
-    )
-    code, output = run(bench, "--workdir", tmp_path / "sweep", config=changed(tmp_path / "idle.py", idle))
-    assert code == 2
-    assert "variants 'mlp' and 'glu' are the same experiment" in output
-    assert "model.norm_bias, model.window_pattern have no effect here" in output
-    assert not (tmp_path / "sweep").exists()
-
-
 def mixed(other: str, weight: float = 1.0) -> dict:
     return {"data.mixture": (("a", "text:text.txt", weight), ("b", other, 1.0)), "data.order": "epochs"}
 

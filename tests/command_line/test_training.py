@@ -72,6 +72,7 @@ MISTAKES = [
      "--coordinator_address: 'localhost' is not HOST:PORT"),
     (["--plan"], "--plan and --device NAME:COUNT belong together"),
     (["--slices=2"], "--slices belongs to --plan"),
+    (["--compiled", "--dump=here"], "--compiled belongs to --plan"),
 ]  # fmt: skip
 
 

@@ -4,9 +4,9 @@ import itertools
 import math
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from running import ROOT
 from tiny import tiny
 
 from lm.cost import flops
@@ -18,7 +18,6 @@ from lm.cost.report import plan
 from lm.errors import UserError
 from lm.train import main
 
-ROOT = Path(__file__).parents[2]
 D, LAYERS, F, V, T = 4096, 32, 11_008, 50_257, 4096
 WEIGHTS = LAYERS * (4 * D * D + 3 * D * F)  # of the layers, sharded
 VECTORS = LAYERS * (4 * D + 2 * F + D + 4 * D) + 2 * D  # biases and gains, replicated

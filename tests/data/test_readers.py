@@ -219,7 +219,23 @@ def damaged_row_group(path):
     path.write_bytes(content)
 
 
+TEXT = "\n".join(DOCUMENTS)
+NOT_TEXT = [  # content, what is wrong with it, and the advice
+    (gzip.compress(b"caf\xe9"), "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
+    (gzip.compress(TEXT.encode())[:-30], "damaged", "EOFError"),
+    (bytes.fromhex("28b52ffd2400"), "damaged", ""),  # RFC 8878, section 3.1.1
+    (b"PAR1" + bytes(20), "Parquet", "parquet:"),
+    (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
+    (TEXT.encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
+    (b"caf\xe9 au lait", "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
+    (b"x" * 2**17 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
+    (b"", "is empty", ""),
+]
 BAD = [
+    *(
+        ("text:{0}/a.txt", lambda root, content=content: (root / "a.txt").write_bytes(content), ("{0}/a.txt", *said))
+        for content, *said in NOT_TEXT
+    ),
     ("parquet:{0}/a.parquet", lambda root: write(root / "a.parquet", name="body"), ("'text'", "id, body", "--field")),
     ("parquet:{0}", lambda root: [write(root / "a.parquet"), write(root / "b.parquet", name="body")], ("b.parquet",)),
     ("parquet:{0}", lambda root: write(root / "a.parquet", range(9), kind=pa.int64()), ("int64", "--field")),

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import ROOT
 
 from lm.config import DataConfig
 from lm.data import check_corpus, open_corpus
 from lm.data.shards import open_shard
 from lm.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def open_shards(tmp_path, source, tokenizer="none", say=lambda line: None):

@@ -176,11 +176,6 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
     assert "other options" in capsys.readouterr().err
 
 
-def test_bytes_have_no_special_tokens():
-    with pytest.raises(UserError, match="a byte tokenizer has no special tokens"):
-        tokenizers.ByteTokenizer().with_special_tokens(True)
-
-
 def test_the_longest_of_the_special_tokens_that_start_at_a_character_is_taken():
     short, long = STOP + 1, STOP + 2
     tokenizer = make(added_tokens=[*SPEC["added_tokens"], added("<|im", short), added("<|im_start|><|", long)])

@@ -1,4 +1,4 @@
-"""Which files are read, and what is said about files that are not plain text."""
+"""Which files are read, and what is said of them; tests/data/test_readers.py has files that are not text."""
 
 import gzip
 import json
@@ -57,35 +57,6 @@ def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(tmp_path):
     text, lines = open_text(tmp_path / "folder", tmp_path)
     assert text == f"{TEXT}\n{TEXT}"
     assert lines[0] == f"reading 2 files of {tmp_path / 'folder'}: caf\ufffd.txt, two\ufffdlines.txt"
-
-
-@pytest.mark.parametrize("command", ["train", "prepare"])
-def test_a_file_that_is_not_text_is_named_with_what_to_do(tmp_path, capsys, command):
-    for i, (content, kind, advice) in enumerate(
-        [
-            (gzip.compress(b"caf\xe9"), "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
-            (gzip.compress(TEXT.encode())[:-30], "damaged", "EOFError"),
-            (bytes.fromhex("28b52ffd2400"), "damaged", ""),  # RFC 8878, section 3.1.1
-            (b"PAR1" + bytes(20), "Parquet", "parquet:"),
-            (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
-            (TEXT.encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
-            (b"caf\xe9 au lait", "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
-            (b"x" * 2**17 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
-            (b"", "is empty", ""),
-        ]
-    ):
-        path = write(tmp_path / f"{i}.txt", content)
-        if command == "train":
-            with pytest.raises(UserError) as error:
-                open_text(path, tmp_path)
-            message = str(error.value)
-        else:
-            assert prepare([f"--input=text:{path}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
-            message = capsys.readouterr().err.strip()
-        assert str(path) in message
-        assert kind in message
-        assert advice in message
-        assert "\n" not in message
 
 
 @pytest.mark.parametrize("text", ["a", "x" * (2**16 - 1) + "é"], ids=["one byte", "cut in the first bytes"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from running import flip_a_bit
 
 from lm.config import DataConfig
 from lm.data import (
@@ -26,7 +27,6 @@ from lm.data import tokens as tokens_module
 from lm.data.markov import LETTERS, MarkovChain
 from lm.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = "It was the best of times,\nit was the worst of times. " * 40
 
 
@@ -167,12 +167,6 @@ def test_an_unwritable_cache_names_the_key_to_set(config, tmp_path):
         quiet(config(cache_dir=str(tmp_path / "file")))
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 FILES = ["counts.json", "validation.npy", "test.segments.npy", "tokenizer.json", "checksums.json"]
 
 
@@ -185,7 +179,7 @@ def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
     before = in_memory(whole)
     paths = [path for name in FILES for path in (tmp_path / "cache").glob(f"*/*/{name}")]
     assert len(paths) == 6  # two entries with checksums
-    for path, damage in itertools.product(paths, (Path.unlink, flip)):
+    for path, damage in itertools.product(paths, (Path.unlink, flip_a_bit)):
         damage(path)
         lines = []
         after = open_corpus(given, seq_len=8, say=lines.append)

@@ -16,6 +16,7 @@ import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from running import ROOT
 
 from launch import gke, slurm
 from launch.arguments import after_dashes, check_sweep, check_train
@@ -25,7 +26,6 @@ from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
 from lm.workdir.directory import Workdir
 
-ROOT = Path(__file__).parents[2]
 CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8", "--config.train.batch_size=384")
 NO_MESH = (*CONFIG[:3], "--config.train.batch_size=384")
 SWEEP = ("--", "--config", "configs/sweeps/positions.py", "--budget", "full")

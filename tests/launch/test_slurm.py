@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 from running import CONFIG, checksums, free_ports, metrics_of, several, summary_of
 
-ROOT = Path(__file__).parents[2]
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 pytestmark = [
     pytest.mark.slow,

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from running import checkpoint_steps, checksums, metrics_of, several, slow, summary_of
+from running import checkpoint_steps, checksums, flip_a_bit, metrics_of, several, slow, summary_of
 
 from lm.parallel.processes import has_several_tasks
 
@@ -157,9 +157,7 @@ def test_a_corrupted_checkpoint_is_skipped_by_all_processes(bench, tmp_path):
     run(bench, workdir, 2, *short)
     files = [p for p in (workdir / "checkpoints" / "8" / "state").rglob("*") if p.is_file() and p.stat().st_size > 500]
     for path in files:
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(bytes(content))
+        flip_a_bit(path)
     (workdir / "summary.json").unlink()
     run(bench, workdir, 2, *short, "--resume")
     assert "corrupted checkpoint of step 8" in output_of(workdir, 0)

@@ -16,7 +16,6 @@ from lm import parameters
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
 from lm.cost.hlo import parse_collectives
-from lm.cost.memory import micro_batches_per_step
 from lm.errors import UserError
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, mesh_sizes, over_slices
@@ -292,13 +291,6 @@ def test_what_cannot_be_sharded(sizes, sections, message):
     object.__setattr__(config, "mesh", MeshConfig(*sizes))
     with pytest.raises(UserError, match=message):
         check_mesh(config, 8)
-
-
-def test_micro_batches_are_as_few_as_their_size_allows():
-    """480 sequences, at most 12 per micro-batch; 15 on each of 32 devices make 3 micro-batches of 5."""
-    config = tiny(train={"batch_size": 480, "micro_batch_size": 12})
-    for (replica, fsdp), expected in {(1, 1): 40, (1, 8): 5, (4, 8): 3, (12, 8): 1}.items():
-        assert micro_batches_per_step(config, {**ONE, "replica": replica, "fsdp": fsdp}) == expected
 
 
 def test_a_vocabulary_that_tensor_does_not_divide_is_replicated():

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -129,10 +128,6 @@ def test_a_branch_of_a_damaged_or_used_directory_leaves_no_run(source, tmp_path)
     with lock(new), pytest.raises(TemporaryError, match="is in use by"):
         branch(str(source), str(new), config(100))
     assert not holds_run(new)
-    (damaged / "run.json").unlink()
-    os.mkfifo(damaged / "run.json")
-    with pytest.raises(UserError, match=r"run.json is corrupted: it is a pipe or a device"):
-        branch(str(damaged), str(new), config(80))
     (damaged / "run.json").unlink()  # not needed to resume a run
     assert branched(damaged, new, config(80)) == [f"branching from step 40 of {damaged}"]
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from running import assert_same_run, checkpoint_steps, checksums, metrics_of, slow, small_disk, summary_of
+from running import assert_same_run, checkpoint_steps, checksums, flip_a_bit, metrics_of, slow, small_disk, summary_of
 from test_variants import BASE, PAIRS
 
 from benchmarks.faults.runs import stopped_at
@@ -35,9 +35,7 @@ def exit_code(at: str) -> int:
 def damage(checkpoint) -> None:
     """Flip a bit in the middle of every file of arrays, because Orbax decides which of them it reads."""
     for file in (checkpoint / "state").glob("**/d/*"):
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
+        flip_a_bit(file)
 
 
 # How each start of a run ends: what is done to it at which moment (see tests/at_moment.py), more keys, its newest
@@ -164,7 +162,7 @@ def test_a_run_with_a_constant_schedule_can_be_extended(train, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 4])
 def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path, steps):
-    """The checkpoint, also one of step 0, has all parameters: only a new run needs the run that init_from names."""
+    """The checkpoint, also one of step 0, has all parameters."""
     source = tmp_path / "source"
     shutil.copytree(bench.reference(), source)
     keys = ("--config.optimizer.schedule=constant", f"--config.init_from={source}")
@@ -172,8 +170,6 @@ def test_a_warm_started_run_resumes_without_its_source(bench, train, tmp_path, s
     shutil.rmtree(source)
     code, output = train(tmp_path / "run", *keys, "--config.train.steps=8", "--resume")
     assert (code, f"resuming at step {steps}" in output) == (0, True)
-    code, output = train(tmp_path / "new", *keys, "--resume")
-    assert (code, "holds no checkpoints" in output) == (2, True)
 
 
 def test_other_data_is_refused(bench, train, tmp_path):

@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from running import metrics_of, summary_of
+from running import metrics_of
 from tiny import tiny
 
 from lm import data, parameters
@@ -17,25 +17,6 @@ from lm.training.warm_start import _groups, warm_start
 from lm.workdir.checkpoints import restore_params
 
 ONCE = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
-
-
-def evaluated(workdir) -> list[float]:
-    return [line["loss"] for line in metrics_of(workdir) if "split" in line and line["step"] == 0]
-
-
-@pytest.mark.slow
-def test_a_run_without_steps_evaluates_the_loaded_parameters(bench, train, tmp_path):
-    reference = bench.reference()
-    code, output = train(tmp_path / "run", *ONCE, f"--config.init_from={reference}")
-    assert code == 0
-    assert "step 12:" in output
-    assert "newly initialized: -" in output
-    assert "not used: -" in output
-    final = [line["loss"] for line in metrics_of(reference) if "split" in line and line["step"] == 12]
-    assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
-    assert summary_of(tmp_path / "run")["steps"] == 0
-    source, ours = (flat(restore_params(w, "latest")[1]) for w in (reference, tmp_path / "run"))
-    assert all(np.array_equal(source[path], ours[path]) for path in source.keys() | ours.keys())
 
 
 @pytest.mark.slow
@@ -54,7 +35,9 @@ def test_the_architecture_may_change_and_every_parameter_is_reported(bench, trai
     table, before = (flat(restore_params(w, "latest")[1]) for w in (tmp_path / "run", reference))
     paths = set(re.findall(r"[a-z_/]+_[A-Z]+|embedding", "".join(reported.values())))
     assert paths == table.keys() | before.keys()
-    assert np.array_equal(table["embedding"], before["embedding"])
+    same = [path for path in table.keys() & before.keys() if table[path].shape == before[path].shape]
+    assert "embedding" in same
+    assert all(np.array_equal(table[path], before[path]) for path in same)
 
 
 @pytest.mark.parametrize(
@@ -96,5 +79,8 @@ def test_on_a_mesh_loaded_parameters_are_sharded(bench, tmp_path, monkeypatch):
     monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", "8")
     done = bench.train(tmp_path / "run", *keys, "--config.mesh.fsdp=8")
     assert done.returncode == 0, done.stderr
-    final = [line["loss"] for line in metrics_of(bench.reference()) if "split" in line and line["step"] == 12]
-    assert evaluated(tmp_path / "run") == pytest.approx(final, rel=1e-6)
+    final, evaluated = (
+        [line["loss"] for line in metrics_of(workdir) if "split" in line and line["step"] == step]
+        for workdir, step in ((bench.reference(), 12), (tmp_path / "run", 0))
+    )
+    assert evaluated == pytest.approx(final, rel=1e-6)

@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from running import assert_same_run, checkpoint_steps, several
+from running import assert_same_run, checkpoint_steps, flip_a_bit, several
 from tiny import with_keys
 
 from lm.config import Config
@@ -171,15 +171,11 @@ def stored(mirror: Path, name: str) -> Path:
     return mirror / "files" / json.loads(manifest.read_text())["files"][name]["sha256"]
 
 
-def flip(path: Path) -> None:
-    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
-
-
 def test_damaged_files_of_checkpoints_are_left_out_with_a_warning(tmp_path):
     """The checkpoint is then found to be corrupted, and an older one is restored."""
     url, run, array = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4, 8), "checkpoints/8/state/d/array"
     copy(url, run)
-    for number, damage in enumerate((flip, Path.unlink, lambda path: os.truncate(path, 5))):
+    for number, damage in enumerate((flip_a_bit, Path.unlink, lambda path: os.truncate(path, 5))):
         shutil.copytree(tmp_path / "mirror", tmp_path / str(number))
         damage(stored(tmp_path / str(number), array))
         lines = fetch(f"file://{tmp_path}/{number}", tmp_path / f"fetched {number}")
@@ -203,10 +199,10 @@ def escaping(path: str):
 @pytest.mark.parametrize(
     ("reason", "damage"),
     [
-        ("metrics.jsonl is missing or damaged", lambda mirror: flip(stored(mirror, "metrics.jsonl"))),
+        ("metrics.jsonl is missing or damaged", lambda mirror: flip_a_bit(stored(mirror, "metrics.jsonl"))),
         ("config.json is missing or damaged", lambda mirror: shutil.rmtree(mirror / "files")),
         ("has no intact manifest", lambda mirror: os.truncate(next(mirror.glob("manifest-*")), 99)),
-        ("has no intact manifest", lambda mirror: flip(next(mirror.glob("manifest-*")))),
+        ("has no intact manifest", lambda mirror: flip_a_bit(next(mirror.glob("manifest-*")))),
         ("has no intact manifest", escaping("../../outside")),
         ("has no intact manifest", escaping("/tmp/outside")),
     ],
