@@ -12,7 +12,6 @@ from running import ROOT
 from sweeping import SWEEP, changed, command, results, run
 
 from lm import report, sweep
-from lm.command_line.sweeping import parse_arguments
 from lm.sweeps.plan import draw_seeds
 
 SEEDS = draw_seeds("tiny_sweep", 2)
@@ -38,12 +37,6 @@ def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(bench, t
     assert "9 runs to tune (1 tuning seed)" in output
     assert "6 runs at the tuned values" in output
     assert not (tmp_path / "sweep").exists()
-
-
-def test_measuring_belongs_to_a_dry_run(capsys):
-    with pytest.raises(SystemExit):
-        parse_arguments(["--config", "configs/sweeps/norms.py", "--measure"])
-    assert "--dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -281,6 +274,7 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
         (("--study", "x", "--add", "y"), "--set model.key=value"),
         (("--study", "", "--add", "y", "--set", "model.ffn=mlp"), "--set model.key=value"),
         (("--config", str(SWEEP), "--add", ""), "--study"),
+        (("--config", str(SWEEP), "--measure"), "--measure belongs to --dry-run"),
         (("--study", "x", "--add", "y", "--set", "model.ffn=mlp", "--budget", "quick"), "leave out --budget"),
         (("--config", str(SWEEP), "--together=0"), "--together must be at least 1"),
         (("--config", str(SWEEP), "--workdir=gs://bucket/run"), "mount the bucket as a directory"),

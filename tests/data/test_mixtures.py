@@ -185,7 +185,6 @@ BAD = [
     ({"mixture_stages": "((2,1e-8,1.0),)"}, ("data.mixture_stages", "must be 0, or a millionth")),
     ({"mixture_stages": "((2,0.1,0.9),)", "mixture_temperature": "0.1"}, ("data.mixture_stages", "must be 0, or")),
     ({"mixture_stages": "((2,1,1),(1,1,1))"}, ("data.mixture_stages", "ascending")),
-    ({"mixture": "none", "max_epochs": "2.0"}, ("data.max_epochs", "data.mixture = none")),
     ({"mixture": '(("a","text:{tmp}/a.txt",1.0),("s","text:{tmp}/short.txt",1.0))'}, ("train.seq_len", "split of s")),
     ({"mixture": '(("a","tokens:{tmp}/x",1.0),("b","tokens:{tmp}/y",1.0))', "tokenizer": "none"},
      ("tokenizers", "a and b")),

@@ -196,12 +196,6 @@ def test_missing_and_unknown_fields_are_named(tmp_path, fields, named):
     assert all(name in str(caught.value) for name in (str(path), *named))
 
 
-def test_another_kind_of_file_is_refused_with_the_command_that_takes_it():
-    config = ROOT / "configs" / "shakespeare.py"
-    with pytest.raises(UserError, match=rf"not get_sweep\(\); use python -m lm\.train --config {config}$"):
-        load_sweep(str(config), "quick")
-
-
 def test_axes_refuse_what_would_be_ambiguous():
     a = {"a": {"model.norm": "rms"}}
     with pytest.raises(ValueError, match=r"a, b: two axes set model\.norm"):

@@ -35,11 +35,9 @@ def test_the_commit_is_that_of_the_checkout():
     assert provenance.git_state()["commit"] == git.stdout.strip()
 
 
-def with_steps(path: Path, steps=(1,)) -> Path:
-    """Make the checkpoints' directories of a run that took these steps."""
-    for step in steps:
-        (path / "checkpoints" / str(step)).mkdir(parents=True)
-    return path
+def take_a_step(path: Path) -> None:
+    """Make the directory of the checkpoint of a run that took a step."""
+    (path / "checkpoints" / "1").mkdir(parents=True)
 
 
 def test_a_run_is_never_overwritten(tmp_path):
@@ -68,7 +66,7 @@ def test_a_run_that_made_no_step_starts_anew(tmp_path):
 
 def test_a_run_that_was_only_partly_copied_into_a_directory_is_not_trained_there(tmp_path):
     """The same command copies it again (tests/training/test_branch.py)."""
-    with_steps(tmp_path)
+    take_a_step(tmp_path)
     (tmp_path / saved_run.ARRIVING).mkdir()
     for resume in (False, True):
         with pytest.raises(UserError, match="repeat the command with its --mirror or --branch_from"):
@@ -78,7 +76,7 @@ def test_a_run_that_was_only_partly_copied_into_a_directory_is_not_trained_there
 def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
     constant = with_keys(Config(), optimizer_schedule="constant")
     start(tmp_path, constant)
-    with_steps(tmp_path)
+    take_a_step(tmp_path)
     later = with_keys(constant, log_every=1, train_steps=2000)
     monkeypatch.setattr(provenance, "git_state", lambda: None)
     start(tmp_path, constant, resume=True)
@@ -90,20 +88,9 @@ def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
     assert len(json.loads((tmp_path / "run.json").read_text())["starts"]) == 3
 
 
-def test_extending_a_run_after_its_decay_began_is_refused(tmp_path):
-    config = with_keys(Config(), optimizer_schedule="wsd")  # 1000 steps: the decay begins at 800
-    start(tmp_path, config)
-    longer = with_keys(config, train_steps=2000)
-    with_steps(tmp_path, (800, "900.corrupted-1"))
-    saved_run.check_workdir(tmp_path, longer, resume=True)
-    with_steps(tmp_path, (900,))
-    with pytest.raises(UserError, match="steps 801 to 900, already trained"):
-        saved_run.check_workdir(tmp_path, longer, resume=True)
-
-
 def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     start(tmp_path, Config())
-    with_steps(tmp_path)
+    take_a_step(tmp_path)
     path = tmp_path / "run.json"
     record = json.loads(path.read_text())
     record["starts"][0]["versions"]["jax"] = "0.4.1"
@@ -122,7 +109,7 @@ def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is
     monkeypatch.setattr(provenance, "git_state", lambda: None)
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     start(tmp_path, Config(), devices=one)
-    with_steps(tmp_path)
+    take_a_step(tmp_path)
     assert start(tmp_path, Config(), resume=True, devices=one) == []
     assert [line.partition(" since")[0] for line in start(tmp_path, Config(), resume=True, devices=two)] == [
         "processes 1 -> 2"
