@@ -435,6 +435,7 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
     [
         ("HEADS", lambda stream, o_BTHK: (stream, o_BTHK.astype(jnp.float32)), "some_idea: .* the value's dtype"),
         ("EMBEDDING", lambda stream, x_BTD: (stream, x_BTD + jnp.zeros(16)), "some_idea: .* the value's dtype"),
+        ("QUERIES_KEYS", lambda stream, qk: (stream, (qk[0] * jnp.ones(4), qk[1])), "some_idea: .* the value's dtype"),
         ("HEADS", lambda stream, o_BTHK: o_BTHK, r"some_idea: apply returns \(stream, value\)"),  # an array of B = 2
         ("HEADS", lambda stream, o_BTHK: (o_BTHK, stream), r"some_idea: apply returns \(stream, value\)"),
         ("HEADS", lambda stream, o_BTHK: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* nothing into .*`carry`"),

@@ -159,7 +159,7 @@ def at(site: dict, here: Here, stream: dict, value, *others):
 
 
 def _kind(x):
-    return getattr(x, "dtype", type(x))
+    return tuple(map(_kind, x)) if isinstance(x, tuple) else getattr(x, "dtype", type(x))
 
 
 def mixer(c: ResolvedModel, layer: int) -> Any:
