@@ -132,7 +132,10 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     if progress is None:
         return sums, {}
     terms = {name: (LOSS_TERMS[name](sums, head), weight) for name, weight in _own_weights(config).items()}
-    return sums, terms | variants.loss_terms(config.model, stream, fields, cross_entropy, progress)
+    of_ideas = variants.loss_terms(config.model, stream, fields, cross_entropy, progress)
+    if both := of_ideas.keys() & LOSS_TERMS.keys():
+        raise ValueError(f"an idea's term of the loss has the name {min(both)} of config.train; rename it")
+    return sums, terms | of_ideas
 
 
 # Terms of the loss beside the cross-entropy that any model can have: the sum over the targets, by the key of

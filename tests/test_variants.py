@@ -336,6 +336,17 @@ def test_its_flops_are_those_of_the_traced_program(row):
     assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)
 
 
+@pytest.mark.parametrize(("site", "layers"), [("HEADS", 4), ("BLOCK_INPUT", 4), ("EMBEDDING", 1), ("FEED_FORWARDS", 2)])
+def test_products_of_activations_are_counted_where_they_are(site, layers, monkeypatch):
+    c = config_of(Row({"ffn": "moe", "n_experts": 4, "moe_first_layer": 2})).model
+    plain = flops.flops_per_token(c, T)
+    if site == "FEED_FORWARDS":
+        monkeypatch.setattr(variants.FEED_FORWARDS["moe"], "products", lambda c: 100, raising=False)
+    else:  # any key that is true
+        monkeypatch.setitem(getattr(variants, site), "norm_bias", types.SimpleNamespace(products=lambda c: 100))
+    assert flops.flops_per_token(c, T) - plain == 6 * 100 * layers
+
+
 def test_all_are_exported_as_they_are_or_refused():
     others = [{"multi_token_prediction": True}, {"ffn": "moe", "qk_norm": True, "ffn_bias": True}]  # change no function
     for row in (*VARIANTS.values(), *(Row(keys, exports=True) for keys in others)):
@@ -462,6 +473,14 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site,
         ({"loss_weights": lambda c, progress: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
         ({"loss_weights": lambda c, progress: {"mtp_2": 1.0}}, "prediction and some_idea both declare mtp_2"),
         ({"carry": lambda c, x_BTD: {"x0_BTD": x_BTD}}, "scalars and some_idea both declare x0_BTD"),
+        ({"carry": lambda c, x_BTD: {"x": x_BTD}}, "some_idea: carry has x"),
+        (
+            {
+                "loss_weights": lambda c, progress: {"z_loss": 1.0},
+                "losses": lambda fields, cross_entropy: {"z_loss": jnp.float32(0)},
+            },
+            "has the name z_loss",
+        ),
     ],
 )
 def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_refused(idea, said, monkeypatch):

@@ -31,21 +31,19 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     """Count the floating-point operations of training on one token: forward and backward, without recomputation.
 
     6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each attended key
-    (queries x keys and weights x values, each 2 forward and 4 backward). A mixer in place of attention has 6 for each
-    of its `products`.
+    (queries x keys and weights x values, each 2 forward and 4 backward), except in layers with a mixer in place of
+    attention. Ideas add 6 for each of their `products`.
 
     With `full_square`, count seq_len keys for every query instead of the keys that it sees. This is the convention of
     Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
     """
     width = query_heads(config) * config.d_head  # of all query heads together
-    mixers = [variants.mixer(config, layer) for layer in range(config.n_layers)]
     keys = sum(
-        width * (seq_len if full_square else mean_attended_keys(seq_len, w))
-        for w, mixer in zip(layer_windows(config), mixers, strict=True)
-        if mixer is None
+        width * (seq_len if full_square else mean_attended_keys(seq_len, window))
+        for layer, window in enumerate(layer_windows(config))
+        if variants.mixer(config, layer) is None
     )
-    products = sum(mixer.products(config) for mixer in mixers if mixer)
-    return 6 * (matmul_params(config) + products) + 12 * keys
+    return 6 * (matmul_params(config) + variants.products(config)) + 12 * keys
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:

@@ -10,6 +10,8 @@ An idea is a file of this folder with pure functions. Only `apply` and, with par
     loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training
     losses(fields, cross_entropy)      {name: sum over the targets of this device}; see `loss_terms`. Or `apply` adds
                                        such sums to stream["loss/NAME"], which `carry` starts at float32 0
+    products(c)                        multiplications and additions of a token in one of its layers, besides those of
+                                       parameters; default: 0
     apply(here, stream, value, ...) -> (stream, value)
 
 `here` is a `Here`, `stream` a dict of arrays. The key under which an idea stands in a site is the key of config.model
@@ -19,8 +21,6 @@ ideas in the order of the dict. docs/changing-the-model.md shows one of them, te
 A kind of FEED_FORWARDS also has default_d_ff(d_model), and its `apply` gets a function `tap` for its hidden features.
 One of RESIDUALS has `read` and `add` in place of `apply`, see residual_sum.py. An idea of MIXERS also has
 
-    products(c)                        multiplications and additions of a token in one of its layers, besides those of
-                                       parameters
     activations(c)                     float32 numbers of a token that one of its layers keeps for the backward pass
 
 An idea that lets positions see each other calls `here.last`, `here.running_sum` or `here.recurrence`, which own its
@@ -207,7 +207,10 @@ def everywhere(c: ResolvedModel) -> list[Any]:
 
 def carried(c: ResolvedModel, x_BTD) -> dict:
     """Return what all ideas carry from layer to layer."""
-    return {name: array for name, (_, array) in _of_all(everywhere(c), "carry", c, x_BTD).items()}
+    found = _of_all(everywhere(c), "carry", c, x_BTD)
+    if "x" in found:
+        raise ValueError(f"{_name(found['x'][0])}: carry has x, the residual stream; choose another name")
+    return {name: array for name, (_, array) in found.items()}
 
 
 def feed_forwards(c: ResolvedModel) -> list[tuple[Any, Any]]:
@@ -226,6 +229,13 @@ def feed_forwards(c: ResolvedModel) -> list[tuple[Any, Any]]:
 def feed_forward(c: ResolvedModel, layer: int) -> Any:
     """Return the kind of feed-forward layer of a layer."""
     return next(kind for kind, layers in feed_forwards(c) if layer in layers)
+
+
+def products(c: ResolvedModel) -> float:
+    """Return the multiplications and additions of a token in all layers besides those of parameters and attention."""
+    places = [(idea, layers_of(idea, c)) for module in ("block", "attention") for idea in active(c, module)]
+    places += [(idea, (None,)) for idea in active(c, "model")] + feed_forwards(c)
+    return sum(len(layers) * idea.products(c) for idea, layers in places if hasattr(idea, "products"))
 
 
 def loss_weights(c: ResolvedModel, progress) -> dict:
