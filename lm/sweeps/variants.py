@@ -49,8 +49,7 @@ class Variant:
     @property
     def sources(self) -> dict[str, str]:
         """Return by name the fingerprint of each source of a mixture; {} for one source."""
-        record = self.corpus.record or {}
-        return {part.name: record[part.name]["fingerprint"] for part in self.corpus.split("test").parts}
+        return _sources(self.corpus)
 
     @property
     def n_runs(self) -> int:
@@ -75,10 +74,14 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
             variants have equal configs.
     """
     resolved = _resolve_configs(plan, say)
+    _refuse_other_tokens(plan, resolved)
     for name, planned in plan.variants.items():
         if planned.match:
             config, corpus = resolved[name]
-            resolved[name] = matched(config, resolved[planned.match][0]), corpus
+            try:
+                resolved[name] = matched(config, resolved[planned.match][0]), corpus
+            except UserError as error:
+                raise UserError(f"variant {name!r}: {error}") from None
     _check_memory(plan, resolved)
     variants = {}
     for name, planned in plan.variants.items():
@@ -86,23 +89,27 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
-    _refuse_other_tokens(plan, variants)
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
     skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
     refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
     return variants
 
 
-def _refuse_other_tokens(plan: Plan, variants: dict[str, Variant]) -> None:
+def _sources(corpus: Corpus) -> dict[str, str]:
+    record = corpus.record or {}
+    return {part.name: record[part.name]["fingerprint"] for part in corpus.split("test").parts}
+
+
+def _refuse_other_tokens(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
     """Raise UserError if the variants of a comparison are tested on different tokens.
 
     Two mixtures of the same sources may have different weights: the report then compares each source.
     """
     problems = []
     for first, second in (*plan.comparisons, *plan.placebos):
-        a, b = variants[first], variants[second]
-        if a.corpus.fingerprint != b.corpus.fingerprint and (a.sources != b.sources or not a.sources):
-            ours, theirs = (flatten(to_dict(v.config)) for v in (a, b))
+        (a, corpus), (b, other) = resolved[first], resolved[second]
+        if corpus.fingerprint != other.fingerprint and (_sources(corpus) != _sources(other) or not _sources(corpus)):
+            ours, theirs = flatten(to_dict(a)), flatten(to_dict(b))
             keys = [key for key in ours if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]]
             problems.append(
                 f"comparisons: {first!r} and {second!r} are tested on different tokens ({', '.join(keys)}): their "
