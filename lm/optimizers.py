@@ -139,12 +139,12 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
     """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
 
     Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Weights that sum
-    over none, such as the second of low rank, have that of embeddings. Matrices that a rule leaves to Adam have Adam's
-    factor. `factor` is parameters.width_factor of the model.
+    over none, such as the second factor of a low-rank product, have that of embeddings. Matrices that a rule leaves to
+    Adam have Adam's factor. `factor` is parameters.width_factor of the model.
 
     Raises:
-        UserError: the rule has no rates, or none for a weight whose outputs are one for each head or expert, or fewer:
-            only Adam's rates are the same for hidden weights and for those with few outputs.
+        UserError: the rule has no rates, or none for a weight with few outputs, such as one for each head or expert.
+            Only Adam's rate is the same for these and for other hidden weights.
     """
     advice = "use adamw, or --config.model.parametrization=standard"
     if o.name not in WIDTH_SCALES:

@@ -82,7 +82,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     device: Any = jax.local_devices()[0]
     try:
         attention_implementation(resolved, device, dict.fromkeys(MESH_AXES, 1))
-        optimizer(resolved)  # has no rate under muP for some weights
+        optimizer(resolved)  # under muP it refuses weights that it has no rate for
     except UserError as error:
         problems += error.problems
     if problems:
