@@ -216,7 +216,12 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     claims += _judged(record, comparisons) + [_judged(record, [placebo])[0] for placebo in placebos]
     order = list(record["variants"])
     runs = [run for run in runs if run.variant in record["variants"]]
-    runs = sorted(runs, key=lambda r: (order.index(r.variant), r.phase == "final", tuple(r.point.values()), r.seed))
+
+    def place(run: Run) -> tuple:
+        point = [(value is not None, value) for value in run.point.values()]  # None is before all numbers
+        return order.index(run.variant), run.phase == "final", point, run.seed
+
+    runs = sorted(runs, key=place)
     return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
 
 

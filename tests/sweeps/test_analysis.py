@@ -123,6 +123,19 @@ def test_runs_of_the_earlier_design_are_read_at_the_best_rate_of_the_grid():
     assert edge.warnings["edge"] == ["wide (optimizer.learning_rate = 0.001)"]
 
 
+def test_a_tuned_value_may_be_none():
+    record, runs = sweep()
+    record["tune"].append("optimizer.clip_norm")
+    for about in record["variants"].values():
+        about["tune"]["optimizer.clip_norm"] = [None, 1.0]
+    runs = [dataclasses.replace(r, point=r.point | {"optimizer.clip_norm": clip}, val_loss=r.val_loss + (clip or 0))
+            for r in runs for clip in (1.0, None) if r.phase == "tuning" or clip is None]  # fmt: skip
+    a = analyze(record, runs)
+    assert a.variants["gated"].point == {RATE: 0.002, "optimizer.clip_norm": None}
+    assert [run.point["optimizer.clip_norm"] for run in a.runs[:4]] == [None, None, 1.0, 1.0]
+    assert "| 0.002 | None |" in report.to_markdown(a, {})
+
+
 def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
     """Also where their weights, and so the mean losses, differ; not where the sources do."""
     record, runs = sweep()
