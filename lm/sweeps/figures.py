@@ -261,8 +261,8 @@ def small_curves(a: Analysis) -> Figure:
 
     def line(v: Variant, against: Variant) -> dict:
         seeds = [seed for seed in v.runs if seed in against.runs]
-        (steps, ours), (_, theirs) = (curve([x.runs[seed] for seed in seeds]) for x in (v, against))
-        return dict(zip(steps, (ours - theirs).mean(0), strict=True)) if ours.shape == theirs.shape else {}
+        (steps, ours), (others, theirs) = (curve([x.runs[seed] for seed in seeds]) for x in (v, against))
+        return dict(zip(steps, (ours - theirs).mean(0), strict=True)) if steps == others else {}
 
     return _small_panels(a, line, xscale="linear", xlabel="step")
 
@@ -279,7 +279,7 @@ def _small_panels(a: Analysis, line: Callable[[Variant, Variant], dict], xscale:
         if claim is None:
             panel.set_axis_off()
             continue
-        for cell, color in zip(cells, COLORS, strict=False):
+        for cell, color in zip(cells, itertools.cycle(COLORS), strict=False):
             variant, against = (a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against))
             if variant and against and (found := line(variant, against)):
                 x, y = list(found), list(found.values())

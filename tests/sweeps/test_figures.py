@@ -88,6 +88,13 @@ def test_figures_of_runs_without_curves_and_of_untuned_variants():
     assert figures.to_bytes(drawn["differences"], "svg") == figures.to_bytes(figures.differences(a), "svg")
 
 
+def test_a_small_panel_has_a_line_for_every_cell_in_which_both_variants_have_the_same_steps():
+    record, runs = sweep({f"c{i}": (100, 0.1 * i) for i in range(9)}, "text")
+    a = analyze(record, changed(runs, {"curve": ((4, 2.2), (10, 2.0))}, variant="gated, c0"))
+    gated, wide = figures.small_curves(a).axes[:2]
+    assert (len(gated.lines), len(wide.lines)) == (8 + 1, 9 + 1)  # and the line at 0
+
+
 def test_names_are_not_read_as_mathematics():
     record, runs = sweep()
     record["variants"]["gated"]["arm"] = r"$\frac"
