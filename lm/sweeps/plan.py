@@ -31,7 +31,10 @@ MAX_SEEDS = 1000  # fresh ones, and for tuning
 MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
 # Keys of lm.train that runs of a sweep ignore (lm/sweeps/stacked.py).
-UNUSED = ("eval.patience", "eval.harness_every", "eval.harness_tasks", "log.detail_every", "train.on_nonfinite")
+UNUSED = (
+    "eval.patience", "eval.harness_every", "eval.harness_tasks", "log.detail_every", "log.wandb",
+    "train.on_nonfinite", "train.profile", "train.debug",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +119,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     problems += _unused_keys(variants)
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
-    background = ast.get_docstring(ast.parse(Path(path).read_bytes())) or ""
+    background = ast.get_docstring(ast.parse(Path(path).expanduser().read_bytes())) or ""
     pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells)
     return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs)
 
@@ -149,6 +152,8 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
         tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
         if full_name in planned:
             problems.append(f"{full_name!r} would be the name of two variants; rename a variant, size or text")
+        if configs and arm == PLACEBO and configs[0].init_from:
+            problems.append("placebo: it may change the loss of weights that init_from loads; remove one of them")
         if configs:
             planned[full_name] = PlannedVariant(arm, cell, changes, lists, seeds, tuning_seeds, configs[0], match)
     return planned, problems

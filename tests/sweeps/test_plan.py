@@ -141,6 +141,7 @@ MISTAKES = [
     ({"comparisons": (("placebo", "mlp"),), "placebo": {"model.qk_norm": True}}, "'placebo' is always compared"),
     ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
     ({"placebo": {"model.qk_norm": True}}, "placebo: model.qk_norm may change the loss; only model.rope_pairing and"),
+    ({"values": {"init_from": "x"}, "placebo": {"model.rope_pairing": "halves"}}, "placebo: it may change the loss of"),
     ({"baseline": "base"}, "baseline: there is no variant 'base'"),
     ({"learning_rates": None}, "learning_rates is missing: give a tuple of numbers"),
     ({"learning_rates": (2e-3, 1e-3)}, f"{LEARNING_RATE}: (0.002, 0.001) must be values in ascending order"),
@@ -161,6 +162,7 @@ MISTAKES = [
     ({"values": {"eval.patience": 2}}, "eval.patience is 2, and a sweep does not use it; set it to 0 in values"),
     ({"variants": TWO | {"b": {"log.detail_every": 4}}, **PAIR}, "log.detail_every is 4, and a sweep does not"),
     ({"values": {"train.on_nonfinite": "skip"}}, "set it to 'stop' in values"),
+    ({"values": {"train.profile": (1, 2)}}, "train.profile is (1, 2), and a sweep does not use it"),
     ({"base": "configs/shakespere.py"}, "there is no file configs/shakespere.py; did you mean"),
 ]  # fmt: skip
 
@@ -194,6 +196,11 @@ def test_missing_and_unknown_fields_are_named(tmp_path, fields, named):
     with pytest.raises(UserError) as caught:
         load_sweep(str(path), "quick")
     assert all(name in str(caught.value) for name in (str(path), *named))
+
+
+def test_a_path_may_begin_with_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", str(TINY.parent))
+    assert load_sweep("~/tiny_sweep.py", "quick").background == load_sweep(str(TINY), "quick").background
 
 
 def test_axes_refuse_what_would_be_ambiguous():
