@@ -113,7 +113,7 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     variances = variances**2
     total = float(variances.sum())
     parts = [v**2 / c.df for v, c in zip(variances, cells, strict=True) if c.df > 0]
-    df = float(total**2 / sum(parts)) if total > 0 and len(parts) == k else 0.0
+    df = 0.0 if len(parts) < k else float(total**2 / sum(parts)) if total > 0 else sum(c.df for c in cells)
     mean = Estimate(float(effects.mean()), math.sqrt(total) / k, df, k)
     between = float(effects.var(ddof=1))
     half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(between * (1 + 1 / k))
