@@ -56,12 +56,12 @@ def claims(directory: Path) -> list[dict]:
     """
     rows = []
     for page in pages(directory):
-        if "+" not in page.name:  # an addition has the placebo of its study
-            rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
+        rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
     compared = [row for row in rows if row["kind"] == CLAIM]
     for row, p in zip(compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True):
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
-    return compared + [row for row in rows if row["kind"] == PLACEBO]
+    # An addition has the placebo of its study.
+    return compared + [row for row in rows if row["kind"] == PLACEBO and "+" not in row["page"]]
 
 
 def summary(rows: list[dict]) -> str:

@@ -33,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--add", metavar="WORKDIR", type=Path, help=f"a sweep of a baseline and {RELABELED!r}")
     parser.add_argument("--name", help="of the new file, without .csv")
     arguments = parser.parse_args(argv)
+    if bool(arguments.add) != bool(arguments.name):
+        parser.error("--add WORKDIR and --name NAME belong together")
     if arguments.add:
         add(arguments.add, arguments.directory / "placebo" / f"{arguments.name}.csv")
     written = "written by python3 -m benchmarks.placebo"
@@ -52,7 +54,7 @@ def add(workdir: Path, path: Path) -> None:
 def differences(path: Path) -> list[float]:
     """Return the placebo's loss minus the baseline's, for each seed that both finished."""
     losses = {True: {}, False: {}}
-    for row in rows_of(path):
+    for row in (row for row in rows_of(path) if row["test_loss"]):
         losses[row["variant"] == RELABELED][int(row["seed"])] = float(row["test_loss"])
     return [losses[True][seed] - losses[False][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
 
@@ -71,7 +73,8 @@ def table(directory: Path) -> str:
         share = f"{wrong} of {len(blocks)} ({100 * low:.1f} to {100 * high:.1f} %)"
         rows.append([f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share])
     for path in sorted(directory.glob("*/claims.csv")):
-        for row in (row for row in rows_of(path) if row["kind"] == PLACEBO):
+        found = [] if "+" in path.parent.name else rows_of(path)  # an addition has the placebo of its study
+        for row in (row for row in found if row["kind"] == PLACEBO):
             numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
             rows.append([f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"])
     header = ["runs", "pairs", "placebo − baseline [95 % interval]", "p", f"blocks of {BLOCK} with p < 0.05"]

@@ -11,7 +11,8 @@ from synthetic_sweep import sweep
 
 from benchmarks import claims, placebo
 from benchmarks.page import rows_of
-from lm.sweeps.report import to_csv
+from lm.sweeps.analysis import analyze
+from lm.sweeps.report import claim_rows, to_csv
 from lm.sweeps.results import append_runs
 
 RESULTS = ROOT / "docs" / "results"
@@ -70,6 +71,8 @@ def test_placebos_are_read_in_blocks_of_five(tmp_path):
     differences = [0.1, 0.11, 0.09, 0.1, 0.1] + [0.01, -0.01, 0.02, -0.02, 0.0] * 3
     rows = [{"variant": name, "seed": seed, "test_loss": 2.0 + (name != "SiLU") * d}
             for seed, d in enumerate(differences) for name in ("SiLU", "relabeled")]  # fmt: skip
+    rows.append({"variant": "SiLU", "seed": 20, "test_loss": None})  # it diverged
+    rows.append({"variant": "relabeled", "seed": 20, "test_loss": 2.0})
     (tmp_path / "placebo").mkdir()
     (tmp_path / "placebo" / "many.csv").write_text(to_csv(rows))
     lines = placebo.table(tmp_path).splitlines()
@@ -85,3 +88,20 @@ def test_the_runs_of_a_sweep_are_added(tmp_path):
     rows = rows_of(tmp_path / "placebo" / "new.csv")
     assert {(row["phase"], row["learning_rate"]) for row in rows} == {("final", "0.002")}
     assert len(rows) == 20
+
+
+def test_an_addition_counts_as_a_claim_and_its_placebo_is_that_of_its_study(tmp_path):
+    for name in ("gates", "gates+new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.json").touch()
+        (tmp_path / name / "claims.csv").write_text(to_csv(claim_rows(analyze(*sweep()))))
+    kinds = {page: [row["kind"] for row in claims.claims(tmp_path) if row["page"] == page]
+             for page in ("gates", "gates+new")}  # fmt: skip
+    assert kinds == {"gates": ["claim", "claim", "placebo"], "gates+new": ["claim", "claim"]}
+    assert placebo.table(tmp_path).count("\n") == 2
+
+
+def test_a_new_file_of_placebos_needs_a_name(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        placebo.main([str(tmp_path), "--add", str(tmp_path)])
+    assert "--name NAME" in capsys.readouterr().err
