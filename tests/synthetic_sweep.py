@@ -22,7 +22,7 @@ START = {
 
 def about(arm: str, cell: str = "", size: int = 100) -> dict:
     """Return the entry of a variant in sweep.json; size: its parameters, and its FLOPs per token."""
-    data = {"name": "text", "fingerprint": "f" * 20, "notices": [], "test_bytes_per_token": 1.0, "best_test_loss": None,
+    data = {"name": "text", "fingerprint": "f" * 20, "notices": [], "test_bytes_per_token": 1.0,
             "unigram": {"validation": 2.5, "test": 2.75}}  # fmt: skip
     config = {"model": {"d_ff": 8}, "optimizer": {"name": "adamw", "schedule": "cosine"},
               "train": {"steps": 10, "batch_size": 32, "seq_len": 64},
@@ -30,8 +30,7 @@ def about(arm: str, cell: str = "", size: int = 100) -> dict:
     return {
         "arm": arm, "cell": cell, "changes": {} if arm == "plain" else {"model.ffn": arm}, "tune": {RATE: list(GRID)},
         "seeds": list(SEEDS), "tuning_seeds": list(TUNING_SEEDS), "n_params": size, "flops_per_token": 6.0 * size,
-        "n_params_without_embeddings": size, "flops_per_token_without_embeddings": 6.0 * size, "tokens": TOKENS * size,
-        "fingerprint": "x", "data": data, "config": config, "warm_starts": {},
+        "tokens": TOKENS * size, "data": data, "config": config, "warm_starts": {},
     }  # fmt: skip
 
 

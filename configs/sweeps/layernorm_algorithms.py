@@ -19,7 +19,7 @@ The page's runs are of the earlier method: 5 seeds at the best rate of the grid 
 They took 59 minutes on one CPU core.
 """
 
-from lm.sweeps import LEARNING_RATE, Budget, Sweep
+from lm.sweeps import LEARNING_RATE, Sweep
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
 TRAINED = {"init_from": "runs/layernorm-{seed}"}
@@ -42,8 +42,4 @@ def get_sweep():
         placebo={"model.rope_pairing": "adjacent"},
         comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
-        budgets={
-            "quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20}),
-            "full": Budget(tuning_seeds=2, seeds=10),
-        },
     )

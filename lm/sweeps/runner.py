@@ -63,7 +63,7 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
     resumed = (workdir / SWEEP).is_file() and not dry_run
     traced = set(variants) if resumed else refuse_idle_changes(variants, progress.say)
     if together is None:
-        together = _runs_that_fit(variants)
+        together = min(runs_that_fit(v.run_config(v.first_point, 0)) for v in variants.values())
     # The final runs of one variant always share a program.
     together = min(together, -(-plan.budget.seeds // jax.device_count()))
     if dry_run:
@@ -78,11 +78,6 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         return _Runner(variants, record, workdir, together, progress.say, signals).run(again=bool(published))
-
-
-def _runs_that_fit(variants: dict[str, Variant]) -> int:
-    """Return how many runs of any variant fit on a device."""
-    return min(runs_that_fit(v.run_config(v.first_point, 0)) for v in variants.values())
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:

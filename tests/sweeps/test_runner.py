@@ -14,7 +14,7 @@ from lm.data import Corpus, Split
 from lm.errors import UserError
 from lm.sweeps import runner as module
 from lm.sweeps.record import read_failures
-from lm.sweeps.results import append_runs, read_runs
+from lm.sweeps.results import Run, append_runs, read_runs
 from lm.sweeps.runner import _Runner
 from lm.sweeps.tuning import LEARNING_RATE
 
@@ -127,6 +127,29 @@ def test_two_processes_divide_the_runs(tmp_path, fake, monkeypatch):
     assert len(second) == 2
     keys = [run.key for run in read_runs(tmp_path)]
     assert len(fake.trained) == len(keys) == 48  # no run was trained twice
+
+
+def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(tmp_path, fake, monkeypatch):
+    """Each of four groups takes a minute; another process finishes the last one during the first."""
+    train, lines, now, size = Fake.train, [], [0.0], 2 * jax.device_count()
+    keys = [("final", "rms", (1e-3,), seed) for seed in range(4 * size)]
+
+    def a_minute(self, signals):
+        if not now[0]:
+            append_runs(
+                tmp_path, [Run(*key[:2], {LEARNING_RATE: 1e-3}, key[3], "finished") for key in keys[3 * size :]]
+            )
+        now[0] += 60
+        return train(self, signals)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Fake, "train", a_minute)
+    start(tmp_path, lines=lines).train(keys)
+    assert lines == [
+        f"final 1/4: {size} runs of rms",
+        f"final 2/4: {size} runs of rms, 1.00 minutes left for all final runs",  # 2 of 4 groups in 60 s
+        f"final 3/4: {size} runs of rms, 40.0 seconds left for all final runs",  # 3 of 4 groups in 120 s
+    ]
 
 
 @pytest.mark.parametrize("phase", ["tuning", "final"])
