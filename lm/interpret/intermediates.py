@@ -16,6 +16,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from lm import model, parameters
 from lm.config import ResolvedModel
@@ -65,11 +66,9 @@ def capture(
     """
     c, patches = run.config.model, patches or {}
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
-    if c.residual == "hyper_connections":
-        last = f"layers/{c.n_layers - 1}/residual"
-        if lost := [name for name in values if name.endswith("/residual") and name != last]:
-            instead = f"{lost[0].removesuffix('residual')}ffn/output or {last}"
-            raise UserError(f"{lost[0]}: with residual = {c.residual} the layers read other arrays; patch {instead}")
+    if lost := [name for name in values if name in _unread(c)]:
+        instead = f"layers/0/ffn/output or layers/{c.n_layers - 1}/residual"
+        raise UserError(f"{lost[0]}: a patch has no effect, because no layer reads it; patch for example {instead}")
     # A partial object is a new static argument: a function may depend on a variable that has changed.
     functions = {name: functools.partial(value) for name, value in values.items() if callable(value)}
     arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
@@ -169,13 +168,33 @@ def _axes(c: ResolvedModel) -> dict[str, str]:
     found = {}
 
     def tap(name, x):
+        if name in found:
+            raise ValueError(f"two intermediates have the name {name}; rename one")
         found[name] = AXES.get(name.rpartition("/")[2], "")
         return x
 
-    table = parameters.parameter_table(c)
-    params = parameters.nest({path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()})
-    jax.eval_shape(lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True), params)
+    jax.eval_shape(lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True), _shapes(c))
     return found
+
+
+def _shapes(c: ResolvedModel) -> dict:
+    """Return the shapes of the parameters, nested."""
+    table = parameters.parameter_table(c)
+    return parameters.nest({path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()})
+
+
+@functools.lru_cache
+def _unread(c: ResolvedModel) -> frozenset[str]:
+    """Return the names of the intermediates that the logits do not depend on, by tracing the model."""
+    names = sorted(_axes(c))  # as in the arguments of a traced program
+
+    def changed(added: dict, params):
+        tap = lambda name, x: x + added[name].astype(x.dtype)  # noqa: E731
+        return _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True)
+
+    program = jax.make_jaxpr(changed)(dict.fromkeys(names, jnp.float32(0)), _shapes(c))
+    _, reads = dce_jaxpr(program.jaxpr, [True])
+    return frozenset(name for name, is_read in zip(names, reads, strict=False) if not is_read)
 
 
 def _matches(pattern: str, c: ResolvedModel) -> list[str]:

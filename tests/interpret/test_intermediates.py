@@ -1,6 +1,7 @@
 """Captured intermediates equal NumPy's, patches have the derived effect, and without hooks nothing changes."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from tiny import redrawn, tiny, unstack_layers
 from lm import model, past
 from lm.errors import UserError
 from lm.interpret import capture, logit_lens, names, patch
+from lm.layers import variants
 from lm.trained_model import TrainedModel
 
 HEADS = {"attn_gate": "element", "attn_differential": True, "attn_exclusive": "full"}
@@ -171,6 +173,22 @@ def test_second_derivatives_are_those_of_reverse_mode(run, captured):
         jax.jvp(gradient, (x_TD,), (v_TD,))
 
 
+@pytest.mark.parametrize("residual", ["hyper_connections", "own"])
+def test_a_patch_that_no_layer_reads_is_refused(residual, monkeypatch):
+    """Branches of a user's own residual kind, like those of hyper-connections, may read another array than x."""
+    own = types.SimpleNamespace(
+        carry=lambda c, x_BTD: {"own_BTD": x_BTD},
+        read=lambda here, stream, branch: stream["own_BTD"],
+        add=lambda here, stream, branch, y: stream | dict.fromkeys(("own_BTD", "x"), stream["own_BTD"] + y),
+    )
+    monkeypatch.setitem(variants.RESIDUALS, "own", own)
+    run = run_of(residual=residual)
+    read = ["layers/0/ffn/output", "layers/1/residual"]
+    jax.eval_shape(lambda: patch(run, IDS, dict.fromkeys(read, 0)))
+    with pytest.raises(UserError, match=f"^layers/0/residual: a patch has no effect, .*{' or '.join(read)}$"):
+        patch(run, IDS, {"*/residual": 0})
+
+
 def test_a_function_among_the_patches_is_traced_on_every_call(run):
     """It may depend on a variable that has changed."""
     factor, seen = 1.0, []
@@ -210,15 +228,20 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
                       "heads", "ffn/output", "residual", "final_norm/output"}  # fmt: skip
 
 
+def test_two_intermediates_of_one_name_are_refused(monkeypatch):
+    """A patch would replace both, and only one be captured."""
+    tapped = types.SimpleNamespace(apply=lambda here, stream, v: (stream, here.context.tap(here.module, "v", v)))
+    monkeypatch.setitem(variants.VALUES, "norm_bias", tapped)  # any key that is true
+    with pytest.raises(ValueError, match="two intermediates have the name layers/0/attention/v; rename one"):
+        names(run_of(d_ff=28))
+
+
 MISTAKES = {
     r"did you mean layers/1/attention/weights.*\n.*0 to 1\): embedding, layers/\*/attention_norm/output, ": (
         lambda run: capture(run, IDS, ["layers/1/atention/weight"])
     ),
     "layers/7/residual: the model has no intermediate": lambda run: patch(run, IDS, {"layers/7/residual": 0}),
     r"shape \(3, 16\); expected \(8, 16\)": lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
-    "layers/0/residual: .* hyper_connections .*; patch layers/0/ffn/output or layers/1/residual": (
-        lambda run: patch(run_of(residual="hyper_connections"), IDS, {"*/residual": 0})
-    ),
     "integers from 0 to 18": lambda run: capture(run, [1, 99], []),
     r"shape \(0,\).*T from 1 to 8": lambda run: capture(run, [], []),
     r"shape \(9,\).*T from 1 to 8": lambda run: capture(run, range(9), []),
