@@ -637,3 +637,19 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
     last = past.Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
     np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
+
+
+@pytest.mark.parametrize("name", ["own", "k"])
+def test_two_caches_of_one_name_in_a_module_are_refused(name, monkeypatch):
+    """Decoding would read one in place of the other in silence. Attention's own are k, v and bias."""
+
+    def apply(here, stream, v_BTGK):
+        flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
+        sums = [here.running_sum(name, x_BTC) for x_BTC in ([flat_BTC] if name == "k" else [flat_BTC, 2 * flat_BTC])]
+        return stream, sum(sums).reshape(v_BTGK.shape)
+
+    monkeypatch.setitem(variants.VALUES, "norm_bias", types.SimpleNamespace(apply=apply))  # any key that is true
+    c = tiny().model
+    decoder = decoding.Decoder(layer_stack.split_layers(redrawn(c), c), c, T, c.vocab_size)
+    with pytest.raises(ValueError, match=f"layers_0/attention has two caches with the name '{name}'; rename one"):
+        jax.eval_shape(lambda: decoding._apply(decoder, {}, TOKENS, Prefill(lengths_B=np.array([3, 2]), n_slots=T)))

@@ -50,6 +50,13 @@ def _heads_first(x_BSGK):
     return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
+def _keep(module, name: str, x) -> None:
+    """Put an array into the empty cache; raises ValueError if the module has put one of this name there."""
+    if module.has_variable(COLLECTION, name):
+        raise ValueError(f"{'/'.join(module.path)} has two caches with the name {name!r}; rename one")
+    module.put_variable(COLLECTION, name, x)
+
+
 @flax.struct.dataclass
 class Prefill(Past):
     """See whole prompts, and fill the cache."""
@@ -60,17 +67,17 @@ class Prefill(Past):
     def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
         for name, x in _cached(k_BTGK, v_BTGK, options).items():
-            module.put_variable(COLLECTION, name, fill(x, self.lengths_B, n_slots))
+            _keep(module, name, fill(x, self.lengths_B, n_slots))
         return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
     def last(self, module, name: str, x_BTC, n: int):
         x_BTnC = super().last(module, name, x_BTC, n)
-        module.put_variable(COLLECTION, name, self._at_end(x_BTnC)[:, 0, 1:])
+        _keep(module, name, self._at_end(x_BTnC)[:, 0, 1:])
         return x_BTnC
 
     def running_sum(self, module, name: str, x_BTC):
         sum_BTC = super().running_sum(module, name, x_BTC)
-        module.put_variable(COLLECTION, name, self._at_end(sum_BTC))
+        _keep(module, name, self._at_end(sum_BTC))
         return sum_BTC
 
     def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
@@ -79,7 +86,7 @@ class Prefill(Past):
             return jnp.where(is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0)
 
         state_B, outputs_BT = self._recur(name, chunk, state, jax.tree.map(kept, inputs), size, n_batch)
-        module.put_variable(COLLECTION, name, state_B)
+        _keep(module, name, state_B)
         return outputs_BT
 
     def _at_end(self, x_BT):
