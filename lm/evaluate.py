@@ -1,6 +1,7 @@
 """Evaluate a trained model: python -m lm.evaluate --workdir runs/NAME."""
 
 import argparse
+import hashlib
 import os
 import re
 import sys
@@ -115,7 +116,9 @@ def file_name(step: int | str, split: str, sources: list[str], **windows: int | 
     'step_600_test_text_novel_txt_stride_64.json'
     """
     names = "_".join(re.sub(r"[^\w+-]+", "_", source).strip("_") for source in sources)
-    names = names.encode()[-MAX_BYTES:].decode(errors="ignore")  # the ends of paths tell them apart
+    if len(names.encode()) > MAX_BYTES:
+        digest = hashlib.sha256(names.encode()).hexdigest()[:8]
+        names = names.encode()[-MAX_BYTES:].decode(errors="ignore") + f"_{digest}"
     numbers = [f"{name}_{value}" for name, value in windows.items() if value is not None]
     return "_".join(filter(None, [f"step_{step}", split, names, *numbers])) + ".json"
 

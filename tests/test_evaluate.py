@@ -89,7 +89,8 @@ def test_tables_and_json(bench, tmp_path, capsys):
 
 
 def test_each_text_and_stride_has_its_own_file():
-    assert len({file_name(7, "test", [f"text:{name}.txt"]) for name in ("a/novel", "b/novel", "b" * 300 + "c")}) == 3
+    texts = [["a/novel"], ["b/novel"], ["b" * 300 + "c"], ["a", "b" * 300], ["b", "b" * 300]]
+    assert len({file_name(7, "test", [f"text:{name}.txt" for name in names]) for names in texts}) == len(texts)
 
 
 def test_long_names_of_texts_leave_room_for_the_numbers():
