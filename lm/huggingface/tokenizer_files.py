@@ -34,7 +34,8 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
     if tokenizer.vocab_size > config.model.vocab_size:
         raise UserError(
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
-            f"{config.model.vocab_size}; use the tokenizer of this checkpoint"
+            f"{config.model.vocab_size}; delete tokens that the model lacks from its added_tokens (that of images in "
+            "Gemma 3), or use the tokenizer of this checkpoint"
         )
     tokenizer.end_ids = sorted(find_end_ids(read_settings(directory, ENDS)))
     return tokenizer

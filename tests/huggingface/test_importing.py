@@ -15,11 +15,12 @@ import pytest
 from huggingface_checkpoints import EXPECTED, checkpoint, edit_tensors, planned
 
 from lm import model, parameters
+from lm.data.tokenizers import CharTokenizer
 from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.families import FAMILIES
 from lm.huggingface.safetensors_files import TensorFiles, write_tensors
-from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
+from lm.huggingface.tokenizer_files import load_tokenizer, read_settings, to_tokenizer_json
 from lm.huggingface.weights import load_params
 
 SLOW = ("gpt2 erf gelu", "linear rope", "llama")  # about a second each
@@ -218,6 +219,20 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
         with pytest.raises(UserError) as error:
             load_params(tmp_path, read_config(tmp_path))
         assert message in str(error.value)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
+    """As that of Gemma 3 1B, which is read without its last token."""
+    config = read_config(checkpoint(tmp_path))
+    n = config.model.vocab_size
+    spec = json.loads(to_tokenizer_json(CharTokenizer(map(chr, range(97, 97 + n)))))
+    off = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = {"added_tokens": [{"id": n, "content": "<image_soft_token>", "special": True} | off]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | added))
+    with pytest.raises(UserError, match=f"has ids up to {n}, .* delete .* from its added_tokens"):
+        load_tokenizer(tmp_path, config)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    assert load_tokenizer(tmp_path, config).vocab_size == n
 
 
 def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
