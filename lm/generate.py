@@ -45,11 +45,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def read_prompts(a: argparse.Namespace) -> list[str]:
     """Return the prompts of the arguments, a file or standard input; none: the default one."""
-    if a.prompt and a.prompt_file:
+    if a.prompt and a.prompt_file is not None:
         raise UserError("--prompt and --prompt-file: give one of them")
     if "" in (a.prompt or []):
         raise UserError("--prompt is empty; the model needs at least one token to continue")
-    if not a.prompt_file:
+    if a.prompt_file is None:
         return a.prompt or []
     try:
         content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).expanduser().read_bytes()

@@ -71,6 +71,7 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.generate("the", 3, stop=[""]), "stop: a stop string is empty"),
         (lambda run: run.stream("the", 3), "prompts: 'the' is not a list of texts"),
         (lambda run: run.generate([3], 3), "prompts: .3. is not a list of texts"),
+        (lambda run: run.generate(iter(["the"]), 3), "prompts: .* is not a list of texts"),
     ],
 )
 def test_mistakes_are_user_errors(run, call, message):

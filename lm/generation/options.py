@@ -74,7 +74,8 @@ def _check(name: str, value: Any) -> None:
         value = value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value  # a NumPy scalar
         checked(value, typing.get_type_hints(Options)[name], field)
         return
-    if isinstance(value, str) or not all(isinstance(text, str) for text in value):
+    used_up = iter(value) is value  # an iterator has no texts after this check
+    if isinstance(value, str) or used_up or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{short(value)} is not a list of texts")
     if name == "stop" and "" in value:
         raise ValueError("a stop string is empty")
