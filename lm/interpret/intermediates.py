@@ -192,7 +192,7 @@ def _unread(c: ResolvedModel) -> frozenset[str]:
         tap = lambda name, x: x + added[name].astype(x.dtype)  # noqa: E731
         return _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True)
 
-    program = jax.make_jaxpr(changed)(dict.fromkeys(names, jnp.float32(0)), _shapes(c))
+    program = jax.make_jaxpr(changed)(dict.fromkeys(names, jax.ShapeDtypeStruct((), np.float32)), _shapes(c))
     _, reads = dce_jaxpr(program.jaxpr, [True])
     return frozenset(name for name, is_read in zip(names, reads, strict=False) if not is_read)
 
