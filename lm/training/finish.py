@@ -36,9 +36,9 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
             return "interrupted"
         single = len(parts) == 1
         lines[name] = parts[0] if single else loop.write_evaluation({"step": step, "split": name} | joined(parts))
+    loop.save(state, step)  # before the scores: a task's own code may fail
     for kind in loop.scorers:
         loop.write_scores(kind, state, step)
-    loop.save(state, step)
     loop.wait_for_checkpoint()
     write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)

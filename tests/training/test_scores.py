@@ -6,11 +6,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from running import assert_same_run, metrics_of, summary_of
+from running import assert_same_run, checkpoint_steps, metrics_of, summary_of
 from tiny import redrawn, tiny
 
 from lm.data import Corpus, Split, tokenizers
+from lm.errors import UserError
 from lm.training import probes
+from lm.training import scores as module
 from lm.training.loss_curve import loss_curve
 from lm.training.run import Run
 from lm.training.scores import probe_losses
@@ -52,6 +54,17 @@ def test_a_model_that_predicts_all_tokens_alike_has_the_loss_of_chance(packed):
     for name, loss in probe_losses(run, params).items():
         assert loss == pytest.approx(math.log(19), rel=1e-6)
         assert abs(learned[name] - loss) > 0.01
+
+
+def test_scores_that_fail_at_the_end_leave_the_last_state(train, tmp_path, monkeypatch):
+    """A task may have a character that the tokenizer does not know."""
+
+    def fail(run, params):
+        raise UserError("an unknown character")
+
+    monkeypatch.setattr(module, "probe_losses", fail)
+    code, output = train(tmp_path / "run", PROBES, "--config.eval.every=0", "--config.checkpoint.every=0")
+    assert (code, "an unknown character" in output, checkpoint_steps(tmp_path / "run")) == (2, True, [12])
 
 
 def test_scores_are_logged_once_plotted_and_in_the_summary(train, bench, tmp_path):
