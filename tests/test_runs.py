@@ -21,6 +21,9 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     config["train"]["seed"] = 7
     path.write_text(json.dumps(config))
     (tmp_path / "runs" / "second" / "summary.json").unlink()
+    config["train"]["steps"] = 24
+    extended = shutil.copytree(bench.reference(), tmp_path / "runs" / "extended")  # from 12 steps, and killed
+    (extended / "config.json").write_text(json.dumps(config))
     (tmp_path / "runs" / "third").mkdir()
     (tmp_path / "runs" / "third" / "config.json").write_text("{")
     (tmp_path / "runs" / "exported").mkdir()
@@ -28,13 +31,14 @@ def test_runs_are_listed_with_what_differs(bench, command, tmp_path):
     shutil.copytree(bench.reference(), tmp_path / "runs" / "fourth")
     os.mkfifo(tmp_path / "runs" / "fourth" / "pipe")
     code, output = command(__main__.main, "runs")
-    header, first, fourth, second, third = output.splitlines()
+    header, extended, first, fourth, second, third = output.splitlines()
     assert code == 0
     assert header.split() == ["run", "status", "steps", "best", "at", "size", "goodput", "differs", "in"]
     assert first.split()[:3] == ["first", "finished", "12"]
     assert second.split()[:4] == ["second", "not", "finished", "12"]
-    assert first.endswith("  train.seed=0")
-    assert second.endswith("  train.seed=7")
+    assert extended.split()[:4] == ["extended", "not", "finished", "12"]
+    assert first.endswith("  train.seed=0  train.steps=12")
+    assert second.endswith("  train.seed=7  train.steps=12")
     assert "config.json is corrupted" in third
     assert "pipe is a pipe or a device" in fourth
     assert command(runs.main, tmp_path / "nothing")[0] == 2

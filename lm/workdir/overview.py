@@ -38,7 +38,9 @@ def read_overview(path: Path) -> Overview:
     losses = validation_losses(lines)
     step = best_step(losses, losses)
     best = ("", "") if step is None else (f"{losses[step]:.4f}", f"{step:,}")
-    status, goodput = saved.summary.get("status", "not finished"), saved.summary.get("goodput", {}).get("steps")
+    # The summary of a run that is being extended is of its earlier end.
+    summary = saved.summary if saved.finished_at in (None, config["train.steps"]) else {}
+    status, goodput = summary.get("status", "not finished"), summary.get("goodput", {}).get("steps")
     size = sum(file.stat().st_size for file in files_below(path) if file.exists())
     return Overview(path, config, status, max((x["step"] for x in lines), default=0), best, goodput, lines, size)
 
