@@ -61,7 +61,7 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
         if p.layers is not None and p.kind == "weight":
             weights.append((p.layers, p.size / len(p.layers), mean_square))
     if weights:
-        n_layers = max(len(layers) for layers, _, _ in weights)
+        n_layers = 1 + max(max(layers) for layers, _, _ in weights)
         sizes = [_by_layer(layers, size, n_layers) for layers, size, _ in weights]
         squares = (_by_layer(layers, mean_square, n_layers) for layers, _, mean_square in weights)
         found["layers"] = jnp.sqrt(sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True)))

@@ -12,6 +12,7 @@ from running import python
 from tiny import redrawn, state_of, tiny
 
 from lm import model, parameters, step
+from lm.declarations import Parameter
 from lm.parameters import flat
 from lm.training import layer_statistics
 
@@ -115,6 +116,15 @@ def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_sa
     for path, ratio in found["update_ratio"].items():
         np.testing.assert_allclose(ratio, found["updates"][path] / found["parameters"][path], rtol=1e-5)
     chex.assert_trees_all_close(jit_statistics(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
+
+
+def test_weights_that_different_layers_have_belong_to_their_layers():
+    """Layers 0 and 2 have one weight, and layer 1 another."""
+    weight = Parameter((4,), "D", kind="weight", init="zeros")
+    table = {"layers/a": weight.stacked((0, 2)), "layers/b": weight.stacked((1,))}
+    values = {"layers/a": np.float32([[1] * 4, [3] * 4]), "layers/b": np.float32([[2] * 4])}
+    found = layer_statistics._root_mean_squares(parameters.nest(values), table)
+    np.testing.assert_allclose(found["layers"], [1, 2, 3])
 
 
 # All examples are measured on any mesh, because no device has more than N_EXAMPLES of them.
