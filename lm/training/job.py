@@ -34,7 +34,7 @@ from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas
 from lm.workdir.directory import Workdir, default_workdir
-from lm.workdir.metrics import MetricsWriter, best_step, log_every
+from lm.workdir.metrics import MetricsWriter, best_step
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import SETTINGS, check_checkpoints, newest_checkpoint
 
@@ -105,9 +105,8 @@ def train(
                 writes=processes.is_first(),
             )
             with closing(writer):
-                every = log_every(record) if record else 0
                 checkpoints.protected = set(record.get("protected", ()))
-                if resumed_at and (warning := writer.missing_lines(resumed_at, every)):
+                if resumed_at and (warning := writer.missing_lines(resumed_at, record)):
                     progress.say(warning)
                     checkpoints.protected.update(checkpoints.steps())  # one of them may be the best
                 elif record and evaluated_windows(record["config"]) != evaluated_windows(to_dict(run.config)):
@@ -133,8 +132,7 @@ def train(
                     record=record
                     | {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint}
                     | {"tokenizer": run.corpus.tokenizer and run.corpus.tokenizer.to_json()}
-                    | {"config": to_dict(run.config), "log_every": max(every, log.every)}
-                    | {"protected": sorted(checkpoints.protected)}
+                    | {"config": to_dict(run.config), "protected": sorted(checkpoints.protected)}
                     | ({SETTINGS: loaded.settings} if loaded else {}),
                     scorers=scoring,
                     clock=clock,

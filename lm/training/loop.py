@@ -160,7 +160,8 @@ class Loop:
             writer.fsync()
             checkpoints.val_losses = writer.validation_losses()
             state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-            checkpoints.save(step, state, self.record | {"seconds": self.clock.seconds()})
+            gap = step - writer.last_step(step) + 1  # see `missing_lines`
+            checkpoints.save(step, state, self.record | {"log_every": gap, "seconds": self.clock.seconds()})
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written."""

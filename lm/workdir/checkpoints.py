@@ -29,7 +29,7 @@ from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
 from lm.text_tables import some
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
-from lm.workdir.metrics import best_step, log_every, missing_lines, read_metrics, validation_losses
+from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import checkpoint_steps
 
@@ -301,8 +301,7 @@ def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
     with contextlib.suppress(FileNotFoundError):
         lines = read_metrics(path)
     with contextlib.suppress(Corrupted, KeyError, TypeError):  # an import has no metrics, and its step is 0
-        every = log_every(_read_record(directory, newest)["meta"])
-        if warning := missing_lines(path, lines, newest, every):
+        if warning := missing_lines(path, lines, newest, _read_record(directory, newest)["meta"]):
             print(warning, file=sys.stderr)  # standard output may hold what the model generates
     return validation_losses(lines)
 

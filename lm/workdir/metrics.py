@@ -113,15 +113,13 @@ def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
     return min((step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None)
 
 
-def log_every(meta: dict) -> int:
-    """Return the most steps between two lines of a run in any of its starts, from the record of a checkpoint."""
-    return meta.get("log_every", meta["config"]["log"]["every"])
+def missing_lines(path: Path, lines: list[dict], step: int, meta: dict) -> str | None:
+    """Return a warning if the last lines before the checkpoint of `step` are missing, by its record `meta`.
 
-
-def missing_lines(path: Path, lines: list[dict], step: int, every: int) -> str | None:
-    """Return a warning if the lines, one every `every` steps, end before the checkpoint of `step`."""
+    "log_every" of the record is more than the steps from the last line to the checkpoint.
+    """
     last = max((line["step"] for line in lines), default=0)
-    if last + every > step:
+    if last + meta.get("log_every", meta["config"]["log"]["every"]) > step:
         return None
     return (
         f"WARNING: {path} is corrupted: lines of steps {last + 1} to {step} are missing, and are not written again; "
@@ -144,8 +142,8 @@ class MetricsWriter:
         last_kept = -1 if resume_step is None else resume_step
         lines = read_metrics(self._path) if self._path.exists() else []
         lines = [line for line in lines if line["step"] <= last_kept]
-        last = lines[-1]["step"] if lines else None
-        self._last_step = [line for line in lines if line["step"] == last]
+        self._steps = [line["step"] for line in lines]
+        self._last_step = [line for line in lines if line["step"] == self._steps[-1]]
         self._evaluations = [line for line in lines if "split" in line]
         self._file = self._wandb = None
         self._tensorboard: EventFile | None = None
@@ -159,6 +157,7 @@ class MetricsWriter:
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
+        self._steps.append(line["step"])
         self._last_step = [*self.lines_of(line["step"]), line]
         if "split" in line:
             self._evaluations.append(line)
@@ -179,9 +178,13 @@ class MetricsWriter:
         """Return the lines of this step if it is the last one that was written, now or before a resume."""
         return [line for line in self._last_step if line["step"] == step]
 
-    def missing_lines(self, step: int, every: int) -> str | None:
+    def last_step(self, limit: int) -> int:
+        """Return the last step up to `limit` that has a line; 0: none has."""
+        return max((step for step in self._steps if step <= limit), default=0)
+
+    def missing_lines(self, step: int, meta: dict) -> str | None:
         """Return a warning if the last lines before a restored step are missing; see the function of this name."""
-        return missing_lines(self._path, self._last_step, step, every)
+        return missing_lines(self._path, self._last_step, step, meta)
 
     def validation_losses(self) -> dict[int, float]:
         """Return the comparable validation losses by step; see the function of this name."""

@@ -13,6 +13,7 @@ from test_variants import BASE, PAIRS
 
 from benchmarks.faults.runs import stopped_at
 from lm.training.loop import Loop
+from lm.workdir.metrics import cut_back
 
 
 def steps_logged(workdir) -> list[int]:
@@ -235,14 +236,18 @@ def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
 
 @pytest.mark.slow
 def test_lines_of_a_larger_log_every_are_not_missing(train, tmp_path):
-    """The second start saves at step 9, before its first line. The first one wrote none up to there, either."""
+    """The second start saves at step 9, before its first line. The first one wrote none up to there, either.
+
+    A hole that is shorter than the largest log.every is reported.
+    """
     run = tmp_path / "run"
-    for log, save in ((100, 8), (5, 9), (5, 9)):
+    for log, save, hole in ((100, 8, False), (5, 9, False), (1, 11, False), (1, 11, True)):
         keys = "--config.eval.every=0", f"--config.log.every={log}", f"--config.checkpoint.every={save}"
         code, output = train(run, "--resume", *keys)
-        assert (code, "corrupted" in output) == (0, False)
+        assert (code, "corrupted" in output, "steps 11 to 11 are missing" in output) == (0, hole, hole)
         shutil.rmtree(run / "checkpoints" / "12")
         (run / "summary.json").unlink()
+        cut_back(run / "metrics.jsonl", 10)
 
 
 def test_a_run_whose_checkpoints_were_deleted_is_refused(bench, train, tmp_path):

@@ -108,9 +108,12 @@ def test_a_wrong_line_is_an_error_that_names_it(tmp_path):
 def test_missing_lines_before_a_checkpoint_are_reported(tmp_path):
     write(tmp_path, range(6))
     with closing(MetricsWriter(tmp_path, resume_step=5, tensorboard=False)) as writer:
-        assert writer.missing_lines(5, every=1) is None
-        assert writer.missing_lines(14, every=10) is None
-        assert "steps 6 to 15 are missing" in writer.missing_lines(15, every=10)
+        assert [writer.last_step(limit) for limit in (9, 5, 3, -1)] == [5, 5, 3, 0]
+        config = {"config": {"log": {"every": 10}}}  # the record of a checkpoint of earlier code
+        assert writer.missing_lines(14, config) is None
+        assert "steps 6 to 15 are missing" in writer.missing_lines(15, config)
+        assert writer.missing_lines(5, config | {"log_every": 1}) is None
+        assert "steps 6 to 7 are missing" in writer.missing_lines(7, config | {"log_every": 2})
 
 
 # ---- TensorBoard and W&B ---------------------------------------------------------------------------------------
