@@ -44,7 +44,7 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
 
 
 def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
-    """Return the newest step with a checkpoint up to which both learning rates are equal, and other settings."""
+    """Return the newest step with a checkpoint up to which both learning rates are equal, and what differs."""
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:

@@ -11,8 +11,8 @@ class WallTime:
     """Seconds of a run by activity; together they are its wall time, from the compilation of the first start on.
 
     Args:
-        before: the seconds of earlier starts, as the checkpoint records them that this start resumes. What a killed
-            start did after that checkpoint is not known, and not counted.
+        before: the seconds of earlier starts, from the checkpoint that this start resumes. What a killed start did
+            after that checkpoint is not counted.
 
     >>> clock = WallTime({"steps": 3.0, "evaluation": 1.0})
     >>> [round(share, 2) for share in clock.shares().values()]

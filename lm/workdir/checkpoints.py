@@ -314,7 +314,7 @@ def _directory(workdir: str | Path) -> Path:
 
 
 def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:
-    """Rename files in which Orbax records the times of a checkpoint and that it cannot read, damaged or of a newer one.
+    """Rename Orbax's records of the times of checkpoints that it cannot read: damaged, or written by a newer Orbax.
 
     One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the directory.
     """

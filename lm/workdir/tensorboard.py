@@ -11,7 +11,7 @@ FLUSH_SECONDS = 30
 class EventFile:
     """A file of scalars in workdir/tensorboard. (tensorboardX's SummaryWriter hangs if its thread cannot write.)
 
-    It will have the steps from `first_step` on; readers ignore what earlier files have of these.
+    Readers ignore what earlier files have of the steps from `first_step` on.
     """
 
     def __init__(self, workdir: Path, first_step: int):
