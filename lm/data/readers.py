@@ -26,6 +26,7 @@ SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjso
             ".csv": "csv", ".tsv": "csv"}  # fmt: skip
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
+CACHES = r"cache-\w+\.arrow"  # of its `map` and `filter`, beside the data: copies and indices
 WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
          "dev": "validation", "test": "test"}  # fmt: skip
 TO_THE_END = 2**62  # bytes or records
@@ -65,6 +66,7 @@ def find_spans(
     path = os.path.expanduser(path)
     if kind not in ("hf", *READERS) or not path:
         raise UserError(f'config.data.source: "{source}" is not one of {FORMS}')
+    path = path if storage.is_url(path) else str(Path(path))  # without "./", as the files below it are listed
     if kind == "tfds":
         prepared = tfds_directory.check_prepared(Path(path))
         files = [str(file) for shards, _ in prepared.values() for file in shards]
@@ -126,11 +128,12 @@ def splits_in(name: str) -> list[str]:
 
 
 def _kind_of(file: str) -> str:
-    """Return the kind of a file by its name, "" if it is none of `SUFFIXES`."""
+    """Return the kind of a file by its name, "" if it is not one of `SUFFIXES` or no data."""
     name = file.rpartition("/")[2]
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
-    return "" if name in METADATA else SUFFIXES.get(os.path.splitext(name)[1], "")
+    is_data = name not in METADATA and not re.fullmatch(CACHES, name)
+    return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
 
 
 # ---- Spans -----------------------------------------------------------------------------------------------------------

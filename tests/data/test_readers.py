@@ -99,6 +99,7 @@ def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_pat
         (root / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
         (root / "README.md").write_text("# A data set")
         for split, documents in parts.items():
+            write(root / split / "cache-18676890c6a9ddff.arrow", documents)  # as `Dataset.map` leaves there
             write(root / name.format("val" if layout == "lines" and split == "validation" else split), documents)
         for split, documents in parts.items():
             assert decoded(f"hf:{root}", tmp_path, split) == "\n".join(documents), layout
@@ -248,6 +249,7 @@ BAD = [
     ("jsonl:{0}", lambda root: (root / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 9), ("a.jsonl.zst",)),
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
     ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
+    ("hf:{0}/./", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
     ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "jsonl:{0}")),
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
     ("hf:{0}", lambda root: [write(root / "train.arrow"), write(root / "val.arrow", [])], ("validation",)),
