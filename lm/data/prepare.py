@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from lm.errors import UserError, lasting_output, with_exit_code
+from lm.files import refuse_url
 from lm.git import git_state
 from lm.parser import Parser
 
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     from lm.data.shard_writer import write_shards
 
+    refuse_url(a.output, "--output")
     a.output = Path(a.output).expanduser()
     try:
         with lasting_output():
@@ -74,7 +76,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--min_chars", type=int, default=1, help="leave out shorter documents (default: %(default)s)")
     add("--max_chars", type=int, help="leave out longer documents (default: none)")
     add("--deduplicate", action="store_true", help="keep the first of documents with the same text")
-    add("--unit_mb", type=float, default=64, help="MiB of input per shard (default: %(default)s)")
+    add("--unit_mb", type=float, default=64, help="MiB of input per unit (default: %(default)s)")
     add("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
     a = parser.parse_args(argv)
     missing = [f"--{name}" for name in ("input", "tokenizer", "output") if getattr(a, name) is None]

@@ -78,10 +78,12 @@ def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
 
 
 def _check_arguments(o: argparse.Namespace, first: Span) -> None:
-    """Raise UserError if the tokenizer is unknown or the first document cannot be read."""
+    """Raise UserError if an option does not suit the input, the tokenizer is unknown, or no document can be read."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
         raise UserError("--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE")
+    if o.field != "text" and first.kind.startswith(("text", "tfds")):
+        raise UserError(f"--field: {o.input} is read without a field; leave the option out")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
     elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):

@@ -21,7 +21,7 @@ from lm.files import COUNT, is_file_name, open_regular, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
-RECORD = {"file": str, "split": str, "size": COUNT, "documents": COUNT, "tokens": COUNT, "text_bytes": COUNT,
+RECORD = {"file": str, "split": SPLITS, "size": COUNT, "documents": COUNT, "tokens": COUNT, "text_bytes": COUNT,
           "sha256": str}  # fmt: skip
 MANIFEST_SHAPE = {
     "job": dict,  # the format and the options
@@ -173,9 +173,9 @@ def verify(directory: Path) -> str:
     recorded = {name: record["sha256"] for name, record in records.items()}
     problems = [f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)]
     path = directory / "tokenizer.json"
-    made = [tokenizers.make(f"hf:{path}", (), special_tokens=b).fingerprint for b in (False, True) if path.exists()]
-    if made and manifest["tokenizer"] not in made:
-        problems.append(f"{path} is not the tokenizer of the shards")
+    spec = f"hf:{path}" if path.exists() else "byte"
+    if manifest["tokenizer"] not in [tokenizers.make(spec, (), special_tokens=b).fingerprint for b in (False, True)]:
+        problems.append(f"{path} is {'not the tokenizer of the shards' if path.exists() else 'missing'}")
     if problems:
         raise UserError(*problems, f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again")
     n_tokens = sum(record["tokens"] for record in records.values())

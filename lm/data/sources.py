@@ -11,6 +11,7 @@ from lm.data import cache, readers, shakespeare, storage, tfds_directory
 from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
 from lm.errors import UserError
+from lm.files import refuse_url
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of a run
@@ -119,7 +120,9 @@ def _digest_of(kind: str, path: str | Path, described: list[dict], spans: list[r
 
 def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
     """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared if it is missing."""
-    root = Path(config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    given = config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    refuse_url(given, "config.data.data_dir or TFDS_DATA_DIR")
+    root = Path(given).expanduser()
     directory = tfds_directory.prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":
         directory = shakespeare.download_and_prepare(root, say)

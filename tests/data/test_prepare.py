@@ -177,6 +177,7 @@ def test_a_folder_that_is_not_as_its_manifest_says_is_refused(prepared, tmp_path
     damages = (
         "{}", whole[:-5], whole.replace('"size": ', '"size": "x'), whole.replace('"sha256"', '"sha"'),
         whole.replace('"units": [', '"units": [1, '), whole.replace('"train_000000', '"../train_000000'),
+        whole.replace('"split": "train"', '"split": "training"'),
     )  # fmt: skip
     for damage in damages:
         (prepared / "manifest.json").write_text(damage)
@@ -201,6 +202,9 @@ def test_verify_finds_every_file_that_is_not_as_it_was_written(prepared, tmp_pat
         f"{prepared / 'tokenizer.json'} is not the tokenizer of the shards",
         "3 files differ from manifest.json; restore them or prepare them again",
     ]
+    (prepared / "tokenizer.json").unlink()
+    assert main(["--verify", str(prepared)]) == 2
+    assert f"{prepared / 'tokenizer.json'} is missing" in capsys.readouterr().err
     assert main(["--verify", str(tmp_path)]) == 2
     assert "has no manifest.json" in capsys.readouterr().err
 
@@ -296,6 +300,8 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
         (("--input", "jsonl:/no/such/file"), "is not a file of jsonl, nor a folder"),
         (("--input", "xml:x"), "is not one of text:PATH"),
         (("--tokenizer", "char"), "is not one of byte, hf:PATH, bpe:SIZE"),
+        (("--output", "gs://bucket/out"), "--output gs://bucket/out: URLs are not supported"),
+        (("--input", f"text:{dump}", "--field", "content"), "--field: text:"),
         (("--special_tokens",), "--special_tokens: the byte tokenizer has no special tokens"),
         *(
             (("--tokenizer", f"bpe:{size}"), "SIZE above 256 and below 10000000")

@@ -142,6 +142,8 @@ def test_without_a_network_a_config_may_fall_back_with_a_warning(config, no_netw
     assert corpus.notices[0] in lines
     with pytest.raises(UserError, match="is not a file, nor a folder"):  # which has nothing to do with the network
         quiet(config(source="text:/no/such/file", offline="python_docs"))
+    with pytest.raises(UserError, match="TFDS_DATA_DIR gs://bucket: URLs are not supported"):
+        quiet(config(data_dir="gs://bucket"))
 
 
 @pytest.fixture
