@@ -110,13 +110,14 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
         exported_tensors(export_fields(config, meta.get(SETTINGS))[0], config.model)
         return params
 
-    with written_whole(output, "--output") as partial:
+    with written_whole(output, "--output") as partial, lock(partial, "--output"):
         step, params, meta = restore_params(workdir, step, choose=choose)
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if tokenizer is None:
             print(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
         config = saved_config(meta["config"])
         files = write_checkpoint(partial, config, params, tokenizer, meta.get(SETTINGS))
+        (partial / ".lock").unlink()  # no part of a checkpoint
     print(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
