@@ -28,6 +28,7 @@ from tqdm import tqdm
 import lm
 from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
+from lm.generation.options import check_options
 from lm.generation.text import stream_texts
 from lm.log_probabilities import Score, score, windows
 from lm.trained_model import TrainedModel
@@ -181,8 +182,11 @@ class HarnessModel(TemplateLM):
         options = normalize_gen_kwargs(options, self.max_gen_toks)
         if unknown := sorted(set(options) - SUPPORTED):
             logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
-        temperature = options.get("temperature", 1.0 if options["do_sample"] else 0.0)
-        sampling = Sampling(temperature, **{name: options.get(name) for name in ("top_k", "top_p", "min_p")})
+        drawing: dict[str, Any] = {"temperature": 1.0 if options["do_sample"] else 0.0}
+        drawing |= {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
+        drawing |= {name: drawing.get(name) or None for name in ("top_k", "min_p")}  # 0: all tokens, as in transformers
+        check_options(drawing, "generation_kwargs.{}".format)
+        sampling = Sampling(**drawing)
         n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
         keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1

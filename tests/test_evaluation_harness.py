@@ -209,5 +209,7 @@ def test_mistakes_are_user_errors(adapt, command):
     ):
         with pytest.raises(UserError, match=message):
             adapt(trained(), **options)
+    with pytest.raises(UserError, match=r"generation_kwargs\.top_p: 0\.0 is out of range"):
+        adapt(trained()).generate_until(instances([("the", {"do_sample": True, "top_p": 0.0})]), True)
     with pytest.raises(UserError, match="without a context"):  # there is no end of text
         adapt(trained()).generate_until(instances([("", {})]), True)
