@@ -101,17 +101,17 @@ def _find_splits(path: str, files: list[str], kinds: dict[str, str], say) -> dic
         raise UserError(
             f"config.data.source: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}"
         )
-    splits, data_sets = {}, set()
+    splits, data_sets = {}, {}
     for file in files:
         parts = file.removeprefix(path.rstrip("/") + "/").split("/")
         names = [next(iter(splits_in(part)), "") for part in parts]
-        splits[file] = next(filter(None, reversed(names)), "")
-        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
-        data_sets.add(folders[0] if folders else "")
+        at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
+        splits[file] = names[at]
+        folders = [part for part, name in zip(parts[:at], names, strict=False) if not name and part != "data"]
+        data_sets["/".join(folders)] = "/".join(parts[:at])
     if len(data_sets) > 1:
-        raise UserError(
-            f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{max(data_sets)}"
-        )
+        one = max(data_sets.values())
+        raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
     named = {file: split for file, split in splits.items() if split} or splits
     if unused := [file for file in files if file not in named]:
         say(f"not used, because no split is in the name: {shorten(unused, path)}")

@@ -249,6 +249,7 @@ BAD = [
     ("jsonl:{0}", lambda root: (root / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 9), ("a.jsonl.zst",)),
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
     ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
+    ("hf:{0}", lambda root: [write(root / f"two/{i}/train.jsonl") for i in "ab"], ("several", "hf:{0}/two/b")),
     ("hf:{0}/./", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
     ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "jsonl:{0}")),
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
