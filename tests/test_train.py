@@ -80,6 +80,12 @@ def test_the_metrics_have_every_step_and_its_learning_rate(bench):
     assert lines[-2]["loss"] < lines[4]["loss"]  # the model learned
 
 
+def test_a_run_may_have_the_largest_seed(train, tmp_path):
+    keys = ("--config.train.steps=1", "--config.eval.every=0", "--config.eval.final_splits=test")
+    assert train(tmp_path / "run", "--config.train.seed=4294967295", *keys)[0] == 0
+    assert metrics_of(tmp_path / "run")[-1]["split"] == "test"
+
+
 def test_splits_are_joined_by_their_tokens_and_bytes():
     common = {"windows": 4, "data": "text"}
     parts = [

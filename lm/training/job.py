@@ -194,18 +194,18 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
 
     Parameters that were loaded from another run replace initial values.
     """
-    init = functools.partial(init_state, run.config)
-    abstract = shard_state(jax.eval_shape(init, run.config.train.seed), run.table)
+    init, seed = functools.partial(init_state, run.config), np.uint32(run.config.train.seed)  # an int would be int32
+    abstract = shard_state(jax.eval_shape(init, seed), run.table)
     if checkpoints and (restored := checkpoints.restore(abstract, _as_saved)):
         _, state, record = restored
         if abstract.recent is None or state.recent is None:  # this start may change config.train.on_spike
             state = state.replace(recent=abstract.recent and replicate(current_mesh(), np.asarray(empty_window())))
         return state, record
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
-    state = jax.jit(init, out_shardings=shardings)(run.config.train.seed)  # sharded from the start
+    state = jax.jit(init, out_shardings=shardings)(seed)  # sharded from the start
     if loaded:
         start = jax.jit(functools.partial(state_of_step_0, run.config), out_shardings=shardings)
-        state = start(loaded.into(state.params), run.config.train.seed)
+        state = start(loaded.into(state.params), seed)
     return state, {}
 
 
