@@ -88,12 +88,11 @@ def suggestion(name: str) -> str:
     if section and section not in names:
         near = close_match(section, names, "did you mean {}?", cutoff=0.5)
         return f"section {section[:80]!r}; " + (near or f"there are {', '.join(names)}")
+    if elsewhere := [n for n in leaves if n.rpartition(".")[2] == leaf]:
+        return f"key; did you mean {elsewhere[0]}?"
     siblings = [n.rpartition(".")[2] for n in leaves if n.rpartition(".")[0] == section]
     if near := close_match(leaf, siblings, "key; did you mean {}?"):
         return near
-    elsewhere = [n for n in leaves if n.rpartition(".")[2] == leaf]
-    if elsewhere:
-        return f"key; did you mean {elsewhere[0]}?"
     if section:
         return f"key; {section} has {', '.join(siblings)}"
     return "key; " + (close_match(leaf, names, "did you mean {}?") or f"there are {', '.join(siblings + names)}")

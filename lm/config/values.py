@@ -97,6 +97,8 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         if not value:
             raise ValueError("() is empty; give at least one value")
         kinds = typing.get_args(kind)
+        if typing.get_origin(kinds[0]) is tuple and not all(isinstance(item, list | tuple) for item in value):
+            raise ValueError(f"{short(value)} is not a tuple of tuples; write one as ((...),), with the last comma")
         if kinds[-1] is ...:
             kinds = kinds[:1] * len(value)
         if len(value) != len(kinds):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lm.config import SPLITS
+from lm.config.values import short
 from lm.data import cache, mixtures, packing, shards, sources, tokenizers
 from lm.data.corpus import Corpus, Split, join
 from lm.data.encoding import Piece, encode
@@ -136,9 +137,9 @@ def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
             f"config.data.source: the shards in {corpus.name} have tokens of another tokenizer"
             if is_of_model
             else f"config.data.tokenizer: {config.tokenizer} with special_tokens = {config.special_tokens} is not the "
-            f"tokenizer of the shards in {corpus.name}; use --config.data.tokenizer=byte, or hf:PATH with the "
-            "tokenizer.json beside the shards, and --config.data.special_tokens=true if they were written with "
-            "--special_tokens"
+            f"tokenizer of the shards in {corpus.name}; use --config.data.tokenizer="
+            f"{'' if config.tokenizer == 'byte' else 'byte, or '}hf:PATH with the tokenizer.json beside the shards, "
+            "and --config.data.special_tokens=true if they were written with --special_tokens"
         )
     fingerprint = cache.key_of(FORMAT, corpus.fingerprint, tokenizer and tokenizer.fingerprint)
     same = bool(tokenizer and recorded)
@@ -190,7 +191,7 @@ def _learn_tokenizer(config, source: sources.Source, say) -> Tokenizer:
         return of_train
     of_all = learn(*source.documents.values())
     if others := sorted(set(of_all.pieces) - set(of_train.pieces)):
-        shown = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
+        shown = ", ".join(map(short, others[:5])) + (", ..." if len(others) > 5 else "")
         say(
             f"{len(others):,} of the {of_all.vocab_size:,} {kind}s of {source.name} occur in no training text: "
             f"{shown}; for <unk> in their place, --config.data.unk=true"

@@ -149,7 +149,7 @@ def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_pat
     assert summary["input"] == f"jsonl:{dump}"
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
     assert text.count(hf_tokenizer.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
-    with pytest.raises(UserError, match="is not the tokenizer of the shards"):
+    with pytest.raises(UserError, match=r"is not the tokenizer of the shards in \w+; use \S+=hf:PATH"):
         corpus(prepared, tmp_path, "byte")
 
 

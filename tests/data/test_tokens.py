@@ -68,6 +68,9 @@ def test_the_vocabulary_has_all_splits_and_what_the_training_text_lacks_is_print
     (notice,) = (line for line in lines if "training text" in line)
     assert notice.startswith("2 of the 3 chars of late.txt occur in no training text: 'b', 'c'")
     assert "--config.data.unk=true" in notice
+    (tmp_path / "long.txt").write_text("a " * 1000 + "b" * 100)
+    open_corpus(config(source=f"text:{tmp_path / 'long.txt'}", tokenizer="word"), say=lines.append)
+    assert "bbb... (103 characters); for <unk>" in next(line for line in lines if "long.txt occur" in line)
     unk = quiet(config(source=source, unk=True))
     assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
     with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'.*remove them from the text"):
