@@ -239,7 +239,7 @@ class OptimizerConfig:
     warmup_steps: int = key(0, "steps of linear warm-up; shortened, with a warning, if train.steps on the command line "
         "leaves no room", low=0)
     decay_steps: int | None = key(None, "step at which the decay ends; none: train.steps. With a number, a finished "
-        "run may be resumed with more steps", low=1)
+        "run may be resumed with more steps", only="schedule!=constant", low=1)
     decay_fraction: float = key(0.2, "fraction of decay_steps that decays", only="schedule=wsd", above=0.0, high=1.0)
     final_fraction: float = key(0.1, "final learning rate / peak learning rate", only="schedule=linear,cosine,wsd",
         low=0.0, high=1.0)

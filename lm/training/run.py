@@ -111,11 +111,11 @@ def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
     if not parts or min(n_windows := mixtures.windows_of(parts, config)) < 1:
         return []
     end = mixtures.plan(n_windows, config.data, t.batch_size, t.seed)[1] // t.batch_size
-    if end >= t.steps:
+    if end >= (steps := max(t.steps, 1)):  # the program is compiled for the windows of step 1
         return []
     return [
-        f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for {end:,} of "
-        f"{t.steps:,} steps; use --config.train.steps={end} or more epochs"
+        f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for {end:,} of {steps:,} "
+        f"steps; use {f'--config.train.steps={end} or ' if end else ''}more epochs"
     ]
 
 

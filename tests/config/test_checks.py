@@ -86,7 +86,6 @@ def test_a_contradiction_is_reported_once(config_file, the_problem):
 
 FITTING = [
     "model.parametrization=mup optimizer.name=muon",
-    "optimizer.schedule=constant optimizer.decay_steps=2000",
     "model.scan_layers=true model.window_pattern=(64,64,0)",
     "model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.n_layers=1 "
     "model.window_pattern=(64,0)",
@@ -127,6 +126,7 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
     ("optimizer.momentum=0.9", "optimizer.name=adamw", "optimizer.name = sgd"),
     ("optimizer.b1=0.8", "optimizer.name=sgd", "another optimizer.name"),
     ("optimizer.final_fraction=0", "optimizer.schedule=constant", "optimizer.schedule = linear or cosine"),
+    ("optimizer.decay_steps=2000", "optimizer.schedule=constant", "another optimizer.schedule"),
     ("optimizer.cautious_decay=true", "optimizer.weight_decay=0.0", "another optimizer.weight_decay"),
 ]  # fmt: skip
 

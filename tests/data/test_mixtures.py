@@ -180,6 +180,7 @@ BAD = [
     ({"max_epochs": "(1.0,2.0,3.0)"}, ("data.max_epochs", "2 for the sources")),
     ({"max_epochs": "0.0"}, ("data.max_epochs", "> 0")),
     ({"max_epochs": "0.1"}, ("data.max_epochs", "--config.train.steps=")),
+    ({"max_epochs": "0.001"}, ("data.max_epochs", "steps; use more epochs")),
     ({"mixture_stages": "((2,1.0),)"}, ("data.mixture_stages", "2 of them")),
     ({"mixture_stages": "((2,0,0),)"}, ("data.mixture_stages", "not all 0")),
     ({"mixture_stages": "((2,1e-8,1.0),)"}, ("data.mixture_stages", "must be 0, or a millionth")),
