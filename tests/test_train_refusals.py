@@ -72,6 +72,10 @@ def test_mistakes_that_need_the_data(train, tmp_path):
     assert "config.eval.sample_prompt" in output
     assert "config.train.seq_len" in output
     assert not any(tmp_path.iterdir())
+    (tmp_path / "one.txt").write_text("a" * 2000)
+    probes = "--config.eval.probes=recall", f"--config.data.source=text:{tmp_path / 'one.txt'}"
+    code, output = train(tmp_path / "run", *probes)
+    assert (code, "config.eval.probes" in output, (tmp_path / "run").exists()) == (2, True, False)
 
 
 def test_ctrl_c_before_training_leaves_no_files(train, tmp_path, monkeypatch):

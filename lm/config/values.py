@@ -171,6 +171,8 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
         raise ValueError(f"{short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
+    if isinstance(value, float) and 0 < abs(value) < 2**-126:
+        raise ValueError(f"{value!r} is 0 in float32; use at least 1.2e-38")
     return value
 
 

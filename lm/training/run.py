@@ -77,6 +77,8 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     problems = data.check_corpus(corpus, resolved.train.seq_len, resolved.model.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
         problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
+    if config.eval.probes and vocab_size < 2:
+        problems.append("config.eval.probes: a probe has different tokens, but the tokenizer has one; use none")
     problems += _mixture_problems(resolved, corpus)
     problems += _sample_problems(config, corpus)
     device: Any = jax.local_devices()[0]

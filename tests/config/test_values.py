@@ -17,6 +17,7 @@ WRONG = [
     ("optimizer.decay_fraction=1.1", "it must be <= 1"),
     ("optimizer.learning_rate=nan", "'nan' is not a float"),
     ("optimizer.learning_rate=1e999", "not a finite number"),
+    ("optimizer.eps=1e-60", "1e-60 is 0 in float32; use at least 1.2e-38"),
     ("model.d_model=1e3", "1000.0 is not an int"),
     ("model.d_model=True", "True is not an int"),
     ("model.tie_embeddings=yes", "'yes' is not a bool"),
