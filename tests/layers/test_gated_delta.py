@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny import redrawn, tiny
 
-from lm.layers.variants.gated_delta import chunk
+from lm import model
+from lm.layers.variants.gated_delta import CHUNK, chunk
+from lm.parallel.collectives import save_all_but_gathered
 from lm.past import Past
 
 B, T, K = 2, 150, 8  # not a multiple of 64
@@ -48,3 +51,10 @@ def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
     for x, y in zip((found, *ours), (expected, *gradients), strict=True):
         assert x.dtype == np.float64
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-10)
+
+
+def test_the_backward_pass_keeps_no_matrix_of_the_pairs_of_a_chunk():
+    c, tokens_BT = tiny(model={"gated_delta": "all"}).model, np.zeros((1, 2 * CHUNK), int)
+    f = jax.checkpoint(lambda params: model.logits(params, c, tokens_BT), policy=save_all_but_gathered)  # as under fsdp
+    kept = jax.tree.leaves(jax.eval_shape(lambda params: jax.vjp(f, params)[1], redrawn(c)))
+    assert not [x for x in kept if getattr(x, "shape", ())[-2:] == (CHUNK, CHUNK)]

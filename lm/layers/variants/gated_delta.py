@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from lm.declarations import Parameter, gain, weight
 from lm.layers.linear import project
 from lm.layers.norms import rms_norm
+from lm.layers.recomputed import recomputed
 
 CHUNK = 64  # positions that are computed together
 
@@ -53,8 +54,7 @@ def apply(here, stream, qkv):
     step_BTH = jax.nn.softplus(decay_BTH + p["decay_step_H"].astype(jnp.float32))
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
     inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
-    chunk_of_heads = jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1))
-    chunk_of_heads = jax.checkpoint(chunk_of_heads, prevent_cse=False)  # the backward pass keeps inputs and states only
+    chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))  # keeps inputs and states only
     o_BTHK = here.recurrence("delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK)
     return stream, rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
 
