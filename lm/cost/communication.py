@@ -104,6 +104,7 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
 def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
     """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes.
 
+    Parameters without features of the stream, as tables of values by token, are not sharded over fsdp.
     Over several slices XLA scatters gradients within a slice, sums parts over the slices, and gathers the sums.
     """
     m, n = config.model, micro_batches_per_step(config, sizes)
@@ -119,17 +120,21 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
-    summed, rest = sum(map(size, sharded.values())) / sizes["fsdp"] * 4, ("replica", "sequence")
+    others = sum(size(p) for path, p in table.items() if path not in sharded and p.kind in ("weight", "embedding"))
     yield "parameters of the layers, forward and backward", "all-gather", ("fsdp",), layers * compute, 2 * n
     yield "parameters of embeddings and head", "all-gather", ("fsdp",), embeddings * param + head * compute, n
     yield "gradients of these parameters", "reduce-scatter", ("fsdp",), gradients, n
-    if n_slices == 1:
-        yield "gradients, once per step", "all-reduce", rest, summed, 1
-    else:
-        part = summed / (sizes["replica"] // n_slices * sizes["sequence"])
-        yield "gradients, once per step, within a slice", "reduce-scatter", rest, summed, 1
-        yield "their sum over the slices", "all-reduce", ("slices",), part, 1
-        yield "their sum, within a slice", "all-gather", rest, summed, 1
+    for what, summed, rest in (
+        ("gradients, once per step", sum(map(size, sharded.values())) / sizes["fsdp"] * 4, ("replica", "sequence")),
+        ("gradients of other parameters", others * 4, ("replica", "fsdp", "sequence")),
+    ):
+        if n_slices == 1:
+            yield what, "all-reduce", rest, summed, 1
+        else:
+            n_parts = math.prod(sizes[axis] for axis in rest) // n_slices
+            yield f"{what}, within a slice", "reduce-scatter", rest, summed, 1
+            yield "their sum over the slices", "all-reduce", ("slices",), summed / n_parts, 1
+            yield "their sum, within a slice", "all-gather", rest, summed, 1
 
 
 def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:

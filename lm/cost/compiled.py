@@ -26,6 +26,7 @@ from lm.errors import UserError
 
 # Programs that can be compiled, and the function of each.
 PROGRAMS = {"training": "train_step", "evaluation": "eval_step", "prefill": "_prefill", "decode": "_decode"}
+ON_ONE_DEVICE = ("prefill", "decode")
 # Names of the compiler's texts of a function. XLA:GPU puts the name of its target before "after".
 PROGRAM = "*.jit_{}*after_optimizations.txt"
 REPORT = "*.jit_{}*after_optimizations-memory-usage-report.txt"
@@ -72,6 +73,7 @@ device_description_str: "{kind}"
 class Compiled:
     """What the compiler says about a program. Bytes are those of one device."""
 
+    program: str  # a key of PROGRAMS
     peak: int  # bytes by the assignment of buffers
     state: int  # bytes of the train state; 0 in other programs than training
     aliased: int  # bytes of the arguments that are replaced in place
@@ -131,6 +133,7 @@ def compile_step(
         sent[c.kind, c.axes(sizes)] += c.sent
         overlapped[c.kind, c.axes(sizes)] += c.sent * c.overlapped
     found = Compiled(
+        program=program,
         peak=int(report.split("Total bytes: ")[1].split()[0]),  # of the first memory space, the device's
         state=sum(train_state_bytes(config, sizes)) if program == "training" else 0,
         aliased=hlo.aliased_bytes(text),
@@ -232,7 +235,7 @@ def _compile(job: dict) -> None:
     else:
         description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
-    trains, generates = job["program"] == "training", job["program"] in ("prefill", "decode")
+    trains, generates = job["program"] == "training", job["program"] in ON_ONE_DEVICE
     mesh = make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1]) if generates else make_mesh(sizes, topology.devices)
     set_here = compiler_options(platform, config.train.compiler_options) if trains else {}
     with jax.set_mesh(mesh), compiling_for(platform):
@@ -250,7 +253,7 @@ def _lower(program: str, config: Resolved, mesh):
 
     state, t = abstract_train_state(config, mesh), config.train
     n_rows = t.batch_size if program == "training" else config.eval.batch_size or t.batch_size
-    if program in ("prefill", "decode"):
+    if program in ON_ONE_DEVICE:
         jitted, arguments, options = abstract_programs(state.params, config, n_rows)[program]
         here = jax.NamedSharding(mesh, jax.P())
         arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)

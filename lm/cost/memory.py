@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from lm import parameters
-from lm.config import MeshConfig, Resolved, ResolvedModel, layer_windows
+from lm import layer_stack, parameters
+from lm.config import MeshConfig, Resolved, ResolvedModel
 from lm.cost.devices import Device
 from lm.declarations import query_heads
 from lm.errors import UserError
@@ -248,7 +248,7 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
 def attention_implementation(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[str, str]:
     """Return the implementation of attention that runs, and why."""
     m = config.model
-    window_varies = m.scan_layers and len(set(layer_windows(m))) > 1
+    window_varies = m.scan_layers and len(set(_windows(config))) > 1
     if not (attending := _attending_layers(m)):
         return "none", "no layer has it"
     try:
@@ -270,13 +270,18 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
     return chosen, why if n == m.n_layers else f"{why}; in {n} of {m.n_layers} layers"
 
 
+def _windows(config: Resolved) -> tuple[int | None, ...]:
+    packed = config.data.packing == "documents"  # the model is then given positions
+    return layer_stack.windows(config.model, None if packed else config.train.seq_len)
+
+
 def _attending_layers(m: ResolvedModel) -> list[int]:
     return [layer for layer in range(m.n_layers) if variants.mixer(m, layer) is None]
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the number of keys for which attention keeps a query's scores, averaged over the layers."""
-    n, windows = config.train.seq_len, layer_windows(config.model)
+    n, windows = config.train.seq_len, _windows(config)
     window_varies = config.model.scan_layers and len(set(windows)) > 1
     implementation, _ = attention_implementation(config, device, sizes)
     if implementation in ("cudnn", "splash"):

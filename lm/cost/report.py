@@ -6,7 +6,7 @@ from lm import parameters
 from lm.config import MeshConfig, Resolved
 from lm.cost import flops
 from lm.cost.communication import Bytes, seconds
-from lm.cost.compiled import Compiled
+from lm.cost.compiled import ON_ONE_DEVICE, Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search_meshes
 from lm.cost.memory import attention_implementation, micro_batches_per_step
 from lm.cost.units import duration, si
@@ -68,10 +68,10 @@ def describe(e: Estimate) -> str:
 
 def _devices(e: Estimate) -> str:
     """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice, two per chip."""
-    if e.device.platform == "gpu" or e.device.cores > 1:
-        return f"{e.n_devices} x {e.device_name}"
-    google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
     slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
+    if e.device.platform == "gpu" or e.device.cores > 1:
+        return f"{e.n_devices} x {e.device_name}{slices}"
+    google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
     return f"{e.n_devices} {e.device_name} chips{slices}{google}"
 
 
@@ -141,8 +141,9 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
     def line(what: str, found: float, of_plan: float) -> str:
         return f"  {what:<54}{si(found, 'B'):>10}" + (f"{si(of_plan, 'B'):>10}" if c.state else "")
 
+    devices = f"one of {_devices(e)}" if c.program in ON_ONE_DEVICE else _devices(e)
     lines = [
-        f"{f'Compiled for {_devices(e)} in {c.seconds:.0f} s':<56}{'compiler':>10}" + f"{'plan':>10}" * bool(c.state),
+        f"{f'Compiled for {devices} in {c.seconds:.0f} s':<56}{'compiler':>10}" + f"{'plan':>10}" * bool(c.state),
         line("largest use of memory per device", c.peak, e.memory.total),
     ]
     if c.state:
@@ -155,7 +156,7 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
     if c.compute:
         planned_compute = product_seconds(e.config, e.device, e.n_devices)
         what = "time of a step without communication and kernels"
-        lines.append(f"  {what:<54}{c.compute:>8.3g} s{planned_compute:>8.3g} s")
+        lines.append(f"  {what:<54}{c.compute:>8.3g} s {planned_compute:>7.3g} s")
     lines.append("The largest buffers")
     lines += [f"  {_owner(name):<54}{si(size, 'B'):>10}" for size, name in c.buffers]
     return "\n".join(lines)

@@ -64,6 +64,13 @@ def test_over_slices_each_device_sends_its_part_of_the_sum_of_its_slice():
     assert (alone.axes, alone.kind) == (("slices",), "all-reduce")
 
 
+def test_a_table_of_values_by_token_is_not_sharded_over_fsdp_and_its_gradient_is_summed_whole():
+    """In the second of 2 layers: 19 tokens, 2 heads of 4, in float32."""
+    config = tiny(model={"value_embeddings": True}, train={"batch_size": 16})
+    (table,) = (t for t in transfers(config, sizes(2, 4, 1, 1)) if t.axes == ("replica", "fsdp"))
+    assert (table.kind, table.n, table.payload, table.times) == ("all-reduce", 8, 19 * 2 * 4 * 4, 1)
+
+
 @pytest.mark.parametrize(("remat", "per_layer"), [("none", 4), ("block", 6)])
 def test_qk_norm_over_all_heads_sums_one_number_per_token_over_tensor(remat, per_layer):
     """As in the program that jax 0.10.2 compiles for two CPU devices: float32 of shape (4, 24) in each of 3 layers."""

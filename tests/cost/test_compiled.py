@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,8 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     e = estimate(CONFIG, "v5e", 8)
     gathers, sums = ("all-gather", ("fsdp",)), ("all-reduce", ("fsdp",))
     c = compiled.Compiled(
-        peak=5 * 10**6, aliased=0, state=10**6, buffers=[(7000, "state.params['embedding']")], compute=0.5,
+        program="training", peak=5 * 10**6, aliased=0, state=10**6, compute=0.5,
+        buffers=[(7000, "state.params['embedding']")],
         sent=Bytes(float, {gathers: 4e6, sums: 2e6}), overlapped=Bytes(float, {gathers: 3e6}), seconds=12.0,
     )  # fmt: skip
     text = describe_compiled(e, c)
@@ -189,7 +191,11 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     assert "0.5 s" in lines["time of a step without communication and kernels"]
     assert "7.00 kB" in lines["params/embedding"]
     assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
-    assert not {"plan", "state"} & set(describe_compiled(e, dataclasses.replace(c, state=0, compute=None)).split())
+    short = dataclasses.replace(e, config=tiny(model={"compute_dtype": "bfloat16"}))
+    assert re.search(r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M)  # columns do not touch
+    decode = describe_compiled(e, dataclasses.replace(c, program="decode", state=0, compute=None))
+    assert decode.startswith("Compiled for one of 8 v5e chips in 12 s ")
+    assert not {"plan", "state"} & set(decode.split())
 
 
 def installed(device: str):

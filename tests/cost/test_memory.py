@@ -80,6 +80,7 @@ def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_no
         ("h100", {"compute_dtype": "bfloat16"}, 4096, 0),  # cuDNN's flash attention keeps none
         ("v5e", {"compute_dtype": "bfloat16", "attention": "einsum"}, 4096, 4096),
         ("v5e", {}, 4096, 0),  # nor does splash attention
+        ("v5e", {"scan_layers": True, "window_pattern": (4096, 0)}, 4096, 0),  # a window of all tokens is none
         ("v5e", {"compute_dtype": "bfloat16"}, 64, 64),  # one chunk
         ("v5e", {"attn_sink": True}, 4096, (4096 + 256) / 2),  # chunked: flash attention has no sink
         ("v5e", {"gated_delta": "all", "attention": "einsum"}, 4096, 0),
