@@ -11,7 +11,7 @@ from lm.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
 C = Compiled(
-    peak=2 * 10**9, state=0, aliased=0, buffers=[], compute=None, seconds=1,
+    program="training", peak=2 * 10**9, state=0, aliased=0, buffers=[], compute=None, seconds=1,
     sent=Bytes(float, {("all-reduce", ()): 4e9}), overlapped=Bytes(float),
 )  # fmt: skip
 
