@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 
-from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, schema
+from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, layer_windows, schema
 from lm.config.values import checked, close_match, divisors, show
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
@@ -48,9 +48,19 @@ def unused(config: Config) -> Iterator[Problem]:
                 use = f"{other} = {' or '.join(kinds)}" if needed else f"another {other}"
                 use += f", or leave {key} at {show(field.default)}"
                 yield f"{key} {other}", f" has no effect with {other} = {', '.join(values)}; use {use}"
-    if config.model.ffn_bias and config.model.ffn == "moe" and not config.model.moe_first_layer:
+    m = config.model
+    if m.ffn_bias and m.ffn == "moe" and not m.moe_first_layer:
         text = " has no effect with model.ffn = moe; use ffn_bias = false, or moe_first_layer = 1"
         yield "model.ffn_bias model.ffn model.moe_first_layer", text
+    if m.ffn == "moe" and m.experts_per_token == 1 and m.normalize_experts:
+        text = " expert has the weight 1 with normalize_experts = true, so the cross-entropy does not train the router"
+        yield "model.experts_per_token model.normalize_experts", f"{text}; use normalize_experts = false, or 2 experts"
+    if m.positions == "rope" and m.rope_window_theta is not None and not any(layer_windows(m)):
+        text = f" has no effect with model.window_pattern = {m.window_pattern}; use none, or a window in some layers"
+        yield "model.rope_window_theta model.window_pattern model.n_layers", text
+    if m.max_positions is not None and not (m.positions == "learned" or m.rope_scaling == "dynamic"):
+        text = f" has no effect with model.positions = {m.positions}; use none, or model.positions = learned"
+        yield "model.max_positions model.positions model.rope_scaling", text
 
 
 # ---- The model -------------------------------------------------------------------------------------------------

@@ -107,6 +107,9 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
     ("model.norm_ddof=1", "model.norm=rms", "model.norm = layer"),
     ("model.n_experts=4", "model.ffn=glu", "model.ffn = moe"),
     ("model.ffn_bias=true", "model.ffn=moe", "ffn_bias = false, or moe_first_layer = 1"),
+    ("model.norm=layer", "model.norm_placement=none", "another model.norm_placement"),
+    ("model.rope_window_theta=500", "model.window_pattern=(0,)", "none, or a window in some layers"),
+    ("model.max_positions=512", "model.positions=rope", "none, or model.positions = learned"),
     ("model.rope_theta=500", "model.positions=none", "model.positions = rope"),
     ("model.rope_factor=8", "model.rope_scaling=none", "another model.rope_scaling"),
     ("model.rope_original_max_positions=64", "model.rope_scaling=linear",
@@ -148,6 +151,17 @@ def test_a_key_without_effect_is_refused_on_the_command_line_and_reported_elsewh
         load(path, [f"{name}={show(schema()[name][1].default)}", other], warnings.append)
         assert warnings == [refused] * 2
         warnings.clear()
+
+
+def test_a_router_that_the_cross_entropy_does_not_train_is_reported(config_file, the_problem):
+    """The weight of one expert over the sum of one is 1, whatever the router says."""
+    path, one, warnings = config_file(), ["model.ffn=moe", "model.experts_per_token=1"], []
+    refused = the_problem(path, *one)
+    assert refused.startswith("config.model.experts_per_token: 1 expert has the weight 1")
+    assert "use normalize_experts = false" in refused
+    load(path, one, warnings.append, resuming=True)
+    load(path, [*one, "model.normalize_experts=false"], warnings.append)
+    assert warnings == [refused]
 
 
 def test_the_condition_of_a_key_names_another_key_of_its_section_and_values_that_this_one_takes():
