@@ -5,7 +5,8 @@
 Every page is written again from its runs.csv and sweep.json (as python3 -m lm.report does for one page). A reader of
 all pages sees more claims than one page corrects for, so the index has p-values after Holm's correction over all of
 them. Placebos are listed and neither corrected nor counted: how many are significant is the rate of false positives of
-the whole procedure. The index also has the difference of SwiGLU and SiLU by replication.
+the whole procedure. The index also has the difference of SwiGLU and SiLU by replication, and those of a study with
+longer training.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from lm.text_tables import markdown_table
 
 RESULTS = Path("docs/results")
 SIZES = "scale_swiglu"
+STUDY, LONGER, CELL_OF_BOTH = "changes_2026", "changes_2026_longer", "Tiny Shakespeare, 0.05 M"
 REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that compare SwiGLU and SiLU
 
 
@@ -37,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         write_page(read_page(page), directory)
     rows, index = claims(directory), directory / "README.md"
     write_text(directory / "claims.csv", to_csv(rows))
-    parts = filter(None, [summary(rows), replication(directory), slopes(directory)])
+    parts = filter(None, [summary(rows), replication(directory), slopes(directory), longer(directory)])
     fill(index, "written by python3 -m benchmarks.claims", "\n" + "\n\n".join(parts) + "\n")
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
     return 0
@@ -83,10 +85,14 @@ def summary(rows: list[dict]) -> str:
 
 
 def _cells(row: dict) -> list[str]:
-    mean, low, high = (nats(float(row[name])) for name in ("mean", "low", "high"))
+    difference = _nats(*(float(row[key]) for key in ("mean", "low", "high")))
     name = f"{row['variant']} − {row['against']}" + " (mean of its cells)" * (row["cell"] == MEAN)
     p_values = [format_p(float(row[key])) for key in ("p_holm", "p_all_pages")]
-    return [name, f"{mean} [{low}, {high}]", *p_values, f"[{row['page']}]({row['page']}.md)"]
+    return [name, difference, *p_values, f"[{row['page']}]({row['page']}.md)"]
+
+
+def _nats(mean: float, low: float, high: float) -> str:
+    return f"{nats(mean)} [{nats(low)}, {nats(high)}]"
 
 
 def replication(directory: Path) -> str:
@@ -131,6 +137,26 @@ def slopes(directory: Path) -> str:
         "Training compute that SwiGLU saves, mean of four sizes, by how the slope of the loss is computed: "
         f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in sorted(saved.items(), key=lambda s: s[1]))}. "
         f"A growth with the size is not shown: the trend of the difference has p = {format_p(trend.p)}."
+    )
+
+
+def longer(directory: Path) -> str:
+    """Return the differences of a study in one cell, beside those with longer training."""
+    if not all((directory / name).exists() for name in (STUDY, LONGER)):
+        return ""
+    short = {c.variant: c.difference for c in read_page(directory / STUDY).claims if c.cell == CELL_OF_BOTH}
+    rows = []
+    for claim in read_page(directory / LONGER).claims:
+        before, after = short[claim.variant], claim.difference
+        half = statistics.mean_over_cells([after, before._replace(mean=-before.mean)]).mean
+        change = half._replace(mean=2 * half.mean, se=2 * half.se)
+        shown = [_nats(e.mean, *e.interval()) for e in (before, after, change)]
+        rows.append([claim.variant, *shown, f"{after.mean / before.mean:.2f}"])
+    header = ["change", f"in {STUDY}", "with 3 times the steps", "the second minus the first", "ratio"]
+    return (
+        f"Changes of [{STUDY}]({STUDY}.md) in the cell {CELL_OF_BOTH}, and with 3 times the steps "
+        f"([{LONGER}]({LONGER}.md)). The seeds differ, so the fourth column is Welch's t test; 95 % intervals, "
+        f"uncorrected.\n\n{markdown_table(header, rows)}"
     )
 
 

@@ -66,6 +66,19 @@ def test_p_values_over_all_pages_are_holms():
     np.testing.assert_allclose(found[order], expected, rtol=1e-8)
 
 
+def test_longer_training_is_compared_by_welchs_t_test():
+    differences = []
+    for page, ending in ((claims.STUDY, f", {claims.CELL_OF_BOTH}"), (claims.LONGER, "")):
+        runs = [run for run in rows_of(RESULTS / page / "runs.csv") if run["phase"] == "final"]
+        losses = [{run["seed"]: float(run["test_loss"]) for run in runs if run["variant"] == name + ending}
+                  for name in ("token shift", "base")]  # fmt: skip
+        differences.append([loss - losses[1][seed] for seed, loss in losses[0].items()])
+    short, long = map(np.mean, differences)
+    low, high = stats.ttest_ind(*reversed(differences), equal_var=False).confidence_interval()
+    expected = f"{long - short:+.4f} [{low:+.4f}, {high:+.4f}] | {long / short:.2f} |"
+    assert next(line for line in claims.longer(RESULTS).splitlines() if "| token shift |" in line).endswith(expected)
+
+
 def test_placebos_are_read_in_blocks_of_five(tmp_path):
     """20 pairs: the first block differs by 0.1, the others by noise of both signs."""
     differences = [0.1, 0.11, 0.09, 0.1, 0.1] + [0.01, -0.01, 0.02, -0.02, 0.0] * 3
