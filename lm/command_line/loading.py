@@ -184,8 +184,8 @@ def _shortened_schedule(o: OptimizerConfig, before: int, now: int, given: dict[s
     keeps numbers of steps, not fractions of train.steps, so that a run that is resumed with more steps keeps the
     learning rates of the steps it trained.
     """
-    shortened, end = {}, o.decay_steps or now
-    if end > now and o.schedule != "constant" and "optimizer.decay_steps" not in given:
+    shortened, end = {}, now if o.schedule == "constant" else o.decay_steps or now
+    if end > now and "optimizer.decay_steps" not in given:
         shortened["decay_steps"] = end = min(now, max(1, end * now // before))
     if o.warmup_steps >= end and "optimizer.warmup_steps" not in given:
         shortened["warmup_steps"] = min(end - 1, max(1, o.warmup_steps * now // before))

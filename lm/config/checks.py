@@ -263,10 +263,10 @@ def update_rule(config: Config) -> Iterator[Problem]:
 
 def schedule(config: Config) -> Iterator[Problem]:
     o, steps = config.optimizer, config.train.steps
-    decay_steps = o.decay_steps or steps
+    decay_steps = steps if o.schedule == "constant" else o.decay_steps or steps
     if steps == 0:  # nothing is trained
         return
-    if decay_steps > steps and o.schedule != "constant":
+    if decay_steps > steps:
         text = f" is more than train.steps = {steps}, so the decay would not end; use at most {steps}, or train longer"
         yield "optimizer.decay_steps train.steps", text
     if o.warmup_steps >= decay_steps:

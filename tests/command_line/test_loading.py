@@ -89,6 +89,7 @@ SHORTENED = [
     (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
     (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
     (["warmup_steps = 1"], "train.steps=1", 0, None),
+    (["schedule = 'constant'", "warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 800),
     # ... and unchanged if it fits, is given on the command line, or has no effect.
     (["warmup_steps = 100"], "train.steps=101", 100, None),
     (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
