@@ -294,6 +294,11 @@ def mesh(config: Config) -> Iterator[Problem]:
         yield keys, f"{' and '.join(rest)} are both -1, but only one axis can take the rest; use 1"
 
 
+def need_whole_sequences(m: ModelConfig) -> list[str]:
+    """Return the keys whose values need whole sequences on a device."""
+    return [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
+
+
 def ideas(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.residual_multiplier != 1 and m.norm_placement in ("sandwich", "output"):
@@ -316,8 +321,7 @@ def ideas(config: Config) -> Iterator[Problem]:
     if m.residual in OTHER_STREAMS and m.parametrization == "mup":
         text = ", but muP here has no rate for weights of the streams; use parametrization = standard"
         yield "model.residual model.parametrization", text
-    whole = [f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())]
-    if whole and config.mesh.sequence not in (0, 1):
+    if (whole := need_whole_sequences(m)) and config.mesh.sequence not in (0, 1):
         yield f"mesh.sequence model.{whole[0]}", f", but model.{whole[0]} needs whole sequences on a device; use 1"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lm.config import MESH_AXES, Config, MeshConfig
+from lm.config.checks import need_whole_sequences
 from lm.config.values import divisors
 from lm.errors import UserError
 
@@ -89,6 +90,8 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
         )
     if m.dropout and sizes["sequence"] > 1:
         found.append("config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use dropout 0")
+    if (whole := need_whole_sequences(m)) and sizes["sequence"] > 1:
+        found.append(f"config.mesh.sequence: model.{whole[0]} needs whole sequences on a device; use 1")
     if t.debug and n_devices > 1:
         found.append(
             f"config.train.debug: without jit only one device works, and {n_devices} are visible; hide the others"

@@ -284,6 +284,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error():
         ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
         ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
+        ((1, 1, 1, 8), {"model": {"gated_delta": "all"}}, "config.mesh.sequence: model.gated_delta needs whole"),
     ],
 )
 def test_what_cannot_be_sharded(sizes, sections, message):
