@@ -103,7 +103,7 @@ def _rematerialize(block, c, static_layer):
     if c.remat == "none" and not collectives.gathers_parameters():
         return block
     static = (3,) if static_layer else ()  # the layer's place among the arguments of block.__call__, self included
-    return nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=not c.scan_layers, static_argnums=static)
+    return nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=static_layer, static_argnums=static)
 
 
 @functools.lru_cache(maxsize=64)

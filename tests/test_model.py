@@ -254,3 +254,13 @@ def test_remat_saves_less_for_the_backward_pass(dtype):
     assert not has_scores(dots)
     sizes = [sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) for leaves in (none, dots, block)]
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize(("n_layers", "unrolled"), [(3, True), (4, False)])
+def test_the_compiler_may_not_undo_remat_in_layers_outside_of_a_scan(n_layers, unrolled):
+    """Value embeddings are in layers 0 and 2 of 3, which has no period, and in every second one of 4."""
+    keys = {"value_embeddings": True, "scan_layers": True, "remat": "block", "n_layers": n_layers}
+    c = tiny(model=keys).model
+    program = str(jax.make_jaxpr(lambda params: model.hidden(params, c, TOKENS[:2] % 19))(redrawn(c)))
+    assert f"prevent_cse={unrolled}" in program
+    assert f"prevent_cse={not unrolled}" not in program
