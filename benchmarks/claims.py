@@ -5,8 +5,8 @@
 Every page is written again from its runs.csv and sweep.json (as python3 -m lm.report does for one page). A reader of
 all pages sees more claims than one page corrects for, so the index has p-values after Holm's correction over all of
 them. Placebos are listed and neither corrected nor counted: how many are significant is the rate of false positives of
-the whole procedure. The index also has the difference of SwiGLU and SiLU by replication, and those of a study with
-longer training.
+the whole procedure. The index also has the difference of SwiGLU and SiLU by replication, and how longer training
+changes the differences of a study.
 """
 
 import argparse
@@ -148,6 +148,7 @@ def longer(directory: Path) -> str:
     rows = []
     for claim in read_page(directory / LONGER).claims:
         before, after = short[claim.variant], claim.difference
+        # Twice the mean of `after` and -`before` is their difference, with the degrees of freedom of Welch's test.
         half = statistics.mean_over_cells([after, before._replace(mean=-before.mean)]).mean
         change = half._replace(mean=2 * half.mean, se=2 * half.se)
         shown = [_nats(e.mean, *e.interval()) for e in (before, after, change)]

@@ -73,8 +73,7 @@ def table(directory: Path) -> str:
         share = f"{wrong} of {len(blocks)} ({100 * low:.1f} to {100 * high:.1f} %)"
         rows.append([f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share])
     for path in sorted(directory.glob("*/claims.csv")):
-        found = [] if "+" in path.parent.name else rows_of(path)  # an addition has the placebo of its study
-        for row in (row for row in found if row["kind"] == PLACEBO):
+        for row in (row for row in rows_of(path) if row["kind"] == PLACEBO and "+" not in path.parent.name):
             numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
             rows.append([f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"])
     header = ["runs", "pairs", "placebo − baseline [95 % interval]", "p", f"blocks of {BLOCK} with p < 0.05"]

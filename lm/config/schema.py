@@ -64,7 +64,7 @@ class ModelConfig:
     n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1)
     d_head: int | None = key(None, "width of a head; none: d_model / n_heads", low=1)
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
-    norm: str = key("rms", "normalization layer: RMSNorm, LayerNorm or DyT", only="norm_placement!=none",
+    norm: str = key("rms", "normalization by RMSNorm, LayerNorm or DyT", only="norm_placement!=none",
         choices=("rms", "layer", "dyt"))
     norm_eps: float = key(1e-5, "epsilon added to the variance or mean square before the root", above=0.0)
     norm_bias: bool = key(True, "add a bias (RMSNorm never has one)", only="norm=layer")

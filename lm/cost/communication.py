@@ -104,7 +104,7 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
 def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
     """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes.
 
-    Parameters without features of the stream, as tables of values by token, are not sharded over fsdp.
+    Parameters without an axis of d_model, such as tables of values by token, are not sharded over fsdp.
     Over several slices XLA scatters gradients within a slice, sums parts over the slices, and gathers the sums.
     """
     m, n = config.model, micro_batches_per_step(config, sizes)

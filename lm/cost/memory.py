@@ -271,7 +271,7 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
 
 
 def _windows(config: Resolved) -> tuple[int | None, ...]:
-    packed = config.data.packing == "documents"  # the model is then given positions
+    packed = config.data.packing == "documents"  # the model is then given positions, and keeps all windows
     return layer_stack.windows(config.model, None if packed else config.train.seq_len)
 
 

@@ -78,7 +78,7 @@ def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
 
 
 def _check_arguments(o: argparse.Namespace, first: Span) -> None:
-    """Raise UserError if an option does not suit the input, the tokenizer is unknown, or no document can be read."""
+    """Raise UserError if an option does not fit, the tokenizer is unknown, or the first document cannot be read."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
         raise UserError("--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE")

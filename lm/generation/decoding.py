@@ -154,7 +154,7 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
 def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
     """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
     tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
-    same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))  # looks back and ahead reach the ends
+    same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))  # looks back or ahead see changes at the ends
     changed_T = np.where(same_T, tokens_T, (tokens_T + 1) % c.vocab_size)
     one, other = (np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T))
     if not np.array_equal(one, other, equal_nan=True):

@@ -62,7 +62,7 @@ def capture(
         array has a first axis B.
 
     Raises:
-        UserError: if a name is unknown, or the ids do not fit the model.
+        UserError: if a name is unknown, no layer reads a patched intermediate, or the ids do not fit the model.
     """
     c, patches = run.config.model, patches or {}
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
@@ -186,7 +186,7 @@ def _shapes(c: ResolvedModel) -> dict:
 @functools.lru_cache
 def _unread(c: ResolvedModel) -> frozenset[str]:
     """Return the names of the intermediates that the logits do not depend on, by tracing the model."""
-    names = sorted(_axes(c))  # as in the arguments of a traced program
+    names = sorted(_axes(c))  # JAX flattens the dict of `added` in this order
 
     def changed(added: dict, params):
         tap = lambda name, x: x + added[name].astype(x.dtype)  # noqa: E731

@@ -194,7 +194,8 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
 
     Parameters that were loaded from another run replace initial values.
     """
-    init, seed = functools.partial(init_state, run.config), np.uint32(run.config.train.seed)  # an int would be int32
+    init = functools.partial(init_state, run.config)
+    seed = np.uint32(run.config.train.seed)  # JAX would make an int an int32, which overflows
     abstract = shard_state(jax.eval_shape(init, seed), run.table)
     if checkpoints and (restored := checkpoints.restore(abstract, _as_saved)):
         _, state, record = restored

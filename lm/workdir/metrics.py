@@ -116,7 +116,8 @@ def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
 def missing_lines(path: Path, lines: list[dict], step: int, meta: dict) -> str | None:
     """Return a warning if the last lines before the checkpoint of `step` are missing, by its record `meta`.
 
-    "log_every" of the record is more than the steps from the last line to the checkpoint.
+    The record's "log_every" is one more than the steps from its last line to the checkpoint; in earlier code, the
+    largest log.every of the run.
     """
     last = max((line["step"] for line in lines), default=0)
     if last + meta.get("log_every", meta["config"]["log"]["every"]) > step:
