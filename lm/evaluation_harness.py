@@ -185,6 +185,8 @@ class HarnessModel(TemplateLM):
         drawing: dict[str, Any] = {"temperature": 1.0 if options["do_sample"] else 0.0}
         drawing |= {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
         drawing |= {name: drawing.get(name) or None for name in ("top_k", "min_p")}  # 0: all tokens, as in transformers
+        if drawing["temperature"] == 0:  # filters change nothing
+            drawing = {"temperature": 0.0}
         check_options(drawing, "generation_kwargs.{}".format)
         sampling = Sampling(**drawing)
         n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]

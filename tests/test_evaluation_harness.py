@@ -211,5 +211,6 @@ def test_mistakes_are_user_errors(adapt, command):
             adapt(trained(), **options)
     with pytest.raises(UserError, match=r"generation_kwargs\.top_p: 0\.0 is out of range"):
         adapt(trained()).generate_until(instances([("the", {"do_sample": True, "top_p": 0.0})]), True)
+    adapt(trained()).generate_until(instances([("the", {"do_sample": False, "top_p": 0.0})]), True)  # which is not used
     with pytest.raises(UserError, match="without a context"):  # there is no end of text
         adapt(trained()).generate_until(instances([("", {})]), True)

@@ -66,7 +66,8 @@ def find_spans(
     path = os.path.expanduser(path)
     if kind not in ("hf", *READERS) or not path:
         raise UserError(f'config.data.source: "{source}" is not one of {FORMS}')
-    path = path if storage.is_url(path) else str(Path(path))  # without "./", as the files below it are listed
+    if kind == "hf" and not storage.is_url(path):
+        path = str(Path(path))  # without "./", as the files below it are listed
     if kind == "tfds":
         prepared = tfds_directory.check_prepared(Path(path))
         files = [str(file) for shards, _ in prepared.values() for file in shards]
@@ -107,9 +108,9 @@ def _find_splits(path: str, files: list[str], kinds: dict[str, str], say) -> dic
         names = [next(iter(splits_in(part)), "") for part in parts]
         at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
         splits[file] = names[at]
-        folders = [part for part, name in zip(parts[:at], names, strict=False) if not name and part != "data"]
-        data_sets["/".join(folders)] = "/".join(parts[:at])
-    if len(data_sets) > 1:
+        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
+        data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
+    if len(data_sets) > 1 and (storage.is_url(path) or os.path.isdir(path)):  # a pattern names its files
         one = max(data_sets.values())
         raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
     named = {file: split for file, split in splits.items() if split} or splits

@@ -107,6 +107,7 @@ def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_pat
         assert prepare([f"--input=hf:{root}", "--tokenizer=byte", f"--output={out}", "--workers=1"]) == 0
         for split, documents in parts.items():
             assert decoded(f"tokens:{out}", tmp_path, split) == "\n".join([*documents, ""]), layout
+    assert documents_of(f"hf:{tmp_path}/*/train.jsonl.gz", 2**40) == parts["train"]  # files that a pattern names
 
 
 def test_a_data_set_without_a_validation_split_gets_one(tmp_path):
@@ -250,6 +251,7 @@ BAD = [
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
     ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
     ("hf:{0}", lambda root: [write(root / f"two/{i}/train.jsonl") for i in "ab"], ("several", "hf:{0}/two/b")),
+    ("hf:{0}", lambda root: [write(root / f"train/{i}/a.jsonl") for i in "ab"], ("several", "hf:{0}/train")),
     ("hf:{0}/./", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
     ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "jsonl:{0}")),
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
