@@ -182,11 +182,10 @@ class HarnessModel(TemplateLM):
         options = normalize_gen_kwargs(options, self.max_gen_toks)
         if unknown := sorted(set(options) - SUPPORTED):
             logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
-        drawing: dict[str, Any] = {"temperature": 1.0 if options["do_sample"] else 0.0}
-        drawing |= {name: options[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in options}
-        drawing |= {name: drawing.get(name) or None for name in ("top_k", "min_p")}  # 0: all tokens, as in transformers
-        if drawing["temperature"] == 0:  # filters change nothing
-            drawing = {"temperature": 0.0}
+        drawing: dict[str, Any] = {"temperature": options.get("temperature", 1.0 if options["do_sample"] else 0.0)}
+        if drawing["temperature"] != 0:  # at 0, filters change nothing
+            drawing |= {"top_p": options.get("top_p")}
+            drawing |= {name: options.get(name) or None for name in ("top_k", "min_p")}  # 0: all, as in transformers
         check_options(drawing, "generation_kwargs.{}".format)
         sampling = Sampling(**drawing)
         n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
