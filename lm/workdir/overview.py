@@ -8,7 +8,7 @@ from typing import Any
 from lm.config import flatten
 from lm.files import files_below
 from lm.workdir.metrics import best_step, read_metrics, validation_losses
-from lm.workdir.saved_run import read_run
+from lm.workdir.saved_run import WEIGHTS_OF, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Overview:
     goodput: float | None  # the share of its wall time in steps; None: no summary says it
     metrics: list[dict]  # the lines of metrics.jsonl
     size: int  # bytes of all its files
+    data: dict[str, str] | None  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
 
 
 def read_overview(path: Path) -> Overview:
@@ -42,7 +43,8 @@ def read_overview(path: Path) -> Overview:
     summary = saved.summary if saved.finished_at in (None, config["train.steps"]) else {}
     status, goodput = summary.get("status", "not finished"), summary.get("goodput", {}).get("steps")
     size = sum(file.stat().st_size for file in files_below(path) if file.exists())
-    return Overview(path, config, status, max((x["step"] for x in lines), default=0), best, goodput, lines, size)
+    last = max((x["step"] for x in lines), default=0)
+    return Overview(path, config, status, last, best, goodput, lines, size, saved.data)
 
 
 def differing_keys(configs: Sequence[dict]) -> list[str]:
@@ -53,3 +55,34 @@ def differing_keys(configs: Sequence[dict]) -> list[str]:
     """
     keys = sorted({key for config in configs for key in config})
     return [key for key in keys if len({repr(config.get(key, "absent")) for config in configs}) > 1]
+
+
+def texts(data: Sequence[dict | None]) -> list[str]:
+    """Return the name of each run's text; of different texts with one name, with the start of the fingerprint.
+
+    `data` has `Overview.data` of each run. A name ends in "(fallback)" if the text of the config could not be read.
+
+    >>> a, b = ({"name": "text:novel.txt", "fingerprint": digit * 64} for digit in "ab")
+    >>> texts([a, a, None]), texts([a, b])
+    (['text:novel.txt', 'text:novel.txt', 'not known'], ['text:novel.txt aaaaaaaa', 'text:novel.txt bbbbbbbb'])
+    """
+    of_name: dict[str, set[str]] = {}
+    for known in filter(None, data):
+        of_name.setdefault(known["name"], set()).add(known["fingerprint"])
+    found = []
+    for text in data:
+        name = text["name"] if text else "not known"
+        several = text is not None and len(of_name[name]) > 1
+        found.append(f"{name} {text['fingerprint'][:8]}" if text and several else name)
+    return found
+
+
+def are_comparable(data: Sequence[dict | None]) -> bool:
+    """Return whether the losses of runs are of the same tokens; `data` as for `texts`. Imported models have no losses.
+
+    >>> text = {"name": "text:novel.txt", "fingerprint": "a" * 64}
+    >>> are_comparable([text, text]), are_comparable([text, text | {"fingerprint": "b" * 64}])
+    (True, False)
+    """
+    trained = [text for text in data if text is None or not text["name"].startswith(WEIGHTS_OF)]
+    return len({text and text["fingerprint"] for text in trained}) <= 1
