@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lm.config import Resolved, saved_config, to_dict
 from lm.config.values import divisors
-from lm.cost import hlo
+from lm.cost import hlo, traffic
 from lm.cost.communication import Bytes
 from lm.cost.devices import DEVICES
 from lm.cost.memory import train_state_bytes
@@ -80,6 +80,7 @@ class Compiled:
     buffers: list[tuple[int, str]]  # the largest buffers, in bytes, and to what they belong
     sent: Bytes  # per step
     overlapped: Bytes  # per step: the part that is sent at the same time as other operations
+    kernels: list[traffic.Kernel]  # what moves bytes between the device and its memory
     compute: float | None  # its estimate of the seconds of a step without communication and kernels; None: unknown
     seconds: float  # that the compiler took
 
@@ -140,6 +141,7 @@ def compile_step(
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
         overlapped=overlapped,
+        kernels=traffic.kernels(text),
         compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if code and device_name in CLOCKS else None,
         seconds=seconds,
     )

@@ -16,6 +16,10 @@ _OVER_SLICES = re.compile(
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _CONTROLLED = re.compile(r"(?:body|condition|true_computation|false_computation)=%?([\w.-]+)")
+# Computations that are a part of the schedule, in contrast to those inside of a kernel.
+_SCHEDULED = re.compile(
+    r"(?:(?:body|condition|true_computation|false_computation)| call\(.*\bto_apply| async-start\(.*\bcalls)=%?([\w.-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
@@ -105,6 +109,22 @@ def compute_cycles(hlo: str) -> int:
             raise ValueError(f"{name}: a loop of unknown trip count")
         total += cycles * times[name]
     return total
+
+
+def scheduled(hlo: str) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Return the lines of each computation, and how often the schedule of one run executes it; kernels' insides: 0."""
+    bodies, entry = _computations(hlo)
+    times, _ = _runs(bodies, entry, _SCHEDULED)
+    return bodies, times
+
+
+def array_bytes(text: str) -> int:
+    """Return the bytes of the arrays in a text such as "(f32[8]{0}, bf16[2,2])".
+
+    >>> array_bytes("(f32[8]{0}, bf16[2,2])")
+    40
+    """
+    return _bytes(_arrays(text))
 
 
 def aliased_bytes(hlo: str) -> int:

@@ -1,10 +1,11 @@
 """The text that --plan prints."""
 
+import collections
 import re
 
 from lm import parameters
 from lm.config import MeshConfig, Resolved
-from lm.cost import flops
+from lm.cost import flops, traffic
 from lm.cost.communication import Bytes, seconds
 from lm.cost.compiled import ON_ONE_DEVICE, Compiled
 from lm.cost.estimate import USABLE, Estimate, estimate, product_seconds, search_meshes
@@ -13,6 +14,7 @@ from lm.cost.units import duration, si
 from lm.kernels.platform import compiler_options
 
 SHOWN = 5  # meshes
+MOVED = 12  # kernels
 
 
 def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> tuple[str, Estimate]:
@@ -157,9 +159,43 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
         planned_compute = product_seconds(e.config, e.device, e.n_devices)
         what = "time of a step without communication and kernels"
         lines.append(f"  {what:<54}{c.compute:>8.3g} s {planned_compute:>7.3g} s")
+    lines += _kernel_lines(e, c)
     lines.append("The largest buffers")
     lines += [f"  {_owner(name):<54}{si(size, 'B'):>10}" for size, name in c.buffers]
     return "\n".join(lines)
+
+
+def _kernel_lines(e: Estimate, c: Compiled) -> list[str]:
+    """Return a table of what the kernels of a program move, and for training the time that follows."""
+    bandwidth = e.device.bandwidth
+    moved: collections.Counter[str] = collections.Counter()
+    runs: collections.Counter[str] = collections.Counter()
+    groups: collections.Counter[tuple[str, str]] = collections.Counter()
+    runs_of_group: collections.Counter[tuple[str, str]] = collections.Counter()
+    for kernel in c.kernels:
+        group = kernel.kind, re.sub(r"layers_\d+", "layers_*", _owner(kernel.owner))
+        moved[kernel.kind] += kernel.total
+        runs[kernel.kind] += kernel.times
+        groups[group] += kernel.total
+        runs_of_group[group] += kernel.times
+
+    def line(what: str, n: int, size: int) -> str:
+        return f"  {what:<54}{n:>5} x {si(size, 'B'):>9}{1e3 * size / bandwidth:>9.3g} ms"
+
+    lines = [f"Moved by kernels per device, at most, and its time at {si(bandwidth, 'B/s')}"]
+    lines += [line(kind, runs[kind], size) for kind, size in moved.most_common()]
+    lines.append(line("all kernels", runs.total(), moved.total()))
+    if c.state:
+        products = max(product_seconds(e.config, e.device, e.n_devices), moved[traffic.PRODUCTS] / bandwidth)
+        others = moved.total() - moved[traffic.PRODUCTS]
+        what = f"time of a step: products at {e.device.attained:.0%} of the peak, then the rest"
+        lines.append(f"  {what:<76}{1e3 * (products + others / bandwidth):>9.3g} ms")
+    lines.append("The kernels that move most, besides products")
+    largest = [group for group, _ in groups.most_common() if group[0] != traffic.PRODUCTS]
+    lines += [
+        line(f"{owner} ({kind})", runs_of_group[kind, owner], groups[kind, owner]) for kind, owner in largest[:MOVED]
+    ]
+    return lines
 
 
 def _owner(name: str) -> str:

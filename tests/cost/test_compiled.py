@@ -11,10 +11,11 @@ from tiny import tiny
 from launch.gke import TPUS, is_slice
 from lm.config import MESH_AXES, Config, MeshConfig, checks
 from lm.config.schema import TrainConfig
-from lm.cost import compiled, hlo
+from lm.cost import compiled, hlo, traffic
 from lm.cost.communication import Bytes
 from lm.cost.compiled import compile_step, slice_of
-from lm.cost.estimate import estimate, factorizations
+from lm.cost.devices import DEVICES
+from lm.cost.estimate import estimate, factorizations, product_seconds
 from lm.cost.hlo import parse_collectives
 from lm.cost.report import describe, describe_compiled
 from lm.errors import UserError
@@ -96,6 +97,61 @@ allocation 2: size 900, preallocated-temp:
 """
     assert hlo.aliased_bytes(program) == 64
     assert hlo.largest_buffers(assignment, program, 9) == [(800, "jit(step)/mul"), (64, "state.params['embedding']")]
+
+
+def test_a_kernel_moves_its_operands_and_results_and_of_slices_only_what_it_uses():
+    """Counted by hand: f32[100] is a stack of 4 layers, from which a loop of 4 turns reads f32[25] each."""
+    program = """\
+%cond (p: (s32[])) -> pred[] {
+  %limit = s32[] constant(4)
+  ROOT %lt = pred[] compare(%i, %limit), direction=LT
+}
+%slice_and_add (a: f32[100], b: f32[25]) -> f32[25] {
+  %a.1 = f32[100]{0} parameter(0)
+  %b.1 = f32[25]{0} parameter(1)
+  %d.1 = f32[25]{0} dynamic-slice(%a.1, %i), dynamic_slice_sizes={25}
+  ROOT %s.1 = f32[25]{0} add(%d.1, %b.1)
+}
+%update (a: f32[100], b: f32[25]) -> f32[100] {
+  %a.2 = f32[100]{0} parameter(0)
+  %b.2 = f32[25]{0} parameter(1)
+  ROOT %u.2 = f32[100]{0} dynamic-update-slice(%a.2, %b.2, %i)
+}
+%product (a: bf16[8,4], b: bf16[4,2]) -> bf16[8,2] {
+  %a.3 = bf16[8,4]{1,0} parameter(0)
+  %b.3 = bf16[4,2]{1,0} parameter(1)
+  ROOT %p.3 = bf16[8,2]{1,0} dot(%a.3, %b.3), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+%total (a: f32[25]) -> f32[] {
+  %a.4 = f32[25]{0} parameter(0)
+  ROOT %r.4 = f32[] reduce(%a.4, %zero), dimensions={0}, to_apply=%add
+}
+%body (p: (f32[100], f32[25])) -> (f32[100], f32[25]) {
+  %stack = f32[100]{0} get-tuple-element(%p), index=0
+  %layer = f32[25]{0} get-tuple-element(%p), index=1
+  %sum = f32[25]{0} fusion(%stack, %layer), kind=kLoop, calls=%slice_and_add, metadata={op_name="jit(f)/while/body/add"}
+  %next = f32[100]{0} fusion(%stack, %sum), kind=kLoop, calls=%update
+  ROOT %t = (f32[100], f32[25]) tuple(%next, %sum)
+}
+ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
+  %x = bf16[8,4]{1,0} parameter(0)
+  %y = bf16[4,2]{1,0:T(8,128)S(1)} parameter(1)
+  %w = (f32[100], f32[25]) while(%t), condition=%cond, body=%body
+  %h = f32[25]{0} get-tuple-element(%w), index=1
+  %r = f32[] fusion(%h), kind=kInput, calls=%total
+  %k = f32[25]{0} custom-call(%h), custom_call_target="__cudnn$fmhaSoftmax"
+  ROOT %z = bf16[8,2]{1,0} fusion(%x, %y), kind=kOutput, calls=%product
+}
+"""
+    found = {(k.kind, k.owner): (k.moved, k.times) for k in traffic.kernels(program)}
+    assert found == {
+        (traffic.OTHER, "jit(f)/while/body/add"): (3 * 25 * 4, 4),  # a slice, its addend, the sum
+        (traffic.OTHER, "next"): (2 * 25 * 4, 4),  # in place
+        (traffic.OTHER, "lt"): (1 + 4, 4),  # the condition of the loop
+        (traffic.REDUCTIONS, "r"): (25 * 4 + 4, 1),
+        (traffic.ATTENTION, "k"): (2 * 25 * 4, 1),
+        (traffic.PRODUCTS, "z"): (2 * (32 + 16), 1),  # y is not in the device's memory
+    }
 
 
 def test_an_all_reduce_that_a_tpu_fuses_with_a_slice_is_a_reduce_scatter():
@@ -180,6 +236,11 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
         program="training", peak=5 * 10**6, aliased=0, state=10**6, compute=0.5,
         buffers=[(7000, "state.params['embedding']")],
         sent=Bytes(float, {gathers: 4e6, sums: 2e6}), overlapped=Bytes(float, {gathers: 3e6}), seconds=12.0,
+        kernels=[
+            traffic.Kernel(traffic.PRODUCTS, "jit(train_step)/jvp(Transformer)/layers_0/ffn/dot_general", 819, 10),
+            traffic.Kernel(traffic.OTHER, "jit(train_step)/jvp(Transformer)/layers_0/ffn/mul", 819 * 10**6, 2),
+            traffic.Kernel(traffic.OTHER, "jit(train_step)/jvp(Transformer)/layers_1/ffn/mul", 819 * 10**6, 1),
+        ],
     )  # fmt: skip
     text = describe_compiled(e, c)
     lines = {line.split("  ")[1]: line for line in text.splitlines() if line.startswith("  ")}
@@ -190,6 +251,10 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     assert "0 B" in lines["sent per device and step: all-reduce over fsdp"]
     assert "0.5 s" in lines["time of a step without communication and kernels"]
     assert "7.00 kB" in lines["params/embedding"]
+    assert re.search(r"3 x +2.46 GB +3 ms$", lines["layers_*/ffn/mul (element by element)"])  # a v5e: 819 GB/s
+    assert "13 x" in lines["all kernels"]
+    of_step = float(lines["time of a step: products at 91% of the peak, then the rest"].split()[-2])
+    assert of_step == pytest.approx(3 + 1e3 * product_seconds(CONFIG, DEVICES["v5e"], 8), rel=0.01)
     assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
     short = dataclasses.replace(e, config=tiny(model={"compute_dtype": "bfloat16"}))
     assert re.search(r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M)  # columns do not touch

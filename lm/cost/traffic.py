@@ -1,0 +1,177 @@
+"""Bytes that the kernels of a compiled program move between the device and its memory, from the text of XLA.
+
+An upper limit: the operands and results of each kernel, as if no cache held them. Of an operand of which a kernel reads
+slices only, and of a result that it replaces in place, the slices count.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from lm.cost import hlo
+
+PRODUCTS, ATTENTION, COLLECTIVES = "matrix products", "attention kernels", "collectives"
+REDUCTIONS, COPIES, OTHER = "reductions", "copies", "element by element"
+
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)")
+_OPERAND = re.compile(r"%([\w.-]+)")
+_FUSED = re.compile(r"calls=%?([\w.-]+)")
+# Arrays with their layout; XLA:TPU marks those outside of the device's memory, in VMEM for instance, by S(1).
+_ARRAY = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[[\d,]*\](?P<layout>\{[^}]*\})?")
+_OWNER = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+# Instructions that move nothing themselves. The end of an asynchronous one belongs to its start.
+_NO_KERNEL = {
+    "parameter", "get-tuple-element", "bitcast", "tuple", "constant", "after-all", "while", "conditional", "call",
+    "opt-barrier", "partition-id", "replica-id", "async-start", "iota", "add-dependency", "domain",
+}  # fmt: skip
+_SLICES = ("slice", "dynamic-slice", "gather")
+_PRODUCT = re.compile(r" (?:dot|convolution)\(|gemm|cublas")
+_ATTENTION = re.compile(r"fmha|tpu_custom_call|splash|flash")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One instruction that moves bytes.
+
+    Attributes:
+        kind: "matrix products", "attention kernels", "collectives", "reductions", "copies" or "element by element".
+        owner: JAX's name of the operation, such as "jit(train_step)/Transformer/layers_0/ffn/dot_general".
+        moved: bytes of one run.
+        times: runs in one run of the program.
+    """
+
+    kind: str
+    owner: str
+    moved: int
+    times: int
+
+    @property
+    def total(self) -> int:
+        return self.moved * self.times
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    type: str
+    op: str
+    operands: list[str]
+    line: str
+
+
+def kernels(text: str) -> list[Kernel]:
+    """Return the kernels of a compiled program (`compiled.as_text()`), in the order of its text.
+
+    A loop whose trip count is not known counts once.
+    """
+    bodies, times = hlo.scheduled(text)
+    computations = {name: _parse(lines) for name, lines in bodies.items()}
+    found = []
+    for name, computation in computations.items():
+        if not times[name]:
+            continue
+        for i in computation.values():
+            if i.op in _NO_KERNEL or i.op.endswith(("-done", "-update")):
+                continue
+            called = _FUSED.search(i.line) if i.op == "fusion" else None
+            fused = computations.get(called[1], {}) if called else {}
+            moved = _read(i, computation, fused) + _written(i, computation, fused)
+            owner = _OWNER.search(i.line)
+            kind = _kind(i, fused.values())
+            found.append(Kernel(kind, owner[1] if owner else i.name, moved, times[name]))
+    return found
+
+
+def _parse(lines: list[str]) -> dict[str, _Instruction]:
+    found = {}
+    for line in lines:
+        if match := _INSTRUCTION.match(line):
+            operands = _OPERAND.findall(match["rest"].split("), ")[0])
+            found[match["name"]] = _Instruction(match["name"], match["type"], match["op"], operands, line)
+    return found
+
+
+def _kind(i: _Instruction, fused: Iterable[_Instruction]) -> str:
+    text = "\n".join([i.line.split(", metadata=")[0], *(part.line for part in fused)])
+    if i.op.removesuffix("-start") in hlo.KINDS:
+        return COLLECTIVES
+    if _ATTENTION.search(text):
+        return ATTENTION
+    if _PRODUCT.search(text):
+        return PRODUCTS
+    if " reduce(" in text or "reduce-window(" in text:
+        return REDUCTIONS
+    if i.op.startswith("copy") or " transpose(" in text:
+        return COPIES
+    return OTHER
+
+
+def _read(i: _Instruction, computation: dict, fused: dict) -> int:
+    """Return the bytes that an instruction reads."""
+    total = 0
+    for number, operand in enumerate(i.operands):
+        if operand not in computation:
+            continue
+        whole = _bytes(computation[operand].type)
+        if fused:
+            parameters = [p for p in fused.values() if p.op == "parameter" and f" parameter({number})" in p.line]
+            used = _used(parameters[0].name, fused) if parameters else None
+        else:
+            used = _used_by(i, operand)
+        total += whole if used is None else min(used, whole)
+    return total
+
+
+def _used(name: str, fused: dict) -> int | None:
+    """Return how many bytes of a value the instructions of a fusion use, None: all."""
+    total = 0
+    for user in fused.values():
+        if name not in user.operands:
+            continue
+        used = _used(user.name, fused) if user.op == "bitcast" else _used_by(user, name)
+        if used is None:
+            return None
+        total += used
+    return total
+
+
+def _used_by(user: _Instruction, name: str) -> int | None:
+    if user.op in _SLICES and user.operands[0] == name:
+        return _bytes(user.type)
+    if user.op == "dynamic-update-slice" and user.operands[0] == name:
+        return 0
+    return None
+
+
+def _written(i: _Instruction, computation: dict, fused: dict) -> int:
+    """Return the bytes that an instruction writes."""
+    if i.op.endswith("-start"):  # (result, operand, ...), or (operand, result, ...)
+        return max((_bytes(part) for part in _arrays(i.type)), default=0)
+    if not fused:
+        return _bytes(computation[i.operands[1]].type) if i.op == "dynamic-update-slice" else _bytes(i.type)
+    root = next((part for part in fused.values() if part.line.lstrip().startswith("ROOT")), None)
+    if root is None:
+        return _bytes(i.type)
+    results = [fused[name] for name in root.operands if name in fused] if root.op == "tuple" else [root]
+    updates = [_update(result, fused) for result in results]
+    # What stays outside of the device's memory is marked on the fusion's own type only.
+    if not any(updates):
+        return _bytes(i.type)
+    return sum(update or _bytes(result.type) for update, result in zip(updates, results, strict=True))
+
+
+def _update(result: _Instruction, fused: dict) -> int:
+    """Return the bytes of the slice that a result replaces in place; 0 of another result."""
+    while result.op == "bitcast" and result.operands[0] in fused:
+        result = fused[result.operands[0]]
+    if result.op != "dynamic-update-slice":
+        return 0
+    return _bytes(fused[result.operands[1]].type)
+
+
+def _arrays(text: str) -> list[str]:
+    return [match[0] for match in _ARRAY.finditer(text) if not re.search(r"S\([1-9]", match["layout"] or "")]
+
+
+def _bytes(text: str) -> int:
+    return sum(hlo.array_bytes(part) for part in _arrays(text))
