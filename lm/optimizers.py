@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from lm.update_rules.matrices import for_matrices
 from lm.update_rules.muon import MUON
 from lm.update_rules.muon_hyperball import MUON_HYPERBALL
 from lm.update_rules.normuon import NORMUON
+from lm.update_rules.schedule_free import adam_without_momentum, average, schedule_free
 from lm.update_rules.soap import SOAP
 
 
@@ -79,11 +79,6 @@ def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
     return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
 
 
-def _schedule_free(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
-    rms = optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)
-    return optax.chain(rms, optax.scale_by_learning_rate(schedule))
-
-
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
 # (config, schedule, parameter table) -> updates without clipping and weight decay, scaled by minus the learning rate.
@@ -92,31 +87,8 @@ UPDATE_RULES: dict[str, Callable] = {
     "adamw": lambda o, schedule, table: optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps),
     "sgd": _sgd,
     "lion": lambda o, schedule, table: optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0),
-    "schedule_free": _schedule_free,  # AVERAGES averages its steps
+    "schedule_free": adam_without_momentum,  # make_optimizer averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
-
-
-class Average(NamedTuple):
-    """How a rule averages the parameters; it is evaluated at the average, and takes gradients elsewhere.
-
-    wrap: (config, schedule, transformation of a step with weight decay) -> transformation. tree: the name of a tree in
-    its state that has an array for each parameter. read: (parameter, its array in that tree, config) -> the average.
-    """
-
-    wrap: Callable
-    tree: str
-    read: Callable
-
-
-AVERAGES = {
-    # Defazio et al. 2024, arXiv:2405.15682: z in the state makes Adam's steps, gradients are taken at
-    # y = (1 - b1) z + b1 x, and x is the average of z, weighted by the squared learning rate.
-    "schedule_free": Average(
-        wrap=lambda o, schedule, steps: optax.contrib.schedule_free(steps, schedule, b1=o.b1),
-        tree="z",
-        read=lambda y, z, o: (y - (1 - o.b1) * z) / o.b1,
-    )
-}
 
 
 # muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
@@ -186,14 +158,13 @@ def make_optimizer(
     if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
         decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
         chain.append(cautious(decay) if o.cautious_decay else decay)
-    if o.name in AVERAGES:
-        chain = [AVERAGES[o.name].wrap(o, schedule, optax.chain(*chain))]
+    if o.name == "schedule_free":
+        chain = [schedule_free(optax.chain(*chain), schedule, o.b1)]
     return optax.chain(*clip, *chain)
 
 
 def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
     """Return the parameters to evaluate, keep and sample: those that are trained, or the average of the rule."""
-    if o.name not in AVERAGES:
+    if o.name != "schedule_free":
         return params
-    rule = AVERAGES[o.name]
-    return jax.tree.map(lambda x, own: rule.read(x, own, o), params, optax.tree.get(opt_state, rule.tree))
+    return jax.tree.map(lambda y, z: average(y, z, o.b1), params, optax.tree.get(opt_state, "z"))

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import math
+import pathlib
 
 import chex
 import jax
@@ -24,6 +26,7 @@ from lm.training.layer_statistics import layer_statistics
 # One parameter of each kind, because compiling all of them takes several times as long.
 KEPT = ("embedding", "positions", "ffn_norm/scale_D", "ffn_norm/bias_D", "w_q_DHK", "w_o_HKD", "w_up_DF", "b_up_F")
 KEPT += ("head/w_DV", "head/b_V")
+AUTHORS = json.loads(pathlib.Path(update_rules.__file__).with_suffix(".json").read_text(encoding="utf-8"))
 EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
 
 
@@ -205,20 +208,19 @@ def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
             run.kill()  # SIGTERM would not end it
 
 
-def test_schedule_free_follows_its_paper():
-    """It trains at y, and `averaged` returns x; the gradient is that of a parabola for each number."""
+@pytest.mark.parametrize("case", AUTHORS["schedule_free"], ids=lambda case: f"warmup_{case['warmup_steps']}")
+def test_schedule_free_follows_its_authors_package(case):
+    """After every step, it trains at y and `averaged` returns x (references/make_update_rules.py)."""
     table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
     o = OptimizerConfig(name="schedule_free", learning_rate=0.1, schedule="constant", weight_decay=0.3, clip_norm=None)
-    tx, params = make_optimizer(o, 100, table), {"w": np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)}
-    y, x = update_rules.schedule_free_adam(
-        np.float64(params["w"]), [lambda y, i=i: 2 * y - i for i in range(5)], 0.1, decay=0.3
-    )
-    state = tx.init(params)
-    for i in range(5):
-        change, state = jax.device_get(jax.jit(tx.update)({"w": 2 * params["w"] - i}, state, params))
+    o = dataclasses.replace(o, warmup_steps=case["warmup_steps"])
+    tx, params = make_optimizer(o, 100, table), {"w": jnp.array(AUTHORS["start"], jnp.float32)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    for i, (y, x) in enumerate(zip(case["y"], case["x"], strict=True)):
+        change, state = update({"w": 2 * params["w"] - i}, state, params)
         params = {"w": params["w"] + change["w"]}
-    np.testing.assert_allclose(params["w"], y, atol=1e-5)
-    np.testing.assert_allclose(averaged(params, state, o)["w"], x, atol=1e-5)
+        np.testing.assert_allclose(params["w"], y, rtol=0, atol=1e-5, err_msg=f"y after {i + 1} steps")
+        np.testing.assert_allclose(averaged(params, state, o)["w"], x, rtol=0, atol=1e-5, err_msg=f"x, {i + 1} steps")
 
 
 def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):

@@ -1,4 +1,4 @@
-"""Update rules of whole matrices, one file each. lm/optimizers.py has the rules of single numbers, and the table.
+"""Update rules, one file each: of whole matrices, and schedule_free. lm/optimizers.py has the table of all rules.
 
 Axis letters: N, a batch of independent matrices (stacked layers, experts); I, inputs: the axes that a product
 contracts; O, outputs.

@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,10 +23,10 @@ from etils import epath  # the only type of path that ocp.path.step.Metadata acc
 
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
-from lm.optimizers import AVERAGES
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
 from lm.text_tables import some
+from lm.update_rules.schedule_free import average
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
@@ -232,18 +231,18 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
         chosen.update(flat(choose(params, record["meta"]) if choose else params))
         if ema and not any(path.startswith("ema/") for path in leaves):
             raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
-        if not ema and (average := AVERAGES.get(_optimizer(record).get("name", ""))):
+        if not ema and _optimizer(record).get("name") == "schedule_free":
             first = next(iter(chosen))
-            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/{average.tree}/{first}"))
-            assert len(parts) == 2, f"the state of the update rule has no tree {average.tree!r}"
+            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}"))
+            assert len(parts) == 2, "the state of schedule_free has no tree z"
         places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 
     record, leaves = _read(directory, step, wanted)
     found, *own = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
     if own:
-        o = SimpleNamespace(**_optimizer(record))
-        found = {path: AVERAGES[o.name].read(x, own[0][path], o) for path, x in found.items()}
+        b1 = _optimizer(record)["b1"]
+        found = {path: average(y, own[0][path], b1) for path, y in found.items()}
     return {path: x.astype(chosen[path].dtype) for path, x in found.items()}, record["meta"]
 
 
@@ -356,7 +355,12 @@ def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any
     """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or Corrupted."""
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
-        raise UserError(f"the checkpoint of step {step} in {directory} is of another model or optimizer:", *problems)
+        raise UserError(
+            f"the checkpoint of step {step} in {directory} is of another model or optimizer, or of another version of "
+            "them in this code:",
+            *problems,
+            f"use the commit that run.json names, or train on from its weights: --config.init_from={directory.parent}",
+        )
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     places = {path: getattr(leaf, "sharding", None) or first for path, leaf in wanted.items()}
     target = nest({path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path]) for path, x in wanted.items()})

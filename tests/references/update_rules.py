@@ -73,21 +73,3 @@ def adam(w, grads, rate):
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
         w = w - rate * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
     return w
-
-
-def schedule_free_adam(w, grads_at, rate, decay=0.0):
-    """Return the points y and x after algorithm 1 of Defazio et al. 2024, with equal rates: c = 1 / t.
-
-    Args:
-        grads_at: the gradient as a function of y, for each step.
-        decay: weight decay, at y.
-    """
-    y = z = x = w
-    v = np.zeros_like(w)
-    for t, grad in enumerate(grads_at, 1):
-        g = grad(y)
-        v = 0.95 * v + 0.05 * g * g
-        z = z - rate * (g / (np.sqrt(v / (1 - 0.95**t)) + 1e-8) + decay * y)
-        x = (1 - 1 / t) * x + z / t
-        y = 0.1 * z + 0.9 * x
-    return y, x

@@ -1,20 +1,21 @@
 """Averages of parameters: what is evaluated, saved and loaded is what the equations say."""
 
+import re
+
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from running import metrics_of
-from tiny import jit_step, state_of, tiny, with_keys
+from tiny import jit_step, state_of, tiny
 
 import lm
 from lm import optimizers
 from lm.config import to_dict
 from lm.errors import UserError
 from lm.parameters import flat
-from lm.step import ema_params, evaluated_params, train_step
+from lm.step import ema_params
 from lm.training.finish import joined
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
@@ -39,41 +40,23 @@ def test_the_ema_is_the_mean_of_the_parameters_after_each_step_with_geometric_we
         np.testing.assert_allclose(x, np.average([p[path] for p in after], 0, weights), rtol=1e-5, atol=1e-6)
 
 
-def lookahead(steps, every=2, rate=0.5):
-    """Return Lookahead (Zhang et al. 2019, arXiv:1907.08610): every second step, slow and fast weights meet."""
-
-    def update(grads, state, params, **extra):
-        change, inner = steps.update(grads, state["inner"], params, **extra)
-        n = state["n"] + 1
-        meet = lambda slow, p, u: jnp.where(n % every == 0, slow + rate * (p + u - slow), slow)  # noqa: E731
-        slow = jax.tree.map(meet, state["slow"], params, change)
-        change = jax.tree.map(lambda s, p, u: jnp.where(n % every == 0, s - p, u), slow, params, change)
-        return change, {"inner": inner, "slow": slow, "n": n}
-
-    return optax.GradientTransformationExtraArgs(
-        lambda params: {"inner": steps.init(params), "slow": params, "n": jnp.int32(0)}, update
-    )
-
-
-def test_another_rule_may_evaluate_and_export_numbers_of_its_state(tmp_path, monkeypatch):
-    """Slow weights move half of the way to the fast ones, which include weight decay, in every second step."""
-    wrap = lambda o, schedule, steps: lookahead(steps)  # noqa: E731
-    monkeypatch.setitem(optimizers.AVERAGES, "sgd", optimizers.Average(wrap, "slow", lambda fast, slow, o: slow))
-    config = tiny(optimizer={"name": "sgd", "learning_rate": 0.1, "warmup_steps": 0})
-    plain = with_keys(config, optimizer_name="lion")
-    monkeypatch.setitem(optimizers.UPDATE_RULES, "lion", optimizers.UPDATE_RULES["sgd"])
-    step, alone = (jax.jit(lambda state, c=c: train_step(state, TOKENS, c)[0]) for c in (config, plain))
-    states = [state_of(config)]
-    for _ in range(3):
-        states.append(step(states[-1]))
-    fast = alone(alone(state_of(plain))).params
-    slow = jax.tree.map(lambda a, b: (a + b) / 2, states[0].params, fast)
-    chex.assert_trees_all_close(evaluated_params(states[3], config), slow, rtol=1e-5, atol=1e-6)
-    assert optax.tree.norm(jax.tree.map(jnp.subtract, states[3].params, slow)) > 0.01
+def test_a_run_of_the_earlier_schedule_free_is_evaluated_and_not_resumed(tmp_path, monkeypatch):
+    """It was Optax's, whose state has other arrays. Its average is read as before; other weights cannot go on."""
+    config = tiny(optimizer={"name": "schedule_free", "schedule": "constant", "warmup_steps": 2, "b2": 0.91})
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizers, "schedule_free", lambda steps, rate, b1: optax.contrib.schedule_free(steps, rate, b1))
+        state = state_of(config)
+        for _ in range(3):
+            state, _ = jit_step(state, TOKENS, config)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(3, states[3], {"config": to_dict(config)})
+    checkpoints.save(3, state, {"config": to_dict(config)})
+    checkpoints.wait()
+    expected = optax.contrib.schedule_free_eval_params(state.opt_state[-1], state.params)
+    chex.assert_trees_all_close(restore_params(tmp_path, 3)[1], expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match=f"--config.init_from={re.escape(str(tmp_path))}$") as refusal:
+        checkpoints.restore(jax.eval_shape(lambda: state_of(config)))
     checkpoints.close()
-    chex.assert_trees_all_close(restore_params(tmp_path, 3)[1], slow, rtol=1e-5, atol=1e-6)
+    assert any("weight_sum: only in the checkpoint" in line for line in refusal.value.problems)
 
 
 @pytest.mark.slow
