@@ -7,6 +7,7 @@ a file is replaced and not written through a link (`write_bytes`), and results a
 """
 
 import contextlib
+import glob
 import io
 import json
 import math
@@ -92,22 +93,67 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     return file
 
 
-def files_below(directory: Path) -> Iterator[Path]:
-    """Yield every file below a directory; linked directories are followed.
+def folders_below(*directories: str | Path, follow: bool = True) -> Iterator[tuple[Path, list[str]]]:
+    """Yield directories and all below them, each once, with the sorted names of its files (all but directories).
+
+    Linked directories come after the others, so that a file has the path without links if it has one. Two links to "."
+    would otherwise make as many paths as there are numbers of 40 bits. `follow`: whether to enter linked directories.
 
     Raises:
         OSError: a directory cannot be listed.
-        UserError: there is a pipe or a device, from which reading could wait forever.
     """
 
     def fail(error: OSError):
         raise error
 
-    for folder, _, names in os.walk(directory, onerror=fail, followlinks=True):
-        for path in (Path(folder, name) for name in names):
+    seen: set[tuple[int, int]] = set()
+    found = list(map(Path, directories))
+    for top in found:  # which grows
+        for folder, names, files in os.walk(top, onerror=fail):
+            status = os.stat(folder)
+            place = status.st_dev, status.st_ino
+            if place in seen:
+                names.clear()
+                continue
+            seen.add(place)
+            names.sort()
+            found += [Path(folder, name) for name in names if follow and os.path.islink(os.path.join(folder, name))]
+            yield Path(folder), sorted(files)
+
+
+def files_below(directory: Path, *, follow: bool = True) -> Iterator[Path]:
+    """Yield every file below a directory; see `folders_below`. Without `follow` linked files are left out, too.
+
+    Raises:
+        OSError: a directory cannot be listed.
+        UserError: there is a pipe or a device, from which reading could wait forever.
+    """
+    for folder, names in folders_below(directory, follow=follow):
+        for path in (folder / name for name in names):
+            if path.is_symlink() and not follow:
+                continue
             if path.exists() and not path.is_file():
                 raise UserError(f"{path} is a pipe or a device; remove it")
             yield path
+
+
+def matching_files(pattern: str) -> list[str]:
+    """Return the sorted files that a pattern of `glob` matches; "**" visits each directory once.
+
+    As in `glob`, hidden files and directories match only where the pattern has the dot.
+    """
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return sorted(filter(os.path.isfile, glob.glob(pattern)))
+    place = parts.index("**")
+    head, rest = "/".join([*parts[:place], ""]), "/".join(parts[place + 1 :] or ["*"])
+    tops = sorted(map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top))
+    found: set[str] = set()
+    for folder, _ in folders_below(*tops):
+        if not any(part.startswith(".") for part in folder.parts[len(tops[0].parts) :]):
+            prefix = os.path.join(folder, "").removeprefix("./")
+            found.update(matching_files(glob.escape(prefix) + rest))
+    return sorted(found)
 
 
 def check_files(directory: Path, read_in_parts: str) -> None:

@@ -1,6 +1,7 @@
 """Small files: what is read has the expected shape, or the error says what is wrong with which file."""
 
 import contextlib
+import itertools
 import os
 import re
 
@@ -8,6 +9,7 @@ import pytest
 from running import ROOT
 
 from lm import files
+from lm.data import storage
 from lm.errors import UserError
 from lm.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
 
@@ -112,6 +114,36 @@ def test_every_module_reads_files_by_the_same_rule():
     paths = (ROOT / "lm").rglob("*.py")
     found = {str(path.relative_to(ROOT)) for path in paths if READS.search(path.read_text(encoding="utf-8"))}
     assert found == READ_OTHERWISE.keys()
+
+
+def test_directories_are_visited_once_whatever_links_lead_to_them(tmp_path, monkeypatch):
+    """Two links to "." have 2^40 paths. Whoever walks a tree uses the same function; other links are one more way."""
+    tree = tmp_path / "tree"
+    for name in ("b/1.txt", "b/c/2.txt", "3.txt", ".hidden/4.txt"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text("text")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "5.txt").write_text("of somebody else")
+    for link, target in {"x": ".", "y": ".", "a": "b/c", "b/up": "..", "out": "../out", "6.txt": "3.txt"}.items():
+        (tree / link).symlink_to(target)
+    monkeypatch.chdir(tree)
+    own = [".hidden/4.txt", "3.txt", "b/1.txt", "b/c/2.txt"]
+    for found, expected in (
+        (files.files_below(tree), [*own, "6.txt", "out/5.txt"]),
+        (files.files_below(tree, follow=False), own),
+        (files.matching_files(f"{tree}/**/*.txt"), [*own[1:], "6.txt", "out/5.txt"]),
+        (map(os.path.abspath, files.matching_files("**/*.txt")), [*own[1:], "6.txt", "out/5.txt"]),
+        (files.matching_files(f"{tree}/*/**/[0-5].txt"), ["b/1.txt", "b/c/2.txt", "3.txt", "out/5.txt"]),
+        (files.matching_files(f"{tree}/**"), [*own[1:], "6.txt", "out/5.txt"]),
+        (storage.list_files(f"{tree}/**/*.txt"), [*own[1:], "6.txt", "out/5.txt"]),
+    ):
+        first = itertools.islice(found, 100)
+        names = sorted(os.path.relpath(path, tree).removeprefix("x/") for path in first)
+        assert names == sorted(expected)
+    walks = re.compile(r"os\.walk|\.rglob\(|recursive=True|copytree")
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "lm").rglob("*.py") if walks.search(path.read_text())}
+    # The second walks the library of Python, the third what this process has just written.
+    assert found == {"lm/files.py", "lm/data/python_docs.py", "lm/data/cache.py"}
 
 
 def test_pipes_devices_and_huge_files_are_refused_and_names_lead_nowhere(tmp_path):

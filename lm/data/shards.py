@@ -3,7 +3,6 @@
 `lm/data/shard_writer.py` writes them; files of nanoGPT and llm.c work too.
 """
 
-import glob
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from lm.data.corpus import Corpus, Split
 from lm.data.readers import splits_in
 from lm.data.text_files import shorten
 from lm.errors import UserError
-from lm.files import COUNT, is_file_name, open_regular, read_json
+from lm.files import COUNT, is_file_name, matching_files, open_regular, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
@@ -82,7 +81,7 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
 
 def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, Path]]:
     """Return the split and the path of each shard file, in the order of the paths, and say which is which."""
-    names = location.iterdir() if location.is_dir() else map(Path, glob.glob(str(location), recursive=True))
+    names = location.iterdir() if location.is_dir() else map(Path, matching_files(str(location)))
     found = []
     for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
         words = splits_in(file.stem)

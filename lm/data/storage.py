@@ -2,7 +2,6 @@
 
 import bz2
 import contextlib
-import glob
 import gzip
 import hashlib
 import io
@@ -15,6 +14,7 @@ from typing import IO, Any
 
 from lm.data import cache
 from lm.errors import UserError, first_line
+from lm.files import folders_below, matching_files
 from lm.urls import file_system, is_url, optional
 
 
@@ -50,9 +50,9 @@ def list_files(path: str) -> list[str]:
             urls = map(system.unstrip_protocol, found)
             return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
     if os.path.isdir(path):
-        below = (f for f in Path(path).rglob("*") if f.is_file() and not _is_hidden(str(f.relative_to(path))))
-        return list(map(str, sorted(below)))
-    return [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+        below = (folder / name for folder, names in folders_below(path, follow=False) for name in names)
+        return list(map(str, sorted(f for f in below if f.is_file() and not _is_hidden(str(f.relative_to(path))))))
+    return [path] if os.path.isfile(path) else matching_files(path)
 
 
 def _is_hidden(path: str) -> bool:

@@ -13,7 +13,7 @@ import jax
 
 from lm.config import Config, as_resolved, to_dict
 from lm.errors import UserError
-from lm.files import COUNT, read_json, to_json, write_text
+from lm.files import COUNT, files_below, read_json, to_json, write_text
 from lm.layers import variants
 from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
@@ -70,7 +70,10 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
 
 def _copy(source: Path, copy: Path, step: int, config: Config) -> None:
     """Copy a checkpoint, and the metrics up to it."""
-    shutil.copytree(source / "checkpoints" / f"{step}", copy / "checkpoints" / f"{step}")
+    for file in files_below(source / "checkpoints" / f"{step}"):
+        target = copy / file.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
     with contextlib.suppress(FileNotFoundError):  # a run can be resumed without these
         write_text(copy / "run.json", to_json(read_json(source / "run.json"), indent=2) + "\n")
     cut_back(source / "metrics.jsonl", step, copy / "metrics.jsonl")

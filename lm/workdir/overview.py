@@ -22,7 +22,7 @@ class Overview:
     best: tuple[str, str]  # the best validation loss and its step as text; empty if there is none
     goodput: float | None  # the share of its wall time in steps; None: no summary says it
     metrics: list[dict]  # the lines of metrics.jsonl
-    size: int  # bytes of all its files
+    size: int  # bytes of all its files, without what links lead to
     data: dict[str, str] | None  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
 
 
@@ -42,7 +42,7 @@ def read_overview(path: Path) -> Overview:
     # The summary of a run that is being extended is of its earlier end.
     summary = saved.summary if saved.finished_at in (None, config["train.steps"]) else {}
     status, goodput = summary.get("status", "not finished"), summary.get("goodput", {}).get("steps")
-    size = sum(file.stat().st_size for file in files_below(path) if file.exists())
+    size = sum(file.stat().st_size for file in files_below(path, follow=False))
     last = max((x["step"] for x in lines), default=0)
     return Overview(path, config, status, last, best, goodput, lines, size, saved.data)
 
