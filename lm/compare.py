@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lm.config.values import path_argument, show
 from lm.errors import UserError, with_exit_code
-from lm.files import write_bytes
+from lm.files import check_output, write_bytes
 from lm.parser import Parser
 from lm.text_tables import for_terminal, table
 from lm.workdir.overview import Overview, differing_keys, read_overview
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     a = parser.parse_args(argv)
     if len({os.path.realpath(run) for run in a.runs}) < max(2, len(a.runs)):
         raise UserError("give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them")
+    check_output(Path(a.output), "--output")
     runs = [read_overview(Path(run)) for run in a.runs]
     print(table(rows(runs), right=range(1, len(runs) + 1)))
     from lm.training.loss_curve import loss_curves, to_png  # imports matplotlib

@@ -2,8 +2,8 @@
 
 One rule for directories that somebody else may have made: a file is read if it is a regular one of a bounded size
 (`read_bytes`, `open_regular`, `check_files`), a name that a file contains leads to one file beside it (`is_file_name`),
-a file is replaced and not written through a link (`write_bytes`), and results are not written into a linked folder
-(`make_folder`). `tests/test_files.py` checks that other modules read in no other way.
+nothing but a file is replaced, and none is written through a link (`write_bytes`, `check_output`), and results are not
+written into a linked folder (`make_folder`). `tests/test_files.py` checks that other modules read in no other way.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from lm.errors import TemporaryError, UserError
 # Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
+MAX_NAME = 200  # bytes of the name of a file: systems allow 255, and `write_bytes` appends to it for a moment
 LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
 
 
@@ -285,6 +286,31 @@ def _shown(value) -> str:
     return _NAMES[type(value)] if isinstance(value, list | dict) else json.dumps(value)[:80]
 
 
+def check_output(path: Path, option: str) -> None:
+    """Raise UserError unless a file can be written to the path that the command-line option `option` named."""
+    refuse_url(path, option)
+    try:
+        if not os.path.isdir(path.parent) or len(os.fsencode(path.name)) > MAX_NAME:
+            shown = str(path) if len(str(path)) < MAX_NAME else f"{str(path)[:40]}..."
+            raise UserError(
+                f"{shown} is not a file in an existing directory, or has a name of more than {MAX_NAME} bytes"
+            )
+        check_replaceable(path)
+    except UserError as error:
+        raise UserError(f"{option}: {error}") from None
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise UserError if there is something else than a file, which a file must not replace.
+
+    A link to a file is replaced, and what it names is unchanged. A link to a device, a pipe or a directory is not, and
+    nothing is in /dev and /proc, where links such as /dev/stdout may lead to a file.
+    """
+    folder = Path(os.path.realpath(path.parent))
+    if folder == Path("/dev") or folder.is_relative_to("/proc") or (path.exists() and not path.is_file()):
+        raise UserError(f"{path} is a directory, a device or a pipe, which no file replaces; give the name of a file")
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file with UTF-8 text atomically; see `write_bytes`."""
     write_bytes(path, text.encode())
@@ -293,8 +319,12 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically: after a crash at any moment it holds either the old text or the new text.
 
-    If writing fails, nothing is left behind. A symbolic link at `path` is replaced, and what it names is unchanged.
+    If writing fails, nothing is left behind.
+
+    Raises:
+        UserError: see `check_replaceable`.
     """
+    check_replaceable(path)
     # With the host's name, because process ids repeat across containers.
     partial = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
     with name_errors(path):

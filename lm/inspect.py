@@ -7,9 +7,9 @@ from pathlib import Path
 
 import lm
 from lm.command_line.checkpoint import add_checkpoint
-from lm.config.values import short
+from lm.config.values import path_argument, short
 from lm.errors import UserError, with_exit_code
-from lm.files import write_text
+from lm.files import check_output, write_text
 from lm.parser import Parser
 
 EPILOG = """\
@@ -38,7 +38,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--layers", metavar="I,J,...", help="layers whose attention is shown (default: as many as fit on a page)")
     add(
         "--output",
-        type=Path,
+        type=path_argument,
         metavar="FILE",
         help="the page to write (default: inspect.html in the directory of the run)",
     )
@@ -48,8 +48,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def inspect(a: argparse.Namespace) -> int:
     if a.layers is not None and not re.fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", a.layers):
         raise UserError(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
-    if a.output and (a.output.is_dir() or not a.output.parent.is_dir()):
-        raise UserError(f"--output: {a.output} is not a file in an existing directory")
+    output = Path(a.output or Path(a.workdir, "inspect.html"))
+    if a.output:
+        check_output(output, "--output")
     run = lm.load(a.workdir, a.step)
     from lm.interpret.measure import measure  # these import jax
     from lm.interpret.page import to_html
@@ -58,7 +59,6 @@ def inspect(a: argparse.Namespace) -> int:
     layers = None if a.layers is None else [int(layer) for layer in a.layers.split(",")]
     with report_out_of_memory("use a shorter --prompt or fewer --layers"):
         page = to_html(run, measure(run, a.prompt, layers))
-    output = a.output or Path(a.workdir) / "inspect.html"
     write_text(output, page)
     print(output)
     return 0

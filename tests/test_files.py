@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import os
 import re
+import socket
+from pathlib import Path
 
 import pytest
 from running import ROOT
@@ -164,3 +166,34 @@ def test_pipes_devices_and_huge_files_are_refused_and_names_lead_nowhere(tmp_pat
     (tmp_path / "link").symlink_to(tmp_path / "state")
     with pytest.raises(UserError, match="is a link"):
         files.make_folder(tmp_path / "link")
+
+
+def test_nothing_but_a_file_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkdir("folder")
+    os.symlink("/dev/null", "device")
+    os.symlink("pipe", "to-pipe")
+    os.symlink("folder", "to-folder")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("socket")
+        kept = ["pipe", "folder", "device", "to-pipe", "to-folder", "socket"]
+        for path in [*kept, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null", "/dev/absent"]:
+            before = os.path.lexists(path) and os.lstat(path)[:3]
+            with pytest.raises(UserError, match=f"^{path} is a directory, a device or a pipe"):
+                files.write_bytes(Path(path), b"content")
+            with pytest.raises(UserError, match=f"^--output: {path} is a directory, a device or a pipe"):
+                files.check_output(Path(path), "--output")
+            assert (os.path.lexists(path) and os.lstat(path)[:3]) == before
+    Path("file").write_bytes(b"before")
+    os.symlink("file", "to-file")
+    os.symlink("absent", "to-nothing")
+    for path in ("to-file", "to-nothing", "file"):
+        files.check_output(Path(path), "--output")
+        files.write_bytes(Path(path), b"content")
+        assert os.path.isfile(path) and not os.path.islink(path)
+        assert path == "file" or not os.path.exists("file") or Path("file").read_bytes() == b"before"
+    assert not os.path.exists("absent")
+    for path in ("s3://bucket/page.html", "absent/page.html", "a" * 5000, "a" * 250):
+        with pytest.raises(UserError, match="--output"):
+            files.check_output(Path(path), "--output")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from running import ROOT
@@ -58,6 +59,9 @@ def test_two_runs_are_compared_by_their_configs_losses_and_curves(bench, command
     best = min(validation_losses(lines).values())
     assert rows["best validation loss"] == [f"{best:.4f}"] * 2
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+    os.mkfifo("pipe")
+    assert command(compare.main, "a", "b\x1b[2J", "--output=pipe")[0] == 2
+    assert Path("pipe").is_fifo()
     for mistake in (["a"], ["a", "a"], ["a", "nothing"]):
         assert command(compare.main, *mistake)[0] == 2, mistake
 

@@ -50,7 +50,9 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
         raise UserError(f"--input: {o.input!r} contains no text")
     if not any(span.split in ("", "train") for span in spans):
         raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
-    if o.output.is_file() or (not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*"))):
+    if o.output.exists() and not o.output.is_dir():
+        raise UserError(f"--output: {o.output} is not a directory; use an empty or new one")
+    if not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*")):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
     _check_arguments(o, spans[0])  # before the directory is marked, so that a corrected command can use it
     o.output.mkdir(parents=True, exist_ok=True)

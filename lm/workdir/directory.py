@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, lock, to_json, write_bytes
+from lm.files import check_in_place, check_replaceable, lock, to_json, write_bytes
 from lm.workdir.config_changes import experiment_digest
 from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import ARRIVING, check_workdir
@@ -51,6 +51,8 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
             target = workdir / path.name
             if target.is_dir() and not target.is_symlink():  # of a start that left no run
                 shutil.rmtree(target)
+            else:
+                check_replaceable(target)
             path.replace(target)
         shutil.rmtree(files.parent)
 

@@ -327,6 +327,7 @@ def test_a_directory_of_something_else_is_refused(dump, tmp_path, capsys):
     for other in (tmp_path / "full", dump):
         assert main(arguments(dump, other)) == 2
         assert "contains other files" in capsys.readouterr().err
+    assert main(arguments(dump, "/dev/null")) == 2
     output = tmp_path / "out"
     output.mkdir()
     held = lock(output)
