@@ -324,10 +324,13 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
 def test_a_directory_of_something_else_is_refused(dump, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    for other in (tmp_path / "full", dump):
+    for other, reason in {
+        tmp_path / "full": "contains other files",
+        dump: "not a directory",
+        "/dev/null": "not a dir",
+    }.items():
         assert main(arguments(dump, other)) == 2
-        assert "contains other files" in capsys.readouterr().err
-    assert main(arguments(dump, "/dev/null")) == 2
+        assert reason in capsys.readouterr().err
     output = tmp_path / "out"
     output.mkdir()
     held = lock(output)
