@@ -22,7 +22,7 @@ from lm.sweeps.stacked import split_config, with_values
 from lm.sweeps.tuning import LEARNING_RATE
 from lm.text_tables import plural, table
 from lm.training.batch_source import BatchSource
-from lm.training.memory import check_memory
+from lm.training.memory import check_arrays
 from lm.training.run import resolve_config
 from lm.training.unused import unused_parameters
 from lm.training.warm_start import WarmStart, warm_start
@@ -144,7 +144,7 @@ def _check_memory(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> N
         match = plan.variants[name].match
         computed = f", with model.d_ff from params of {match!r}" if match else ""
         try:
-            check_memory(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
+            check_arrays(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
         except UserError as error:
             problems += [f"variant {name!r}{computed}: {problem}" for problem in error.problems]
     if problems:

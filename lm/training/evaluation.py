@@ -49,6 +49,12 @@ def evaluate(
     return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
 
 
+def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled:
+    """Return the compiled program of an evaluation, of which only the memory is asked."""
+    inputs = next(source.evaluation(1))
+    return jit_eval_step.lower(params, source.resident, inputs, source.config).compile()
+
+
 def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[float, dict, int]:
     """Return the mean loss, that of each source by name, whose weighted mean it is, and the number of predictions.
 

@@ -23,9 +23,10 @@ from lm.parallel.sharding import replicate, shard_state
 from lm.spikes import WINDOW, empty_window
 from lm.step import TrainState, init_state, state_of_step_0
 from lm.training.batch_source import BatchSource
+from lm.training.evaluation import compile_evaluation
 from lm.training.finish import finish, stop_early
 from lm.training.loop import Loop, compile_steps
-from lm.training.memory import check_memory, report_out_of_memory
+from lm.training.memory import check_arrays, check_program, report_out_of_memory, rows_of_a_micro_batch
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.scores import scorers
@@ -63,7 +64,7 @@ def train(
 
     # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
     run = prepare(config, progress.say)
-    check_memory(run.config, run.mesh_sizes)
+    check_arrays(run.config, run.mesh_sizes)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
     resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
     scoring = scorers(run, workdir.path)
@@ -117,7 +118,10 @@ def train(
                 source = BatchSource(run.corpus.split("train"), run.config)
                 progress.say("compiling the training step")
                 with clock.during("compilation"):
-                    program, _, unused = compile_steps(run, source, state)
+                    program, compiled, unused = compile_steps(run, source, state)
+                    if compiled:
+                        check_program("training", compiled, run.config, run.mesh_sizes)
+                        check_evaluation(run, state)
                 progress.say(f"compiled in {time.monotonic() - began:.1f} s")
                 if unused:
                     progress.say(f"WARNING: {unused}")
@@ -146,6 +150,18 @@ def train(
             is_copied = not mirror or processes.from_first(mirror.finish)
     code = {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
     return code or int(not is_copied)
+
+
+def check_evaluation(run: Run, state: TrainState) -> None:
+    """Raise UserError if an evaluation, where it has more sequences than a micro-batch, needs too much memory."""
+    evaluated = [name for name in ("validation", "test") if name in run.corpus.splits]
+    n_parts = run.mesh_sizes["replica"] * run.mesh_sizes["fsdp"]
+    rows = (run.config.eval.batch_size or run.config.train.batch_size) // n_parts
+    if not evaluated or rows <= rows_of_a_micro_batch(run.config, run.mesh_sizes):
+        return
+    source = BatchSource(run.corpus.split(evaluated[0]), run.config)
+    compiled = compile_evaluation(state.params, source)
+    check_program("evaluation", compiled, run.config, run.mesh_sizes)
 
 
 def has_checkpoint(directory: Path, run: Run) -> bool:

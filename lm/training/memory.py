@@ -1,10 +1,9 @@
-"""Refuse a config that needs more memory than is available, before anything is allocated.
+"""Refuse a config that needs more memory than is available: by its arrays, and by its compiled programs.
 
 The exit code is 2, as for other mistakes in the config, so that a scheduler does not restart the run.
 """
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,81 +13,97 @@ import jax.numpy as jnp
 
 from lm import parameters
 from lm.config import Resolved
-from lm.cost.memory import activation_bytes, logit_bytes, memory_per_device
+from lm.cost.memory import micro_batches_per_step, train_state_bytes
 from lm.cost.units import si
 from lm.errors import UserError, first_line
 
-# On a CPU the estimate was 0.62 to 1.00 times what XLA allocates for training (4 configs without remat, which XLA:CPU
-# undoes), and 0.48 to 1.10 times what it allocates for evaluation (7 configs). So a config is refused only above MARGIN
-# times the available memory, and a smaller batch is suggested only if it needs at most SURE times the available memory.
-MARGIN, SURE = 1.25, 0.5
 _MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
 STATE = "parameters, gradients and optimizer state"
+STREAM = "the inputs of a layer"
+WINDOWS = "the windows of a dispatch"
+# What to reduce, by what needs the most memory.
 _KEYS = {
     STATE: "config.model.{vocab_size, d_model, n_layers, d_ff, n_heads, max_positions}",
-    "activations": "config.train.{batch_size, seq_len}, " + _MODEL,
-    "logits": "config.train.{batch_size, seq_len}, config.model.vocab_size",
-    "evaluation": "config.eval.batch_size, config.train.{batch_size, seq_len}",
-    "the windows of a dispatch": "config.train.{steps_per_dispatch, batch_size}",
+    STREAM: "config.train.{micro_batch_size, seq_len}",
+    WINDOWS: "config.train.{steps_per_dispatch, batch_size}",
+}
+_OF_PROGRAM = {
+    "training": f"config.train.{{micro_batch_size, seq_len, loss_chunk}}, {_MODEL}, or use config.model.remat=block",
+    "evaluation": "config.eval.batch_size, config.train.{seq_len, loss_chunk}",
 }
 
 
-def check_memory(config: Resolved, sizes: dict[str, int]) -> None:
-    """Raise UserError, with the keys to reduce, if a device of a mesh of these sizes has too little memory to train."""
-    device = jax.local_devices()[0]
-    available = device_memory(device)
+def check_arrays(config: Resolved, sizes: dict[str, int]) -> None:
+    """Raise UserError if the arrays that training surely needs do not fit into a device of a mesh of these sizes.
+
+    What the compiled programs need beside them, `check_program` knows.
+    """
+    available = device_memory(jax.local_devices()[0])
     if available is None:
         return
-    limit = MARGIN * available
-    n_copies, itemsize = 2 if config.train.steps else 1, jnp.dtype(config.model.param_dtype).itemsize
-    n_parameters = parameters.count(parameters.parameter_table(config.model))
-    needed = {STATE: n_copies * n_parameters * itemsize / (sizes["fsdp"] * sizes["tensor"])}  # at least
-    if needed[STATE] <= limit:  # for larger parameters JAX may refuse the shapes
-        needed = needed_bytes(config, device, sizes)
-    if sum(needed.values()) <= limit:
+    t = config.train
+    state = smallest_state(config, sizes)
+    if state <= available:  # for larger parameters JAX may refuse the shapes
+        of_parameters, others = train_state_bytes(config, sizes)
+        gradients = of_parameters if t.steps else 0
+        state = of_parameters + others + gradients
+    rows = rows_of_a_micro_batch(config, sizes) if t.steps else 0
+    width = config.model.d_model * jnp.dtype(config.model.compute_dtype).itemsize
+    needed = {
+        STATE: state,
+        STREAM: rows * t.seq_len // sizes["sequence"] * width,
+        WINDOWS: 12 * max(2, t.steps_per_dispatch) * t.batch_size,  # int64 on the host and int32 on the device
+    }
+    if sum(needed.values()) <= available:
         return
     use = max(needed, key=needed.__getitem__)
     raise UserError(
         f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, which has "
         f"{si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce {_KEYS[use]}"
-        + (_smaller_batches(config, device, sizes, available) if use != STATE else "")
     )
 
 
-def needed_bytes(config: Resolved, device, sizes: dict[str, int]) -> dict[str, float]:
-    """Return the bytes on one device by use (a key of _KEYS): of training or of evaluation, whichever has more."""
-    m, t = config.model, config.train
-    memory = memory_per_device(config, device, sizes)
-    found = {STATE: memory.parameters + memory.optimizer + (memory.gradients + memory.copies if t.steps else 0)}
-    found["the windows of a dispatch"] = 12.0 * max(2, t.steps_per_dispatch) * t.batch_size  # int64 and int32
-    evaluated = dataclasses.replace(
-        config,
-        model=dataclasses.replace(m, remat="none"),
-        train=dataclasses.replace(t, batch_size=config.eval.batch_size or t.batch_size, micro_batch_size=None),
+def check_program(name: str, compiled, config: Resolved, sizes: dict[str, int]) -> None:
+    """Raise UserError if a device has less memory than a compiled program needs.
+
+    Args:
+        name: "training" or "evaluation".
+        compiled: the compiled program, which knows what it needs (`jax.stages.Compiled`).
+        config, sizes: those that it was compiled for.
+    """
+    available = device_memory(jax.local_devices()[0])
+    memory = compiled.memory_analysis()
+    if available is None or memory is None:
+        return
+    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    needed = arguments + memory.temp_size_in_bytes
+    if needed <= available:
+        return
+    raise UserError(
+        f"out of memory: the {name} program needs {si(needed, 'B')} on each device, which has {si(available, 'B')}; "
+        f"{si(memory.temp_size_in_bytes, 'B')} of this is for activations, gradients and logits: reduce "
+        f"{_OF_PROGRAM[name]}" + (_smaller_micro_batch(config, sizes, available / needed) if name == "training" else "")
     )
-    # An evaluation keeps about half of the activations that training keeps of a block, and no gradients of logits.
-    evaluation = (activation_bytes(evaluated, device, sizes) / m.n_layers + logit_bytes(evaluated, sizes)) / 2
-    if t.steps and memory.activations + memory.layer + memory.loss >= evaluation:
-        return found | {"activations": memory.activations + memory.layer, "logits": memory.loss}
-    return found | {"evaluation": evaluation}
 
 
-def _smaller_batches(config: Resolved, device, sizes: dict[str, int], available: float) -> str:
-    """Return "; KEY = VALUE would fit" with the largest power of two of micro_batch_size that fits, or ""."""
-    n_parts, t = sizes["replica"] * sizes["fsdp"], config.train
+def smallest_state(config: Resolved, sizes: dict[str, int]) -> float:
+    """Return the bytes of the parameters, and of their gradients in training, if all are sharded evenly."""
+    n_copies = 2 if config.train.steps else 1
+    n_parameters = parameters.count(parameters.parameter_table(config.model))
+    itemsize = jnp.dtype(config.model.param_dtype).itemsize
+    return n_copies * n_parameters * itemsize / (sizes["fsdp"] * sizes["tensor"])
 
-    def with_size(size: int) -> Resolved:
-        rows = min(config.eval.batch_size or t.batch_size, size * n_parts)
-        evaluation = dataclasses.replace(config.eval, batch_size=rows)
-        return dataclasses.replace(config, train=dataclasses.replace(t, micro_batch_size=size), eval=evaluation)
 
-    for exponent in reversed(range((t.batch_size // n_parts).bit_length())):
-        smaller = with_size(2**exponent)
-        if sum(needed_bytes(smaller, device, sizes).values()) <= SURE * available:
-            rows = smaller.eval.batch_size
-            evaluation = "" if rows == config.eval.batch_size else f" with config.eval.batch_size = {rows}"
-            return f"; config.train.micro_batch_size = {2**exponent}{evaluation} would fit"
-    return ""
+def rows_of_a_micro_batch(config: Resolved, sizes: dict[str, int]) -> int:
+    """Return how many sequences of a micro-batch a device has."""
+    n_parts = sizes["replica"] * sizes["fsdp"] * micro_batches_per_step(config, sizes)
+    return config.train.batch_size // n_parts
+
+
+def _smaller_micro_batch(config: Resolved, sizes: dict[str, int], fraction: float) -> str:
+    """Return which micro-batch, a power of two, needs at most half of this fraction of the memory; "" without one."""
+    rows = int(rows_of_a_micro_batch(config, sizes) * fraction / 2)
+    return f"; try --config.train.micro_batch_size={2 ** (rows.bit_length() - 1)}" if rows else ""
 
 
 def device_memory(device) -> float | None:

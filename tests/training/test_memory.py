@@ -1,10 +1,10 @@
 """A config that cannot fit in memory is refused before anything is allocated, and the error names its keys."""
 
 import itertools
-import re
+from types import SimpleNamespace
 
 import pytest
-from tiny import tiny, with_keys
+from tiny import tiny
 
 from lm.config import MESH_AXES
 from lm.config.values import divisors
@@ -14,7 +14,7 @@ from lm.parallel.mesh import check_mesh
 from lm.step import n_micro_batches
 from lm.training import job, memory
 from lm.training.dispatch import dispatches
-from lm.training.memory import check_memory, report_out_of_memory
+from lm.training.memory import check_arrays, report_out_of_memory
 
 ONE = dict.fromkeys(MESH_AXES, 1)
 LARGEST = 2**31 - 1
@@ -27,15 +27,13 @@ def small_device(monkeypatch):
 
 
 TOO_LARGE = {
-    "batch_size": ({"train": {"batch_size": 10**6, "seq_len": 1024}}, ["activations", "config.train.{batch_size,"]),
+    "batch_size": ({"train": {"batch_size": 10**6, "seq_len": 1024}}, ["inputs of a layer", "micro_batch_size"]),
     "vocab_size": ({"model": {"vocab_size": 2 * 10**9}}, ["config.model.{vocab_size, d_model,"]),
     "n_layers": ({"model": {"n_layers": 10**5, "d_model": 512}}, ["state: reduce config.model.{", "n_layers"]),
     "d_model": ({"model": {"d_model": LARGEST - 1, "d_head": 8}}, ["config.model.{"]),
     "all sizes": ({"model": dict.fromkeys(("d_model", "n_layers", "d_ff", "vocab_size"), LARGEST)}, ["config.model.{"]),
-    "seq_len": ({"train": {"seq_len": 10**9}}, ["activations", "seq_len"]),
+    "seq_len": ({"train": {"seq_len": 10**9}}, ["inputs of a layer", "seq_len"]),
     "positions": ({"model": {"positions": "learned", "max_positions": 2 * 10**9}}, ["max_positions"]),
-    "logits": ({"model": {"vocab_size": 10**6}, "train": {"seq_len": 2**12}}, ["logits", "config.model.vocab_size"]),
-    "evaluation": ({"eval": {"batch_size": 2**24}}, ["evaluation", "config.eval.batch_size"]),
     "steps_per_dispatch": ({"train": {"steps_per_dispatch": LARGEST}}, ["config.train.{steps_per_dispatch,"]),
 }  # fmt: skip
 
@@ -43,36 +41,70 @@ TOO_LARGE = {
 def test_what_cannot_fit_is_refused_with_its_keys(small_device):
     for case, (sections, expected) in TOO_LARGE.items():
         with pytest.raises(UserError, match=r"^out of memory: training needs at least .* which has 16.0 GB; ") as error:
-            check_memory(tiny(**sections), ONE)
+            check_arrays(tiny(**sections), ONE)
         assert error.value.code == 2
         assert [text for text in expected if text not in str(error.value)] == [], case
 
 
 def test_what_fits_is_not_refused(small_device, monkeypatch):
-    check_memory(tiny(), ONE)
-    check_memory(tiny(model={"d_model": 4096, "d_ff": 4096}), ONE)
+    check_arrays(tiny(), ONE)
+    check_arrays(tiny(model={"d_model": 4096, "d_ff": 4096}), ONE)
     monkeypatch.setattr(memory, "device_memory", lambda device: None)  # the memory is unknown
-    check_memory(tiny(model={"vocab_size": 2 * 10**9}), ONE)
+    check_arrays(tiny(model={"vocab_size": 2 * 10**9}), ONE)
 
 
-@pytest.mark.parametrize("batch_size", [10**6, 2**20])
-def test_the_micro_batch_size_that_would_fit_is_named(small_device, batch_size):
-    config = tiny(train={"batch_size": batch_size, "seq_len": 1024})
-    with pytest.raises(UserError) as error:
-        check_memory(config, ONE)
-    found = re.search(r"micro_batch_size = (\d+) with config.eval.batch_size = (\d+) would fit", str(error.value))
-    micro, rows = map(int, found.groups())
-    check_memory(with_keys(config, train_micro_batch_size=micro, eval_batch_size=rows), ONE)
-    with pytest.raises(UserError):
-        check_memory(with_keys(config, train_micro_batch_size=8 * micro, eval_batch_size=rows), ONE)
+PROGRAMS = {
+    "training": ({}, ["the training program", "config.train.{micro_batch_size, seq_len, loss_chunk}"]),
+    "evaluation": ({"eval.batch_size": 512}, ["the evaluation program", "config.eval.batch_size"]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_needs_more_memory_than_there_is_is_refused_before_its_first_run(
+    train, tmp_path, monkeypatch, name
+):
+    """Its bytes are the compiler's: just enough memory is accepted."""
+    changes, expected = PROGRAMS[name]
+    needed = []
+    check = memory.check_program
+
+    def asked(program, compiled, *others):
+        m = compiled.memory_analysis()
+        arguments = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+        needed.append((arguments + m.temp_size_in_bytes, program))
+        check(program, compiled, *others)
+
+    monkeypatch.setattr(job, "check_program", asked)
+    changes = [f"--config.{key}={value}" for key, value in changes.items()]
+    assert train(tmp_path / "first", *changes)[0] == 0
+    available = max(needed)[0]
+    assert max(needed)[1] == name
+    monkeypatch.setattr(memory, "device_memory", lambda device: available - 1)
+    code, text = train(tmp_path / "second", *changes)
+    assert code == 2
+    assert [part for part in expected if part not in text] == []
+    monkeypatch.setattr(memory, "device_memory", lambda device: available)
+    assert train(tmp_path / "third", *changes)[0] == 0
+
+
+def test_a_smaller_micro_batch_is_proposed_by_the_share_that_fits(small_device):
+    """32 of 128 sequences fit; half of this share is left for what does not shrink with the batch."""
+    config = tiny(train={"batch_size": 128})
+    parts = {"argument_size_in_bytes": 10, "output_size_in_bytes": 10, "alias_size_in_bytes": 10}
+    needs = SimpleNamespace(**parts, temp_size_in_bytes=4 * 16e9 - 10)
+    compiled = SimpleNamespace(memory_analysis=lambda: needs)
+    with pytest.raises(UserError, match=r"try --config.train.micro_batch_size=16$"):
+        memory.check_program("training", compiled, config, ONE)
+    with pytest.raises(UserError, match=r"batch_size, config.train.{seq_len, loss_chunk}$"):
+        memory.check_program("evaluation", compiled, config, ONE)
 
 
 def test_evaluation_without_training_needs_no_gradients(small_device):
-    sizes = {"vocab_size": 9 * 10**7, "tie_embeddings": True}  # 5.8 GB of parameters
+    sizes = {"vocab_size": 14 * 10**7, "tie_embeddings": True}  # 9.0 GB of parameters
     optimizer = {"name": "sgd"}
     with pytest.raises(UserError, match="out of memory"):
-        check_memory(tiny(model=sizes, train={"batch_size": 1, "seq_len": 32}, optimizer=optimizer), ONE)
-    check_memory(tiny(model=sizes, train={"steps": 0, "batch_size": 1}, optimizer=optimizer), ONE)
+        check_arrays(tiny(model=sizes, train={"batch_size": 1, "seq_len": 32}, optimizer=optimizer), ONE)
+    check_arrays(tiny(model=sizes, train={"steps": 0, "batch_size": 1}, optimizer=optimizer), ONE)
 
 
 OUT_OF_MEMORY = [MemoryError("Unable to allocate 7.28 TiB"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")]
