@@ -18,12 +18,13 @@ from lm import parameters
 from lm.config import saved_config, to_dict
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.files import lock, refuse_url, to_json
+from lm.files import refuse_url, to_json
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
+from lm.locks import lock
 from lm.text_tables import table
 from lm.trained_model import TrainedModel, load
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params

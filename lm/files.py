@@ -1,4 +1,4 @@
-"""Small files: strict JSON, bounded reads, atomic replacement, and locks of directories.
+"""Small files: strict JSON, bounded reads, atomic replacement.
 
 One rule for directories that somebody else may have made: a file is read if it is a regular one of a bounded size
 (`read_bytes`, `open_regular`, `check_files`), a name that a file contains leads to one file beside it (`is_file_name`),
@@ -22,8 +22,6 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import filelock
 
 from lm.errors import TemporaryError, UserError
 
@@ -382,36 +380,6 @@ def refuse_url(path: str | Path | None, option: str) -> None:
             f"{option} {path}: URLs are not supported; mount the bucket as a directory (with gcsfuse for example, as "
             "launch/tpu_vm.sh does), and give its path"
         )
-
-
-def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> contextlib.AbstractContextManager:
-    """Acquire the lock of an existing directory, the file .lock in it, which stays there.
-
-    The result is a context manager that releases it. It is also released when the process ends.
-
-    Args:
-        option: the command-line option by which the user named the directory, for the error.
-        timeout: how many seconds to wait for another process.
-
-    Raises:
-        TemporaryError: if another process holds the lock.
-        UserError: if .lock is a symbolic link.
-    """
-    path = directory / ".lock"
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise UserError(f"{path} is not a file but a link, a directory or a device; remove it")
-    acquired = filelock.FileLock(path, timeout=timeout)
-    try:
-        held = acquired.acquire()
-    except filelock.Timeout:
-        with open_regular(path) as lock_file:
-            holder = lock_file.read(200).decode(errors="replace").strip() or "another process"
-        raise TemporaryError(
-            f"{option} {directory} is in use by {holder}; wait until it ends, or use another directory"
-        ) from None
-    with open(path, "w", encoding="utf-8", opener=without_links) as file:
-        file.write(f"process {os.getpid()} on {platform.node()}")
-    return held
 
 
 LATE_SECONDS = 60  # how long a file of another host may stay invisible on a shared file system

@@ -105,6 +105,7 @@ READ_OTHERWISE = {
     "lm/sweeps/plan.py": "the sweep file, which is run anyway",
     "lm/interpret/page.py": "files of the package",
     "lm/training/memory.py": "the system's limits",
+    "lm/locks.py": "the system's processes",
     "lm/workdir/provenance.py": "the system's processor",
 }
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import filelock
 import platformdirs
 
 from lm import files
 from lm.errors import UserError
+from lm.locks import flock
 
 LAYOUT = 4  # version of the files in the cache; part of their names, so that each version has its own files
 CHECKSUMS = "checksums.json"  # in each entry: the sha256 of its files
@@ -126,20 +126,21 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
     On a file system without locks, several processes may write the same entry at the same time. This takes longer and
     gives the same result: the first entry is kept.
     """
-    held, waited = filelock.FileLock(path.with_name(f".{path.name}.lock")), False
-    # If the directory is not writable, the caller raises a more specific error.
-    with contextlib.suppress(OSError, NotImplementedError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held.acquire(timeout=0)
-        except filelock.Timeout:
-            say(f"waiting for another process to write {path}")
-            waited = True
-            held.acquire(poll_interval=_POLL_SECONDS)
-    try:
+    file, waited = path.with_name(f".{path.name}.lock"), False
+    with contextlib.ExitStack() as held:
+        # If the directory is not writable, the caller raises a more specific error.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    held.enter_context(flock(file))
+                    break
+                except BlockingIOError:
+                    if not waited:
+                        say(f"waiting for another process to write {path}")
+                    waited = True
+                    time.sleep(_POLL_SECONDS)
         yield waited
-    finally:
-        held.release()
 
 
 def publish(directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR") -> None:

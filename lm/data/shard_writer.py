@@ -30,7 +30,8 @@ from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
 from lm.data.unit_shards import hash_unit, write_unit
 from lm.errors import UserError
-from lm.files import lock, read_json, to_json, write_text
+from lm.files import read_json, to_json, write_text
+from lm.locks import lock
 
 FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from lm.command_line.loading import parse_settings
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import lock, read_json
+from lm.files import read_json
+from lm.locks import lock
 from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, variant_differences

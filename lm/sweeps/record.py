@@ -9,7 +9,8 @@ from lm.config import flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import is_file_name, lock, read_json, to_json, write_text
+from lm.files import is_file_name, read_json, to_json, write_text
+from lm.locks import lock
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"

@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.errors import TemporaryError
-from lm.files import lock, to_json, without_links, write_text
+from lm.files import to_json, without_links, write_text
+from lm.locks import InUse, lock
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import PATIENCE, SWEEP, open_sweep, sweep_record
 from lm.sweeps.results import Run, append_runs, drop_damaged_lines, outcomes_of, read_runs
@@ -259,7 +259,7 @@ class _Runner:
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)
-        except TemporaryError:
+        except InUse:
             yield False
             return
         with held:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import check_in_place, check_replaceable, lock, to_json, write_bytes
+from lm.files import check_in_place, check_replaceable, to_json, write_bytes
+from lm.locks import lock
 from lm.workdir.config_changes import experiment_digest
 from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import ARRIVING, check_workdir

@@ -20,7 +20,7 @@ from lm.data.prepare import main
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.unit_shards import assign
 from lm.errors import UserError
-from lm.files import lock
+from lm.locks import lock
 
 DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}." for i in range(300)]
 
@@ -336,7 +336,7 @@ def test_a_directory_of_something_else_is_refused(dump, tmp_path, capsys):
     held = lock(output)
     assert main(arguments(dump, output)) == 1  # worth a retry
     assert f"--output {output} is in use by process" in capsys.readouterr().err
-    held.lock.release()
+    held.close()
     assert main(arguments(dump, output)) == 0
     assert main(arguments(dump, output, "--validation", "0.2")) == 2
     assert "was written from other input" in capsys.readouterr().err

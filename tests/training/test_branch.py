@@ -12,7 +12,7 @@ from tiny import with_keys
 
 from lm.config import Config, OptimizerConfig, to_dict
 from lm.errors import TemporaryError, UserError
-from lm.files import lock
+from lm.locks import lock
 from lm.training.branch import branch
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.metrics import to_line
