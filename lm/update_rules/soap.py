@@ -5,9 +5,10 @@
     l <- b2 l + (1 - b2) g g^T,   r <- b2 r + (1 - b2) g^T g
     every soap_every steps: q_l <- QR(l q_l), q_r <- QR(r q_r)
 
-As in the authors' code, the first step changes no weight: q_l and q_r become the eigenvectors of the first l and r.
-Their code also sorts the columns of q before QR; the paper does not, and this file follows the paper. The paper rotates
-one side of the embeddings and of the head; here AdamW updates both.
+As in the authors' code, the first step has no update: q_l and q_r become the eigenvectors of the first l and r. Weight
+decay, which all rules here share, applies in that step, too; their code skips all of it. Their code also sorts the
+columns of q before QR; the paper does not, and this file follows the paper. The paper rotates one side of the
+embeddings and of the head; here AdamW updates both.
 
 The basis of directions without any gradient is arbitrary, so results depend on rounding where the first gradient of a
 matrix does not have full rank. A matrix has 2 I^2 + 2 O^2 numbers of state beside Adam's 2 I O, which all devices hold.

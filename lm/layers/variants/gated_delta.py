@@ -4,7 +4,8 @@ Queries and keys are those of attention, divided by their L2 norm. Each head and
 writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1); A and d start as in Mamba-2 (Yang et
 al. 2024, arXiv:2412.06464). Short convolutions are conv_keys and conv_values, and the gate after the norm is attn_gate.
 Unlike the paper's layer, this one has no convolution of queries and no SiLU after the convolutions, and its gate is a
-sigmoid.
+sigmoid. Other code (fla, Qwen3-Next) divides queries by sqrt(K), too, which the norm of the output undoes but for its
+eps.
 
 all            in every layer
 three_of_four  every fourth layer has softmax attention (Qwen3-Next; Kimi Linear, arXiv:2510.26692)
