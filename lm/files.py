@@ -29,7 +29,16 @@ from lm.errors import TemporaryError, UserError
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
 MAX_NAME = 200  # bytes of the name of a file: systems allow 255, and `write_bytes` appends to it for a moment
+HEAD_OF_POINTER = 64  # bytes
+POINTERS = {
+    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get"),
+}
 LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
+
+
+class PointerError(UserError):
+    """An error for a file of which only a pointer or a link was downloaded."""
 
 
 def to_json(value, *, indent: int | None = None) -> str:
@@ -84,12 +93,39 @@ def read_bytes(path: str | Path, at_most: int | None = None) -> bytes:
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
-    """Open a file for reading; raises ValueError for a pipe or a device, from which reading could wait forever."""
+    """Open a file for reading.
+
+    Raises:
+        ValueError: it is a pipe or a device, from which reading could wait forever.
+        PointerError: see `refuse_pointer`.
+    """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise ValueError("it is a pipe or a device")
+    try:
+        refuse_pointer(path, file.peek(HEAD_OF_POINTER))
+    except PointerError:
+        file.close()
+        raise
     return file
+
+
+def refuse_pointer(path: str | Path, head: bytes) -> None:
+    """Raise PointerError if a file begins as a pointer of Git LFS or git-annex does, which names a missing content."""
+    for beginning, (name, command) in POINTERS.items():
+        if head.startswith(beginning):
+            raise PointerError(f"{path} is a pointer of {name}, not the file; run {command} in its repository")
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a path is a file; raises PointerError for a link to a file that is not there."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise PointerError(
+            f"{path} is a link to a file that is not there; remove the link, or download the file (if git-annex "
+            "manages it: git annex get)"
+        )
+    return os.path.isfile(path)
 
 
 def folders_below(*directories: str | Path, follow: bool = True) -> Iterator[tuple[Path, list[str]]]:
@@ -143,7 +179,7 @@ def matching_files(pattern: str) -> list[str]:
     """
     parts = pattern.split("/")
     if "**" not in parts:
-        return sorted(filter(os.path.isfile, glob.glob(pattern)))
+        return sorted(filter(is_file, glob.glob(pattern)))
     place = parts.index("**")
     head, rest = "/".join([*parts[:place], ""]), "/".join(parts[place + 1 :] or ["*"])
     tops = sorted(map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top))
@@ -207,14 +243,23 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
     """
     if not content.strip():
         raise ValueError("it is empty")
+    text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
     try:
-        value = json.loads(content)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deeply") from None
-    if "\\u" in content if isinstance(content, str) else b"\\u" in content:
-        to_json(value).encode()  # raises ValueError for half of a surrogate pair, which is not text
+    if "\\u" in text:
+        _refuse_surrogates(value)
     check_shape(value, expected)
     return value
+
+
+def _refuse_surrogates(value) -> None:
+    try:
+        to_json(value).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise ValueError(f"it has {half}, half of a surrogate pair, which is no character") from None
 
 
 def with_checksum(value: dict) -> dict:

@@ -8,7 +8,7 @@ from pathlib import Path
 import lm
 from lm.command_line.checkpoint import add_checkpoint
 from lm.errors import UserError, with_exit_code
-from lm.files import to_json
+from lm.files import refuse_pointer, to_json
 from lm.generation import options
 from lm.parser import Parser
 from lm.text_tables import for_terminal
@@ -53,6 +53,7 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
         return a.prompt or []
     try:
         content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).expanduser().read_bytes()
+        refuse_pointer(a.prompt_file, content)
         text = content.decode()
     except UnicodeDecodeError as error:
         raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None

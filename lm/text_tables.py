@@ -7,10 +7,12 @@ from collections.abc import Sequence
 def for_terminal(text: str) -> str:
     """Return a text in which control characters, which could change the terminal, are U+FFFD.
 
+    A carriage return, as at the ends of Windows lines, is left out.
+
     >>> for_terminal("a" + chr(27) + "[2J b")
     'a\ufffd[2J b'
     """
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text.replace("\r", ""))
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

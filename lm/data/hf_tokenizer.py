@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -144,7 +145,8 @@ class HFTokenizer(Tokenizer):
             except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
                 return []
 
-        unknown = ids("\U0010fffd")
+        model = json.loads(self.json)["model"]
+        unknown = {model.get("unk_id"), self.model.token_to_id(model.get("unk_token") or "")}
         return {i: name for name, i in self._special_ids().items() if i in ids(name) and i not in unknown}
 
     def decode(self, ids) -> str:

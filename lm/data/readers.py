@@ -17,14 +17,13 @@ from typing import Any
 
 from lm.config import SPLITS
 from lm.data import storage, tfds_directory
-from lm.data.text_files import BOM, choose_texts, not_utf8, shorten
+from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of, shorten
 from lm.errors import UserError
 from lm.files import parse_json
 
 FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
             ".csv": "csv", ".tsv": "csv"}  # fmt: skip
-COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
 CACHES = r"cache-\w+\.arrow"  # of its `map` and `filter`, beside the data: copies and indices
 WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
@@ -131,7 +130,7 @@ def splits_in(name: str) -> list[str]:
 def _kind_of(file: str) -> str:
     """Return the kind of a file by its name, "" if it is not one of `SUFFIXES` or no data."""
     name = file.rpartition("/")[2]
-    for compression in COMPRESSIONS:
+    for compression in storage.COMPRESSIONS:
         name = name.removesuffix(compression)
     is_data = name not in METADATA and not re.fullmatch(CACHES, name)
     return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
@@ -146,7 +145,7 @@ def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator
         yield from _cut_parquet(file, split, n_bytes, field)
     elif storage.is_url(file):
         yield Span(kind, file, 0, TO_THE_END, split)
-    elif (size := os.path.getsize(file)) and (kind in ("arrow", "csv") or storage.is_compressed(file)):
+    elif (size := os.path.getsize(file)) and (kind in ("arrow", "csv") or storage.compression(file)):
         yield Span(kind, file, 0, TO_THE_END, split, size)
     else:
         for start in range(0, size, n_bytes):
@@ -210,28 +209,39 @@ def _read_tfds(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_text(span: Span, field: str) -> Iterator[str]:
-    for block in _read_lines(span, BLOCK if span.end == TO_THE_END else span.end):
+    for position, block in _read_lines(span, BLOCK if span.end == TO_THE_END else span.end):
         try:
             yield block.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(not_utf8(error)) from None
+            raise UserError(f"{span.path} {not_utf8(span.path, error, position)}") from None
 
 
 def _read_jsonl(span: Span, field: str) -> Iterator[str]:
-    for line in filter(bytes.strip, _read_lines(span, 1)):
+    for position, line in _read_lines(span, 1):
+        if not line.strip():
+            continue
+        if position == 0:
+            _refuse_binary(line, span.path)
         try:
             text = parse_json(line).get(field, 0)
-        except ValueError as error:  # also for half of a surrogate pair, which is not text
-            raise ValueError(f"a line is not a JSON object ({error}): {line[:100]!r}") from None
+        except ValueError as error:
+            raise ValueError(f"a line cannot be read as a JSON object: {error}: {line[:100]!r}") from None
         if text is not None and not isinstance(text, str):
             raise ValueError(f"a line has no text in the field {field!r} (set --config.data.field): {line[:100]!r}")
         yield text or ""
 
 
+def _refuse_binary(head: bytes, path: str) -> None:
+    if kind := reader_of(head):
+        raise ValueError(f"it is a file of {kind.capitalize()}; use {kind}:{path}")
+
+
 def _read_csv(span: Span, field: str) -> Iterator[str]:
     csv.field_size_limit(sys.maxsize)
     separator = "\t" if ".tsv" in span.path.rpartition("/")[2] else ","
+    file: Any
     with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+        _refuse_binary(file.peek(8), span.path)
         rows = csv.DictReader(lines, delimiter=separator, strict=True)
         _check_column(dict.fromkeys(rows.fieldnames or (), "string"), field)
         for row in rows:
@@ -240,8 +250,8 @@ def _read_csv(span: Span, field: str) -> Iterator[str]:
             yield row[field]
 
 
-def _read_lines(span: Span, n_bytes: int) -> Iterator[bytes]:
-    """Yield the lines that begin in [start, end), in blocks of n_bytes and the rest of a line.
+def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that begin in [start, end) and their positions, in blocks of n_bytes and the rest of a line.
 
     Each line of a file is in exactly one span.
     """
@@ -252,7 +262,7 @@ def _read_lines(span: Span, n_bytes: int) -> Iterator[bytes]:
             position = span.start - 1 + len(file.readline())  # the line that contains the byte before `start`
         while position < span.end and (block := file.read(min(n_bytes, span.end - position))):
             block += b"" if block.endswith(b"\n") else file.readline()
-            yield block if position else block.removeprefix(BOM)
+            yield position, block if position else block.removeprefix(BOM)
             position += len(block)
 
 

@@ -16,7 +16,7 @@ from lm.data.corpus import Corpus, Split
 from lm.data.readers import splits_in
 from lm.data.text_files import shorten
 from lm.errors import UserError
-from lm.files import COUNT, is_file_name, matching_files, open_regular, read_json
+from lm.files import COUNT, PointerError, is_file, is_file_name, matching_files, open_regular, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
@@ -83,7 +83,7 @@ def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, P
     """Return the split and the path of each shard file, in the order of the paths, and say which is which."""
     names = location.iterdir() if location.is_dir() else map(Path, matching_files(str(location)))
     found = []
-    for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and file.is_file()):
+    for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and is_file(file)):
         words = splits_in(file.stem)
         if len(words) > 1:
             raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(words))}); rename it")
@@ -203,7 +203,7 @@ def open_shard(path: Path, record: dict | None = None) -> np.ndarray:
         raise UserError(
             f"{path} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus again"
         ) from None
-    except OSError:
+    except (OSError, PointerError):
         raise
     except Exception as e:  # NumPy's parser of .npy headers raises many types
         raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from lm.data import cache
 from lm.errors import UserError, first_line
-from lm.files import folders_below, matching_files
+from lm.files import HEAD_OF_POINTER, folders_below, is_file, matching_files, refuse_pointer
 from lm.urls import file_system, is_url, optional
 
 
@@ -51,8 +51,9 @@ def list_files(path: str) -> list[str]:
             return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
     if os.path.isdir(path):
         below = (folder / name for folder, names in folders_below(path, follow=False) for name in names)
-        return list(map(str, sorted(f for f in below if f.is_file() and not _is_hidden(str(f.relative_to(path))))))
-    return [path] if os.path.isfile(path) else matching_files(path)
+        shown = [file for file in below if not _is_hidden(str(file.relative_to(path)))]
+        return list(map(str, sorted(filter(is_file, shown))))
+    return [path] if is_file(path) else matching_files(path)
 
 
 def _is_hidden(path: str) -> bool:
@@ -60,8 +61,12 @@ def _is_hidden(path: str) -> bool:
 
 
 def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
-    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed."""
+    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed.
+
+    Raises PointerError for a pointer of Git LFS or git-annex.
+    """
     file: Any = io.BufferedReader(file_system(path)[0].open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
+    refuse_pointer(path, file.peek(HEAD_OF_POINTER))
     for signature, opened in DECOMPRESSED.items():
         if decompress and file.peek(4).startswith(signature):
             return opened(file, path)
@@ -81,10 +86,15 @@ DECOMPRESSED: dict[bytes, Callable[[Any, str], Any]] = {
 }
 
 
-def is_compressed(path: str) -> bool:
-    """Return whether `open_file` decompresses a file."""
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+PROGRAMS = dict(zip(DECOMPRESSED, ("gzip", "bzip2", "xz", "zstd"), strict=True))
+
+
+def compression(path: str) -> str:
+    """Return the program that compressed a file which `open_file` decompresses, "" for others."""
     with open_file(path, decompress=False) as file:
-        return file.read(4).startswith(tuple(DECOMPRESSED))
+        head = file.read(4)
+    return next((name for signature, name in PROGRAMS.items() if head.startswith(signature)), "")
 
 
 def describe(path: str, cache_dir: Path) -> dict:

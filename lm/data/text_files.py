@@ -4,22 +4,20 @@ import csv
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable
 
 from lm.data import storage
 from lm.errors import UserError
+from lm.files import PointerError
 
 MAX_LISTED_FILES = 4
 HEAD = 2**16  # bytes of a file that are looked at before it is read
 BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
-SIGNATURES = {
-    b"PK\3\4": ("is a zip archive", "unzip {}"),
-    b"%PDF": ("is a PDF", "pdftotext {}"),
-    b"PAR1": ("is a Parquet file", "parquet:{} instead of text:{}"),
-    b"ARROW1": ("is an Arrow file", "arrow:{} instead of text:{}"),
-    b"\xff\xfe": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
-    b"\xfe\xff": ("is UTF-16", "iconv -f UTF-16 -t UTF-8 {} > {}.utf8"),
-}
+SIGNATURES = {b"PK\3\4": ("is a zip archive", "unzip"), b"%PDF": ("is a PDF", "pdftotext")}
+UTF16 = (b"\xff\xfe", b"\xfe\xff")
+# How the files of other readers begin: those of Parquet, and the two formats of Arrow.
+READERS = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 
 
 def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> list[str]:
@@ -35,7 +33,8 @@ def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> lis
         say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {shorten(texts, path)}")
     if problems:
         skipped = f"{len(problems)} of {len(files)} files, which are empty or not UTF-8 text"
-        say(f"skipping {skipped}: {shorten([*problems], path)}")
+        not_empty = [f"{file} {problem}" for file, problem in problems.items() if problem != "is empty"]
+        say(f"skipping {skipped}: {shorten([*problems], path)}" + "".join(f"; {first}" for first in not_empty[:1]))
     _describe_syntax(texts[0], say)
     return texts
 
@@ -67,34 +66,57 @@ def _problem_of(path: str) -> str | None:
     """Return what a file is if it is empty or its beginning is not UTF-8 text, and what to do about it."""
     try:
         head = _read_head(path)
+    except PointerError:
+        raise
     except UserError as error:
         return f"is damaged ({str(error).removeprefix(f'{path}: ')})"
-    for signature, (name, command) in SIGNATURES.items():
+    if kind := reader_of(head):
+        return f"is a file of {kind.capitalize()}; use {kind}:{path} in place of text:{path}"
+    for signature, (name, program) in SIGNATURES.items():
         if head.startswith(signature):
-            return f"{name}; convert it and give the new file: {command.replace('{}', path)}"
+            return f"{name}; convert it and give the new file: {program} {shlex.quote(path)}"
+    if head.startswith(UTF16):
+        return f"is UTF-16; convert it and give the new file: {_iconv('UTF-16', path)}"
     if len(head) > 1 and not any(head[1:100:2]) and all(head[:100:2]):
-        return f"looks like UTF-16; convert it and give the new file: iconv -f UTF-16LE -t UTF-8 {path} > {path}.utf8"
+        return f"looks like UTF-16; convert it and give the new file: {_iconv('UTF-16LE', path)}"
     try:
         head.decode()
     except UnicodeDecodeError as e:
         if len(head) < HEAD or e.start < HEAD - 4:  # else a character is cut
-            return not_utf8(e)
+            return not_utf8(path, e)
     return None if head else "is empty"
 
 
-def not_utf8(e: UnicodeDecodeError) -> str:
-    """Describe a text that is not UTF-8, and what to do about it."""
-    return (
-        f"is not UTF-8 (byte {e.object[e.start]:#04x} at offset {e.start}); convert it (iconv -f latin1 -t UTF-8 for "
-        "example), or move it out of the folder"
-    )
+def reader_of(head: bytes) -> str | None:
+    """Return the reader of a binary file by its first bytes, None if no reader is known."""
+    return next((kind for signature, kind in READERS.items() if head.startswith(signature)), None)
+
+
+def not_utf8(path: str, e: UnicodeDecodeError, position: int = 0) -> str:
+    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded bytes in it."""
+    place = f"byte {e.object[e.start]:#04x} at offset {position + e.start}"
+    return f"is not UTF-8 ({place}); if it is Latin-1, use this copy in place of it: {_iconv('latin1', path)}"
+
+
+def _iconv(encoding: str, path: str) -> str:
+    """Return the shell command that writes a copy of a text in UTF-8."""
+    name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
+    program = storage.compression(path)
+    stem, suffix = os.path.splitext(os.path.splitext(name)[0] if program and name.endswith(storage.COMPRESSIONS) else name)
+    read = f"curl -L {shlex.quote(path)} | " if storage.is_url(path) else ""
+    if program:
+        read += f"{program} -dc {'' if read else shlex.quote(path)}".rstrip() + " | "
+    given = "" if read else f" {shlex.quote(path)}"
+    return f"{read}iconv -f {encoding} -t UTF-8{given} > {shlex.quote(f'{stem}.utf8{suffix}')}"
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
     """Say if a file has Windows line ends, or the syntax of records or of a table, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
-        say(f"{path} has Windows line ends, which are kept; to remove them: sed -i 's/\\r$//' {path}")
+        can_edit = not (storage.is_url(path) or storage.compression(path))
+        command = f"; to remove them: sed -i 's/\\r$//' {shlex.quote(path)}" if can_edit else ""
+        say(f"{path} has Windows line ends, which are kept{command}")
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
     for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
         if records:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import open_regular, read_json
 
 AGAIN = "delete the directory and prepare it again"
 # What is read of the metadata. The lengths are strings, as all int64 in JSON of proto3.
@@ -67,5 +67,7 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
         shards = [directory / f"{info['name']}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise UserError(f"{directory} is incomplete: {missing[0]} is missing; {AGAIN}")
+        for shard in shards:
+            open_regular(shard).close()  # raises PointerError
         prepared[split] = shards, sum(map(int, lengths))
     return prepared

@@ -19,7 +19,7 @@ import numpy as np
 from lm.data.hf_tokenizer import HFTokenizer, train_bpe
 from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
-from lm.files import COUNT, check_shape, parse_json, read_bytes
+from lm.files import COUNT, PointerError, check_shape, parse_json, read_bytes
 
 UNK = "<unk>"
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
@@ -178,6 +178,8 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
         try:
             content = read_bytes(os.path.expanduser(argument), 2**27).decode()
             return HFTokenizer(content, special_tokens)
+        except PointerError:
+            raise
         except Exception as e:  # `tokenizers` raises bare Exception for a malformed file
             raise UserError(
                 f'config.data.tokenizer: cannot read "{spec}" ({first_line(e)}); '

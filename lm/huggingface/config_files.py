@@ -11,7 +11,7 @@ from lm.config import Config, Resolved, ResolvedModel, as_resolved, checks, laye
 from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import open_regular, read_json
 from lm.huggingface.conversions import ROPE_KEYS, ROPE_SCALINGS, over_layers, shortest_pattern
 from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
 from lm.huggingface.folding import fold
@@ -28,8 +28,8 @@ def find_file(directory: str | Path, name: str, limit: int | None = None) -> Pat
     """Return the path of a checkpoint's file, or None if there is none. Others may have made the checkpoint.
 
     Raises:
-        UserError: it is a pipe or a device, has more bytes than the limit, or is a link out of the directory. Links to
-            the blobs beside a snapshot in the cache of huggingface_hub are followed.
+        UserError: it is a pipe or a device, a pointer of Git LFS, has more bytes than the limit, or is a link out of
+            the directory. Links to the blobs beside a snapshot in the cache of huggingface_hub are followed.
     """
     path, inside = Path(directory) / name, Path(directory).resolve()
     if not os.path.lexists(path):
@@ -42,6 +42,7 @@ def find_file(directory: str | Path, name: str, limit: int | None = None) -> Pat
         raise UserError(f"{path} is {'missing' if not target.exists() else 'not a file'}; download it again")
     if limit is not None and target.stat().st_size > limit:
         raise UserError(f"{path} has {target.stat().st_size:,} bytes, more than the {limit:,} that it may have")
+    open_regular(path).close()
     return path
 
 

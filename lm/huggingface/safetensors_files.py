@@ -55,7 +55,13 @@ class TensorFiles:
 
     def _find_files(self) -> dict[str, set[str] | None]:
         """Return the names of the files, with the tensors that an index places in each."""
-        if index := find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES):
+        single, index = find_file(self._directory, SINGLE), find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES)
+        if single and index:
+            raise UserError(
+                f"{self._directory} has both {SINGLE} and {INDEX}, which may hold other weights; remove one of them "
+                f"(transformers reads {SINGLE})"
+            )
+        if index:
             places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
             found: dict[str, set[str]] = {}
             for tensor, name in places.items():
@@ -63,7 +69,7 @@ class TensorFiles:
                     raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
                 found.setdefault(name, set()).add(tensor)
             return dict(found)
-        if find_file(self._directory, SINGLE):
+        if single:
             return {SINGLE: None}
         if pickles := sorted(path.name for pattern in PICKLES for path in self._directory.glob(pattern)):
             raise UserError(
