@@ -11,6 +11,8 @@ def for_terminal(text: str) -> str:
 
     >>> for_terminal("a" + chr(27) + "[2J b")
     'a\ufffd[2J b'
+    >>> for_terminal("two" + chr(13) + chr(10) + "lines")
+    'two\nlines'
     """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text.replace("\r", ""))
 

@@ -41,8 +41,8 @@ def list_files(path: str) -> list[str]:
                 if re.search(r"[*\[]", path):  # "?" begins the query of a URL
                     found = system.glob(path)
                 else:
-                    is_file = path[-1] != "/" and system.info(path)["type"] == "file"
-                    found = [path] if is_file else system.find(path)
+                    is_one = path[-1] != "/" and system.info(path)["type"] == "file"
+                    found = [path] if is_one else system.find(path)
             except FileNotFoundError as error:
                 if error.__cause__:  # a server that does not answer, for example
                     raise

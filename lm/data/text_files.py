@@ -102,7 +102,9 @@ def _iconv(encoding: str, path: str) -> str:
     """Return the shell command that writes a copy of a text in UTF-8."""
     name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
     program = storage.compression(path)
-    stem, suffix = os.path.splitext(os.path.splitext(name)[0] if program and name.endswith(storage.COMPRESSIONS) else name)
+    if program and name.endswith(storage.COMPRESSIONS):
+        name = os.path.splitext(name)[0]
+    stem, suffix = os.path.splitext(name)
     read = f"curl -L {shlex.quote(path)} | " if storage.is_url(path) else ""
     if program:
         read += f"{program} -dc {'' if read else shlex.quote(path)}".rstrip() + " | "

@@ -1,5 +1,6 @@
 """Parquet, Arrow, JSON Lines and data sets of Hugging Face: the same documents from each format and each place."""
 
+import argparse
 import csv
 import functools
 import gzip
@@ -15,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm.config import DataConfig
-from lm.data import check_corpus, open_corpus, sources
+from lm.data import check_corpus, open_corpus, sources, tokenizers
 from lm.data.prepare import main as prepare
 from lm.data.readers import find_spans, read_documents
 from lm.errors import UserError
+from lm.files import PointerError, read_bytes
+from lm.generate import read_prompts
+from lm.huggingface.config_files import find_file
 
 DOCUMENTS = [f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)]
 
@@ -226,11 +230,13 @@ NOT_TEXT = [  # content, what is wrong with it, and the advice
     (gzip.compress(b"caf\xe9"), "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
     (gzip.compress(TEXT.encode())[:-30], "damaged", "EOFError"),
     (bytes.fromhex("28b52ffd2400"), "damaged", ""),  # RFC 8878, section 3.1.1
-    (b"PAR1" + bytes(20), "Parquet", "parquet:"),
+    (b"PAR1" + bytes(20), "a.txt is a file of Parquet; use parquet:{0}/a.txt in place of text:{0}/a.txt"),
+    (b"ARROW1" + bytes(20), "use arrow:{0}/a.txt"),
+    (b"\xff\xff\xff\xff" + bytes(20), "use arrow:{0}/a.txt"),  # Arrow's stream format
     (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
     (TEXT.encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
     (b"caf\xe9 au lait", "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
-    (b"x" * 2**17 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
+    (b"x\n" * 2**16 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
     (b"", "is empty", ""),
 ]
 BAD = [
@@ -249,6 +255,10 @@ BAD = [
     ("jsonl:{0}", lambda root: (root / "a.jsonl.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9]), ("a.jsonl.gz",)),
     ("jsonl:{0}", lambda root: (root / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd" * 9), ("a.jsonl.zst",)),
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
+    ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(rb'{"text": "\ud83d"}'), (r"\ud83d, half of a",)),
+    ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"text": "\xed\xa0\xbd"}'), ("a.jsonl", "byte 0xed")),
+    ("jsonl:{0}/a.parquet", lambda root: write(root / "a.parquet"), ("use parquet:{0}/a.parquet",)),
+    ("csv:{0}/a.arrow", lambda root: write(root / "a.arrow", file=True), ("use arrow:{0}/a.arrow",)),
     ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
     ("hf:{0}", lambda root: [write(root / f"two/{i}/train.jsonl") for i in "ab"], ("several", "hf:{0}/two/b")),
     ("hf:{0}", lambda root: [write(root / f"train/{i}/a.jsonl") for i in "ab"], ("several", "hf:{0}/train")),
@@ -317,3 +327,41 @@ def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch, c
         message = capsys.readouterr().err.strip()
         assert "pip install -e '.[data]'" in message
         assert "\n" not in message
+
+
+POINTERS = {
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n",
+    "git annex get": b"/annex/objects/SHA256E-s12345--" + b"0" * 64 + b".txt\n",
+}
+
+
+@pytest.mark.parametrize("advice", [*POINTERS, "is a link to a file that is not there"])
+@pytest.mark.parametrize("source", [
+    "text:{0}/a.txt", "text:{0}", "text:{0}/*.txt", "text:{0}/**/*.txt", "jsonl:{0}/a.jsonl", "jsonl:{0}",
+    "csv:{0}/a.csv", "parquet:{0}/a.parquet", "arrow:{0}/a.arrow", "hf:{0}/a.parquet",
+    "tokens:{0}/train.npy", "tokens:{0}/train.bin", "tokens:{0}",
+])  # fmt: skip
+def test_a_pointer_in_place_of_a_file_is_refused_by_every_reader(source, advice, tmp_path):
+    for name in ("a.txt", "a.jsonl", "a.csv", "a.parquet", "a.arrow", "train.npy", "train.bin"):
+        if advice in POINTERS:
+            (tmp_path / name).write_bytes(POINTERS[advice])
+        else:
+            (tmp_path / name).symlink_to(".git/annex/objects/absent")
+    (tmp_path / "b.txt").write_text(TEXT)
+    with pytest.raises(UserError, match=advice) as error:
+        open_corpus(DataConfig(source=source.format(tmp_path), tokenizer="byte"), say=str)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("advice", POINTERS)
+def test_a_pointer_in_place_of_a_file_of_a_checkpoint_or_a_tokenizer_is_refused(advice, tmp_path):
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
+        path = tmp_path / name
+        path.write_bytes(POINTERS[advice])
+        for read in (lambda: find_file(path.parent, path.name), lambda: read_bytes(path)):  # noqa: B023
+            with pytest.raises(PointerError, match=advice):
+                read()
+    with pytest.raises(UserError, match=f"{tmp_path}/tokenizer.json is a pointer.*{advice}"):
+        tokenizers.make(f"hf:{tmp_path}/tokenizer.json", ())
+    with pytest.raises(UserError, match=advice):
+        list(read_prompts(argparse.Namespace(prompt=[], prompt_file=str(tmp_path / "config.json"))))

@@ -97,6 +97,19 @@ def test_a_name_that_the_model_itself_makes_a_special_token_is_refused():
         assert 1 in off.with_special_tokens(True).encode("a </s>")
 
 
+@pytest.mark.parametrize("kind", ["WordPiece", "WordLevel", "Unigram"])
+def test_an_unknown_word_is_not_called_the_name_of_a_special_token(kind):
+    """The token of unknown text is the one that the model names, whatever a normalizer removes."""
+    models = {
+        "WordPiece": WORDS | {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9},
+        "WordLevel": WORDS, "Unigram": UNIGRAM,
+    }  # fmt: skip
+    normalizer = {"type": "BertNormalizer"} | dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), True)
+    spec = {"version": "1.0", "model": models[kind], "added_tokens": [added("<unk>", 0)], "normalizer": normalizer}
+    spec |= {"pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None}
+    assert HFTokenizer(json.dumps(spec | {"normalizer": normalizer | {"strip_accents": None}})).encode("a zq")[-1] == 0
+
+
 def test_a_continuation_ends_at_the_end_of_text_and_of_a_turn_in_a_chat():
     for prompt, text, stop, tokenizer in (
         ("<|im_start|>The cat", " sat<|im_start|>", END, LLAMA_LIKE),

@@ -43,8 +43,7 @@ def test_shards_hold_at_most_the_given_bytes_and_the_index_names_them(tmp_path):
 def test_damaged_foreign_and_missing_files_are_refused_when_they_are_opened(tmp_path):
     path = checkpoint(tmp_path) / "model.safetensors"
     whole = path.read_bytes()
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"
-    for content in (*(whole[:keep] for keep in (0, 4, 100, 1000, -1)), pointer):
+    for content in (whole[:keep] for keep in (0, 4, 100, 1000, -1)):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"model\.safetensors is corrupted or truncated"):
             TensorFiles(tmp_path)
@@ -71,6 +70,10 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
         with pytest.raises(UserError, match="is not a safetensors file beside it"):
             TensorFiles(tmp_path)
     write_index()
+    shutil.copyfile(tmp_path / names[0], tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"both model\.safetensors and model\.safetensors\.index\.json.*remove one"):
+        TensorFiles(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
     shutil.copyfile(tmp_path / names[1], tmp_path / "stale.safetensors")
     write_index(b="stale.safetensors")
     with pytest.raises(UserError, match="both have the tensor b"):
