@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import lm
-from lm.command_line.checkpoint import add_checkpoint
+from lm.command_line.checkpoint import add_checkpoint, add_trust
 from lm.config.values import short
+from lm.data import trusted
 from lm.errors import UserError, with_exit_code
 from lm.files import make_folder, to_json, write_text
 from lm.parser import Parser
@@ -47,6 +48,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
     add("--batch-size", type=int, metavar="N", help="windows per batch (default: as many as have about 8,000 tokens)")
     add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
+    add_trust(parser)
     add("--output", metavar="DIR", help="directory for the results (default: evaluation/ in --workdir)")
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
@@ -62,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     if repeated := {source for source in sources if sources.count(source) > 1}:
         raise UserError(f"--data: {min(repeated)} is given twice")
     run = lm.load(a.workdir, a.step)
+    if a.trust_data:
+        trusted.remember(run.config.data)
     from lm.scoring import texts  # imports jax
     from lm.training.memory import report_out_of_memory
 

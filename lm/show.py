@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lm.command_line.checkpoint import add_trust
 from lm.config import Config, from_dict
 from lm.config.values import path_argument
-from lm.data import Corpus, batches, open_corpus
+from lm.data import Corpus, batches, open_corpus, trusted
 from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
 from lm.text_tables import for_terminal
@@ -21,12 +22,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("show", "Print the examples of a step of a run, which are computed again from its text and config.")
     parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help="directory of the run")
     parser.add_argument("--step", required=True, type=int, metavar="N", help="as in metrics.jsonl, from 1 on")
+    add_trust(parser)
     a = parser.parse_args(argv)
     saved = read_run(Path(a.workdir))
     config = from_dict(saved.config)
     if not 1 <= a.step <= config.train.steps:
         raise UserError(f"--step: {a.step} is not a step of this run; use 1 to {config.train.steps}")
-    corpus = open_corpus(config.data, seq_len=config.train.seq_len, say=lambda line: print(line, file=sys.stderr))
+    if a.trust_data:
+        trusted.remember(config.data)
+    trusted.check(config.data, a.workdir)
+    data = trusted.local(config.data)
+    corpus = open_corpus(data, seq_len=config.train.seq_len, say=lambda line: print(line, file=sys.stderr))
     if saved.data and saved.data["fingerprint"] != corpus.fingerprint:
         raise UserError(
             f"--workdir: {a.workdir} trained on {saved.data['name']}, and the data now ({corpus.name}) has other text "

@@ -14,8 +14,9 @@ from running import metrics_of
 from tiny import with_keys
 
 import lm
+from lm import show
 from lm.baselines.ngrams import ngram_losses
-from lm.data import tokenizers
+from lm.data import tokenizers, trusted
 from lm.data.entropy_floor import BelowEntropy
 from lm.errors import UserError
 from lm.evaluate import file_name, main
@@ -257,6 +258,54 @@ def test_without_the_text_of_the_run_there_are_no_baselines(run):
     lost = dataclasses.replace(run, config=with_keys(run.config, data_source="text:absent.txt"))
     assert find_baselines(lost, [text], messages.append) == [{}]
     assert messages[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
+
+
+FOREIGN = {  # what a run may name that only its author can read, or that costs the user something
+    "a file": {"data_source": "text:/etc/hostname"},
+    "a file beside it": {"data_source": "text:notes.txt"},
+    "a URL": {"data_source": "jsonl:https://192.0.2.1/corpus.jsonl"},
+    "credentials of a cloud": {"data_source": "parquet:s3://bucket/corpus.parquet"},
+    "a chain of URLs": {"data_source": "text:simplecache::https://192.0.2.1/corpus.txt"},
+    "a folder": {"data_source": "hf:~/data"},
+    "shards": {"data_source": "tokens:shards"},
+    "a way out of the data sets": {"data_source": "tfds:../../private"},
+    "another folder of data sets": {"data_source": "tfds:tiny_shakespeare", "data_data_dir": "."},
+    "one of a mixture": {"data_mixture": (("a", "python_docs", 1.0), ("b", "text:/etc/hostname", 1.0))},
+    "a tokenizer": {"data_source": "python_docs", "data_tokenizer": "hf:/etc/hostname"},
+}
+
+
+@pytest.mark.parametrize("keys", FOREIGN.values(), ids=FOREIGN.keys())
+def test_the_run_of_somebody_else_opens_nothing_that_it_names(run, keys, bench, command, tmp_path, monkeypatch):
+    """The commands that read a text are lm.show and lm.evaluate."""
+    opened = []
+    monkeypatch.setattr("lm.scoring.texts.open_corpus", lambda config, **_: opened.append(config))
+    monkeypatch.setattr("lm.show.open_corpus", lambda config, **_: opened.append(config))
+    foreign = with_keys(run.config, data_cache_dir=str(tmp_path), **keys)
+    shutil.copytree(bench.reference(), tmp_path / "run")
+    config = dataclasses.asdict(foreign) | {"model": json.loads((tmp_path / "run/config.json").read_text())["model"]}
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    code, output = command(show.main, f"--workdir={tmp_path / 'run'}", "--step=1")
+    assert (code, opened) == (2, [])
+    assert "--trust-data" in output
+    if "data_tokenizer" not in keys:  # a run has its tokenizer
+        with pytest.raises(UserError, match="--trust-data"):
+            evaluate(dataclasses.replace(run, config=foreign), data="b" if "data_mixture" in keys else None)
+        assert opened == []
+    assert trusted.local(foreign.data).cache_dir is None
+
+
+def test_the_text_of_a_run_is_opened_where_it_was_trained_or_with_a_flag(bench, command, monkeypatch, tmp_path):
+    arguments = f"--workdir={bench.reference()}", f"--output={tmp_path}"
+    assert command(main, *arguments)[0] == 0
+    monkeypatch.setitem(bench.env, "XDG_CACHE_HOME", str(tmp_path / "another user"))
+    code, output = command(main, *arguments)
+    assert (code, f"names text:{bench.text}, with which you have not trained" in output) == (2, True)
+    code, output = command(main, *arguments, f"--data=text:{bench.text}", "--no-baselines")  # it is named, for now
+    assert code == 0
+    assert command(main, *arguments)[0] == 2
+    assert command(main, *arguments, "--trust-data")[0] == 0
+    assert command(main, *arguments)[0] == 0
 
 
 def test_running_out_of_memory_is_an_error(bench, capsys, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The arguments that name a trained model: --workdir and --step."""
+"""The arguments that name a trained model: --workdir and --step; and --trust-data, for its text."""
 
 import argparse
 import re
@@ -34,3 +34,9 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     what = "the directory of the run, or of a Hugging Face checkpoint"
     add("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
     add("--step", **STEP)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust-data to a command that reads the text of a run."""
+    what = "read the files or URLs that the run names, although you have not trained with them; they are remembered"
+    parser.add_argument("--trust-data", action="store_true", help=what)

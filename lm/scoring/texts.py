@@ -2,12 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from lm.baselines.ngrams import ngram_losses
-from lm.config import DataConfig
-from lm.data import Corpus, Split, mixtures, open_corpus
+from lm.data import Corpus, Split, mixtures, open_corpus, trusted
 from lm.data.corpus import largest_id
 from lm.data.entropy_floor import check_loss
 from lm.errors import UserError
@@ -142,7 +140,10 @@ def own_texts(run: TrainedModel) -> dict[str | None, tuple[str, float | None]]:
 
 
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
-    """Open a text, and check it before the model runs; see `evaluate`."""
+    """Open a text, and check it before the model runs; see `evaluate`.
+
+    A text that only the run names is read if the user has trained with it; see `lm/data/trusted.py`.
+    """
     own = own_texts(run)
     if data is None and not _has_text(run):
         raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
@@ -152,7 +153,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"--split: {repeated[0]} is given twice")
-    corpus = _open_corpus(run, source, say)
+    corpus = _open_corpus(run, source, say, is_given=data is not None and data not in own)
     try:
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
     except UserError as error:
@@ -180,14 +181,19 @@ def _has_text(run: TrainedModel) -> bool:
     return (run.path / "checkpoints").is_dir() and not imported
 
 
-def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> Corpus:
-    """Open a text with the tokenizer of a model, and with the splits and the packing of its run."""
+def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None], *, is_given: bool = False) -> Corpus:
+    """Open a text with the tokenizer of a model, and with the splits and the packing of its run.
+
+    `is_given` says whether the user named the source, not only the run.
+    """
     is_own = source in [own for own, _ in own_texts(run).values()] and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
-    config = _data_here(run)
+    config = trusted.local(run.config.data)
     if not is_own or config.mixture:
         config = config.of_source(source)
+    if not is_given:  # the tokenizer is the model's
+        trusted.check(dataclasses.replace(run.config.data.of_source(source), tokenizer="char"), run.path)
     if source.startswith("tokens:") and config.packing != "none":
         raise UserError(f"--data: {run.path} packs documents, and token shards do not record documents; give a text")
     try:
@@ -199,14 +205,6 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None]) -> 
     if is_own and corpus.fingerprint not in (_trained_on(run) or {corpus.fingerprint}):
         say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
     return corpus
-
-
-def _data_here(run: TrainedModel) -> DataConfig:
-    """Return config.data without directories that do not exist on this machine."""
-    config = run.config.data
-    directories = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(config, name))}
-    missing: dict[str, Any] = {name: None for name, path in directories.items() if not Path(path).expanduser().is_dir()}
-    return dataclasses.replace(config, **missing)
 
 
 def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:

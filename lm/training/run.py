@@ -1,5 +1,6 @@
 """Prepare a run once: open its data, resolve its config against data and devices, and build its parameter table."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from lm import data, parameters
 from lm.config import MESH_AXES, Config, Resolved, to_dict
 from lm.cost import flops
 from lm.cost.memory import attention_implementation
-from lm.data import Corpus, mixtures
+from lm.data import Corpus, mixtures, trusted
 from lm.errors import UserError
 from lm.files import to_json
 from lm.generation.text import known_prompt
@@ -55,6 +56,8 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
             processes of the run have different data or configs.
     """
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
+    with contextlib.suppress(UserError):
+        trusted.remember(config.data)
     resolved = resolve_config(config, corpus)
     mesh_sizes = check_mesh(resolved, jax.device_count())
     processes.check_equal("the data", corpus.fingerprint)

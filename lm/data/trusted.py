@@ -1,0 +1,80 @@
+"""Which text of a run may be read: the run may be somebody else's, and its config names any file or URL.
+
+Training remembers, outside of its run, what it read: a file in the user's cache for each place, which is a path or a
+URL. What a run names is read without being asked for if the same user trained with it before. Names that mean the same
+everywhere (python_docs, markov, tfds:NAME) are always read.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lm.data import cache
+from lm.errors import UserError
+from lm.files import write_text
+from lm.urls import is_url
+
+# tfds:NAME, NAME/CONFIG and NAME:VERSION, which stay inside of the folder of data sets.
+NAMES = r"python_docs|markov(:\d+)?|tfds:\w[\w+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?"
+TOKENIZERS = ("char", "byte", "word", "bpe", "none")
+
+
+def remember(data) -> None:
+    """Remember what a `DataConfig`, with which the user trains, names.
+
+    Raises:
+        UserError: the user's cache cannot be written.
+    """
+    for place in [*_read(data), *filter(None, (data.data_dir, data.cache_dir))]:
+        mark = _mark(place)
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            write_text(mark, "")
+        except OSError as error:
+            advice = "set XDG_CACHE_HOME to another folder"
+            raise UserError(f"{mark} cannot be written ({error.strerror}); {advice}") from None
+
+
+def check(data, workdir: str | Path) -> None:
+    """Raise UserError if the text of a run's `DataConfig` is one with which the user has not trained."""
+    if unknown := [place for place in _read(data) if not _mark(place).exists()]:
+        raise UserError(
+            f"--workdir: {workdir} names {', '.join(unknown)}, with which you have not trained here, and a run of "
+            "somebody else may name any file or URL; --trust-data reads it, now and later (lm.evaluate: or give a text "
+            "with --data)"
+        )
+
+
+def local(data):
+    """Return a `DataConfig` without folders that do not exist here, or with which the user has not trained."""
+    folders = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(data, name))}
+    left_out: dict[str, Any] = {
+        name: None for name, path in folders.items() if not (_is_folder(path) and _mark(path).exists())
+    }
+    return dataclasses.replace(data, **left_out)
+
+
+def _read(data) -> Iterator[str]:
+    """Yield the paths and URLs that are read for a text."""
+    sources = [source for _, source, _ in data.mixture or ((None, data.source, 1.0),)]
+    yield from (source for source in sources if not re.fullmatch(NAMES, source))
+    if data.tokenizer.partition(":")[0] not in TOKENIZERS:
+        yield data.tokenizer
+    if data.data_dir and _is_folder(data.data_dir) and any(source.startswith("tfds:") for source in sources):
+        yield data.data_dir
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(os.path.expanduser(path))
+
+
+def _mark(place: str) -> Path:
+    """Return the file that exists if a place, such as text:PATH, is remembered by its absolute path."""
+    form, colon, path = place.partition(":")
+    if not colon or is_url(place):
+        form, path = "", place
+    absolute = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+    return cache.user_cache(None) / "trusted" / cache.key_of(form, absolute)
