@@ -68,7 +68,8 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
 
 def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1) -> int:
     """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled; return the exit code."""
-    devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]  # which may be there only
+    argv = [argument for argument in argv if not argument.startswith("--config.log.wandb=")]  # may be there only
+    devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]
     if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
         devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
     command = [sys.executable, "-m", "lm.train", *argv, "--workdir", ".", "--plan", "--compiled", *devices]

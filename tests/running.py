@@ -168,11 +168,14 @@ class Bench:
         self.env = os.environ | {"XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT)}
 
     def arguments(self, workdir: Path | None, *more: str) -> list[str]:
-        """Return the arguments for the tiny config on the bench's text; later arguments override earlier ones."""
-        first = [f"--config={CONFIG}"] + ([f"--workdir={workdir}"] if workdir else [])
-        if not any(argument.startswith("--config.data.mixture=") for argument in more):  # in place of a source
-            first.append(f"--config.data.source=text:{self.text}")
-        return [*first, *more]
+        """Return the arguments for the tiny config on the bench's text; those in `more` stand in their place."""
+        first = [f"--config={CONFIG}", f"--config.data.source=text:{self.text}"]
+        if workdir:
+            first.append(f"--workdir={workdir}")
+        names = {argument.partition("=")[0] for argument in more}
+        if "--config.data.mixture" in names:
+            names.add("--config.data.source")
+        return [*(argument for argument in first if argument.partition("=")[0] not in names), *more]
 
     def start(self, workdir: Path, *more: str, at: str | None = None, **options) -> Command:
         """Start a run; with at = "KILL log 3" under tests/at_moment.py. Options: see `Command`."""

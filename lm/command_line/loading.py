@@ -75,7 +75,9 @@ def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict
     leaves = schema()
     for setting in settings:
         name, equals, text = setting.partition("=")
-        if name not in leaves:
+        if name in values:
+            problems[name] = "given twice; give it once"
+        elif name not in leaves:
             problems[name] = f"unknown {suggestion(name)}"
         elif not equals:
             problems[name] = f"give its value with an equals sign, {flag}{name}=VALUE"

@@ -19,7 +19,7 @@ from lm.parser import Parser
 EXAMPLES = """examples:
   python -m lm.data.prepare --input parquet:fineweb/ --tokenizer bpe:32000 --output data/fineweb --deduplicate
   python -m lm.data.prepare --input hf:wikitext --tokenizer hf:tokenizer.json --output data/wikitext
-  python -m lm.data.prepare --input jsonl:dump/ --tokenizer bpe:32000 --output data/dump
+  python -m lm.data.prepare --input jsonl:dump/ --input text:books/ --tokenizer bpe:32000 --output data/dump
   python -m lm.data.prepare --input text:novel.txt --tokenizer byte --output data/novel
   python -m lm.data.prepare --verify data/dump
   python -m lm.train --config configs/gpt2_124m.py --config.data.source=tokens:data/dump \\
@@ -56,7 +56,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     inputs = (
         "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or a URL); "
-        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits"
+        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits; may be repeated, "
+        "and all are read, in this order"
     )
     special_tokens = (
         "encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and put the "
@@ -66,7 +67,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "expected fraction of the text in the validation split, to which documents are assigned by a hash of their "
         "text, unless the data set has such a split (default: %(default)s)"
     )
-    add("--input", metavar="KIND:PATH", help=inputs)
+    add("--input", action="append", metavar="KIND:PATH", help=inputs)
     add("--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one")
     add("--special_tokens", action="store_true", help=special_tokens)
     add("--output", metavar="DIR", help="directory of the shards, empty or new")

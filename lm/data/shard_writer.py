@@ -45,17 +45,15 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
     file cannot be read or written at the moment.
     """
     unit_bytes = int(o.unit_mb * 2**20)
-    files, spans = find_spans(o.input, unit_bytes, o.field)
+    files, spans = _find_inputs(o, unit_bytes)
     units = join_spans(spans, unit_bytes)
-    if not units:
-        raise UserError(f"--input: {o.input!r} contains no text")
     if not any(span.split in ("", "train") for span in spans):
-        raise UserError(f"--input: {o.input!r} has no train split; give a dataset that has one")
+        raise UserError(f"--input: {_shown(o.input)} has no train split; give a dataset that has one")
     if o.output.exists() and not o.output.is_dir():
         raise UserError(f"--output: {o.output} is not a directory; use an empty or new one")
     if not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*")):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
-    _check_arguments(o, spans[0])  # before the directory is marked, so that a corrected command can use it
+    _check_arguments(o, spans)  # before the directory is marked, so that a corrected command can use it
     o.output.mkdir(parents=True, exist_ok=True)
     with lock(o.output, "--output"):
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
@@ -64,6 +62,30 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
         _prepare_tokenizer(o, units, manifest)
         _write_missing(o, units, manifest)
     _report(o, {span.split for span in spans}, manifest)
+
+
+def _find_inputs(o: argparse.Namespace, unit_bytes: int) -> tuple[list[str], list[Span]]:
+    """Return the files of all inputs and their spans.
+
+    Raises UserError if an input has no text, its first document cannot be read, or two inputs have the same file.
+    """
+    files: list[str] = []
+    spans: list[Span] = []
+    for source in o.input:
+        found, cut = find_spans(source, unit_bytes, o.field)
+        if not cut:
+            raise UserError(f"--input: {source!r} contains no text")
+        before = set(map(os.path.realpath, files))
+        if twice := [file for file in found if os.path.realpath(file) in before]:
+            raise UserError(f"--input: {source} has {twice[0]}, which another input has, too; give each file once")
+        next(read_documents(cut[0], o.field), None)
+        files += found
+        spans += cut
+    return files, spans
+
+
+def _shown(inputs: list[str]) -> str:
+    return " and ".join(inputs)
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
@@ -80,13 +102,13 @@ def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
     return units
 
 
-def _check_arguments(o: argparse.Namespace, first: Span) -> None:
-    """Raise UserError if an option does not fit, the tokenizer is unknown, or the first document cannot be read."""
+def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
+    """Raise UserError if an option does not fit or the tokenizer is unknown."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
         raise UserError("--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE")
-    if o.field != "text" and first.kind.startswith(("text", "tfds")):
-        raise UserError(f"--field: {o.input} is read without a field; leave the option out")
+    if o.field != "text" and all(span.kind.startswith(("text", "tfds")) for span in spans):
+        raise UserError(f"--field: {_shown(o.input)} is read without a field; leave the option out")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
     elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):
@@ -94,12 +116,12 @@ def _check_arguments(o: argparse.Namespace, first: Span) -> None:
             f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE above 256 and below "
             "10000000"
         )
-    next(read_documents(first, o.field), None)
 
 
 def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
     job = {"format": FORMAT} | {k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")}
+    job["input"] = o.input[0] if len(o.input) == 1 else o.input  # of one, as it was recorded before there could be more
     with ThreadPoolExecutor() as pool:
         hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
         found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
@@ -226,8 +248,8 @@ def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
             print(f"{split}: {n:,} tokens, {documents:,} documents")
         elif split in found or split == "train":
             raise UserError(
-                f"--input: {o.input!r} has no documents in the {split} split; use more text or a lower --validation, "
-                f"and delete {o.output}"
+                f"--input: {_shown(o.input)} has no documents in the {split} split; use more text or a lower "
+                f"--validation, and delete {o.output}"
             )
         elif split == "validation" and o.validation:
             print("WARNING: the validation split is empty; use more text or a higher --validation")

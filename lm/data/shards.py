@@ -131,9 +131,9 @@ def shard_records(manifest: dict) -> dict[str, dict]:
 
 def summary(manifest: dict) -> dict:
     """Return what a run, an evaluation and a report repeat of a manifest."""
-    shards = shard_records(manifest).values()
+    shards, inputs = shard_records(manifest).values(), manifest["job"].get("input")
     return {
-        "input": manifest["job"].get("input"),
+        "input": " and ".join(map(str, inputs)) if isinstance(inputs, list) else inputs,
         "files": len(manifest["input"]),
         "bytes": sum(file["size"] for file in manifest["input"]),
         "sha256": cache.key_of([file["sha256"] for file in manifest["input"]]),

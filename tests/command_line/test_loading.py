@@ -63,10 +63,6 @@ def test_values_are_read_from_the_command_line(config_file):
     assert hash(c) == hash(dataclasses.replace(c))  # a jit-static argument
 
 
-def test_the_last_override_wins(config_file):
-    assert load(config_file("config.train.steps = 5"), ["train.steps=6", "train.steps=7"]).train.steps == 7
-
-
 # ---- Short runs ------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """The command line of lm.train: its help, with that of lm.sweep, and its own mistakes."""
 
 import dataclasses
+import importlib
 import json
 
 import pytest
@@ -47,6 +48,45 @@ def test_options_may_have_hyphens_or_underscores(monkeypatch):
     monkeypatch.chdir(ROOT)
     for parse, arguments, name, value in BOTH_SPELLINGS:
         assert getattr(parse(arguments), name) == value, arguments
+
+
+SECOND_VALUES = [  # a command, its arguments, and the option that would lose a value
+    ("train", ["--config=a.py", "--workdir=a", "--workdir", "b"], "--workdir"),
+    ("train", ["--config=a.py", "--branch_from=a", "--branch-from=b", "--workdir=c"], "--branch_from"),
+    ("train", ["--config=configs/shakespeare.py", "--config.train.steps=1", "--config.train.steps=2"],
+     "config.train.steps"),
+    ("data.prepare", ["--input=text:a", "--tokenizer=byte", "--tokenizer=bpe:300", "--output=c"], "--tokenizer"),
+    ("generate", ["--workdir=a", "--special-tokens", "--no-special_tokens"], "--special-tokens"),
+    ("evaluate", ["--workdir=a", "--split=train", "--split=test"], "--split"),
+    ("inspect", ["--workdir=a", "--prompt=x", "--prompt=y"], "--prompt"),
+    ("show", ["--workdir=a", "--step=1", "--step=2"], "--step"),
+    ("compare", ["a", "b", "--output=a.png", "--output=b.png"], "--output"),
+    ("report", ["a", "--publish=b", "--publish=c"], "--publish"),
+    ("hf", ["export", "--workdir=a", "--workdir=b", "--output=c"], "--workdir"),
+    ("harness", ["--workdir=a", "--tasks", "one", "--tasks", "two"], "--tasks"),  # an option of the harness
+    ("sweep", ["--config=a.py", "--budget=full", "--budget=quick"], "--budget"),
+    ("sweep", ["--study=changes_2026", "--add=new", "--set=model.dropout=0.5", "--set=model.dropout=0.1"],
+     "model.dropout"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "option"), SECOND_VALUES)
+def test_an_option_that_counts_once_is_refused_a_second_time(command, monkeypatch, name, arguments, option):
+    main = importlib.import_module(f"lm.{name}").main
+
+    def from_the_root(arguments):
+        monkeypatch.chdir(ROOT)
+        return main(arguments)
+
+    code, output = command(from_the_root, *arguments)
+    assert code == 2
+    assert option in output
+    assert "given twice" in output
+
+
+def test_options_that_collect_values_and_those_without_one_may_be_repeated():
+    a = generate.parse_arguments(["--workdir=x", "--prompt=a", "--prompt", "b", "--json", "--json", "--stop=c"])
+    assert (a.prompt, a.stop, a.json) == (["a", "b"], ["c"], True)
 
 
 def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):

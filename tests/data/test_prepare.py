@@ -39,10 +39,11 @@ def corpus(output, tmp_path, tokenizer="byte"):
 
 
 def arguments(dump, output, *more: str) -> list[str]:
-    return [
-        "--input", f"jsonl:{dump}", "--output", str(output), "--tokenizer", "byte", "--unit_mb", "0.004", "--workers",
-        "1", "--validation", "0.1", *more,
-    ]  # fmt: skip
+    """Return the arguments of a small job; `more` has other values of its options, or other options."""
+    job = {"--input": f"jsonl:{dump}", "--output": str(output), "--tokenizer": "byte", "--unit_mb": "0.004",
+           "--workers": "1", "--validation": "0.1"}  # fmt: skip
+    kept = [(name, value) for name, value in job.items() if name not in more]
+    return [*itertools.chain.from_iterable(kept), *more]
 
 
 @pytest.fixture
@@ -292,6 +293,26 @@ def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch
         ours = np.asarray(found.splits[name].tokens)
         assert len(ours) - len(split.tokens) in (0, 1)  # a newline after the last document
         np.testing.assert_array_equal(ours[: len(split.tokens)], np.asarray(split.tokens))
+
+
+def test_several_inputs_are_one_corpus(dump, tmp_path, capsys):
+    texts = [f"a line of prose, number {i}\n" for i in range(300)]
+    novel = tmp_path / "novel.txt"
+    novel.write_text("".join(texts))
+    both = ["--input", f"jsonl:{dump}", "--input", f"text:{novel}", "--deduplicate"]
+    assert main(arguments(dump, tmp_path / "out", *both)) == 0
+    records = records_of(tmp_path / "out")
+    tokens = [np.load(tmp_path / "out" / record["file"]) for record in records]
+    written = b"".join(ids.astype(np.uint8).tobytes() for ids in tokens).decode()
+    assert [text for text in (*DOCUMENTS, *texts) if text not in written] == []
+    assert sum(record["text_bytes"] for record in records) >= sum(len(t.encode()) for t in (*DOCUMENTS, *texts))
+    record = corpus(tmp_path / "out", tmp_path).record["out"]
+    assert (record["input"], record["files"]) == (f"jsonl:{dump} and text:{novel}", 2)
+    assert main(arguments(dump, tmp_path / "out", *both)) == 0  # resumes
+    assert main(arguments(dump, tmp_path / "out", *both[:2], "--deduplicate")) == 2  # another corpus
+    capsys.readouterr()
+    assert main(arguments(dump, tmp_path / "new", "--input", f"jsonl:{dump}", "--input", f"jsonl:{tmp_path}")) == 2
+    assert f"has {dump}, which another input has" in capsys.readouterr().err
 
 
 def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(dump, tmp_path, capsys):

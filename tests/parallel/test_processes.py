@@ -175,7 +175,7 @@ def test_a_corrupted_checkpoint_is_skipped_by_all_processes(bench, tmp_path):
 )
 def test_a_mistake_ends_all_processes_with_exit_code_2(bench, tmp_path, mistake, expected):
     (bench.base / "only-on-0").write_text(bench.text.read_text())
-    with processes(bench, tmp_path / "run", 2, mistake) as running:
+    with several(bench, tmp_path / "run", 2, mistake) as running:
         assert [process.wait(timeout=400) for process in running] == [2, 2]
     assert [text in output_of(tmp_path / "run", i) for i, text in enumerate(expected)] == [True, True]
     assert not (tmp_path / "run").exists()
