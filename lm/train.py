@@ -55,7 +55,7 @@ def run(a: argparse.Namespace, config: Config) -> int:
 def train(a: argparse.Namespace, config: Config) -> int:
     """Train, unless the run is finished, and return the exit code."""
     # Check everything that does not need jax before importing it, which takes seconds.
-    mirror = Mirror(a.mirror, a.workdir) if a.mirror else None
+    mirror = Mirror(a.mirror, a.workdir) if a.mirror is not None else None
     saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
     if saved and saved.finished_at == config.train.steps and not mirror:
         print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")

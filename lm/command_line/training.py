@@ -10,7 +10,6 @@ from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
 from lm.errors import UserError
 from lm.parser import Parser
-from lm.urls import is_url
 from lm.workdir.saved_run import holds_run
 
 EPILOG = """\
@@ -133,8 +132,8 @@ def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
         yield "--resume: name the run to resume with --workdir DIR"
     if a.branch_from and not a.workdir:
         yield "--branch_from: name the directory of the new run with --workdir DIR"
-    if a.mirror and not (is_url(a.mirror) and a.workdir):
-        yield "--mirror: give a URL, such as s3://BUCKET/RUN or file:///DIR, and --workdir DIR"
+    if a.mirror is not None and not a.workdir:
+        yield "--mirror: name the directory that is copied with --workdir DIR"
     if not 0 < a.connect_timeout <= MAX_CONNECT_TIMEOUT:
         yield f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}"
     distributed = (a.coordinator_address, a.num_processes, a.process_id)

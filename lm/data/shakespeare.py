@@ -6,7 +6,6 @@ TFDS's builder needs TensorFlow, and retries for minutes without a network. This
 import hashlib
 import http.client
 import shutil
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from lm.config import SPLITS
 from lm.data import cache
 from lm.errors import Unavailable
+from lm.urls import answered
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -36,20 +36,19 @@ def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
 
 def download() -> bytes:
     """Download the file at URL and verify its checksum; raises Unavailable."""
-    start = time.monotonic()
-    content = b""
     try:
-        with urllib.request.urlopen(URL, timeout=TIMEOUT) as response:
-            while len(content) <= SIZE and (chunk := response.read(2**16)):
-                content += chunk
-                if time.monotonic() - start > DEADLINE:
-                    raise TimeoutError(f"{len(content)} of {SIZE} bytes in {DEADLINE:.0f} s")
+        content = answered(_read, seconds=DEADLINE)
     except (OSError, http.client.HTTPException) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
         reason = " ".join(str(getattr(e, "reason", e)).split())  # a quoted answer may contain line ends
         raise _unavailable(reason or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise _unavailable(f"wrong checksum of the {len(content)} bytes received; expected sha256 {SHA256[:12]}...")
     return content
+
+
+def _read() -> bytes:
+    with urllib.request.urlopen(URL, timeout=TIMEOUT) as response:
+        return response.read(SIZE + 1)
 
 
 def _unavailable(reason: str) -> Unavailable:

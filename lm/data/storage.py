@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lm.data import cache
-from lm.errors import UserError, first_line
+from lm.errors import TemporaryError, UserError, first_line
 from lm.files import HEAD_OF_POINTER, folders_below, is_file, matching_files, refuse_pointer
 from lm.urls import file_system, is_url, optional
 
@@ -29,7 +29,8 @@ def readable(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno and not is_url(name):
             raise
         reason = str(error) if type(error) is ValueError else " ".join(first_line(error).split())
-        raise UserError(f"{name}: {reason}") from None
+        kind = TemporaryError if isinstance(error, TimeoutError) else UserError
+        raise kind(f"{name}: {reason}") from None
 
 
 def list_files(path: str) -> list[str]:

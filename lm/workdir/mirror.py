@@ -18,25 +18,57 @@ from pathlib import Path
 from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import files_below, open_regular, parse_json, read_bytes, to_json, with_checksum, without_checksum
-from lm.urls import file_system
+from lm.urls import file_system, is_url, local_path
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.directory import fill
 from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 # What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
-_COPIED = (
-    "config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt", "loss.png",
-    "diagnostics.png", "scores.png", "samples", "tensorboard",
-)  # fmt: skip
+_RECORDS = ("config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt")
+_SHOWN = ("loss.png", "diagnostics.png", "scores.png", "samples", "tensorboard")  # nothing is computed from them
 POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
 
 
+_FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIR"
+
+
+def check_url(url: str, workdir: str | Path) -> None:
+    """Raise UserError if a URL is no place for a mirror of a workdir: no URL, or where a copy would be lost with it."""
+    if not is_url(url):
+        raise UserError(f"--mirror {url}: it is not a URL; {_FORMS}")
+    scheme, _, path = url.partition("://")
+    problem = ""
+    if scheme == "memory":
+        problem = "a copy in the memory of this process ends with it"
+    elif not path.strip("/"):
+        problem = "it names no folder"
+    elif local := local_path(url):
+        mirror, run = (Path(os.path.realpath(os.path.expanduser(name))) for name in (local, workdir))
+        if not local.startswith("/"):
+            problem = f"it has no absolute path; give file://{mirror}"
+        elif mirror.parent == mirror:
+            problem = "it names no folder"
+        elif mirror.is_relative_to(run) or run.is_relative_to(mirror):
+            problem = f"it is, contains or lies in --workdir {workdir}, with which it would be lost"
+        elif holds_run(mirror):
+            problem = "it holds a run; a mirror has a folder of its own"
+    if problem:
+        raise UserError(f"--mirror {url}: {problem}; {_FORMS}")
+
+
 class Mirror:
-    """The mirror of a workdir at a URL; one process of a run uses it. Raises UserError if the URL has no driver."""
+    """The mirror of a workdir at a URL; one process of a run uses it.
+
+    Raises:
+        UserError: the URL has no driver, or a copy there would not outlive the workdir.
+        TemporaryError: its server does not answer.
+    """
 
     def __init__(self, url: str, workdir: str | Path):
+        check_url(url, workdir)
         self.url, self._workdir = url, Path(workdir)
-        self._system, root = file_system(url)
+        with self._named():
+            self._system, root = file_system(url)
         self._root = root.rstrip("/")
         self._start = secrets.token_hex(4)  # part of the names of this process's manifests
         self._manifest: dict = {"steps": [], "files": {}}  # the newest one
@@ -90,9 +122,9 @@ class Mirror:
                 self._system.get_file(stored, str(target))
             if not target.exists() or _describe(target) != described:
                 reason = f"{path} is missing or damaged ({stored})"
-                if not path.startswith("checkpoints/"):
+                if path.partition("/")[0] not in ("checkpoints", *_SHOWN):
                     raise UserError(f"--mirror {self.url}: {reason}; give another URL")
-                say(f"WARNING: {self.url}: {reason}")
+                say(f"WARNING: {self.url}: {reason}; it is left out")
                 target.unlink(missing_ok=True)
 
     # ---- While the run trains ----------------------------------------------------------------------------------------
@@ -159,7 +191,7 @@ class Mirror:
     def _contents(self, steps: list[int]) -> dict[str, bytes | Path]:
         """Return what to copy by its path: the content of a file that may change, or where the file is."""
         contents: dict[str, bytes | Path] = {}
-        for path in (self._workdir / name for name in _COPIED):
+        for path in (self._workdir / name for name in (*_RECORDS, *_SHOWN)):
             for file in files_below(path) if path.is_dir() else [path] if path.is_file() else []:
                 contents[str(file.relative_to(self._workdir))] = read_bytes(file, at_most=2**32)
         for step in steps:
@@ -261,7 +293,10 @@ class Mirror:
         except UserError:
             raise
         except Exception as error:
-            kind = UserError if isinstance(error, FileNotFoundError | PermissionError) else TemporaryError
+            if isinstance(error, NotImplementedError):
+                raise UserError(f"--mirror {self.url}: nothing can be written there; {_FORMS}") from None
+            mistakes = FileNotFoundError | PermissionError | NotADirectoryError
+            kind = UserError if isinstance(error, mistakes) else TemporaryError
             raise kind(f"--mirror {self.url}: {_reason(error)}") from None
 
 

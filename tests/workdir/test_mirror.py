@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -12,10 +13,13 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from running import assert_same_run, checkpoint_steps, flip_a_bit, several
 from tiny import with_keys
 
+from lm import urls
 from lm.config import Config
+from lm.data import shakespeare
 from lm.errors import TemporaryError, UserError
 from lm.files import to_json, with_checksum
 from lm.workdir import mirror as mirror_module
@@ -23,6 +27,19 @@ from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import to_line
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import holds_run
+
+
+class Kept(MemoryFileSystem):
+    """A file system behind a network, for what is tested: in memory, but with a name that is no reason to refuse it."""
+
+    protocol = "kept"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("kept://", "memory://"))
+
+
+fsspec.register_implementation("kept", Kept)
 
 
 def write_run(workdir: Path, *steps: int) -> Path:
@@ -84,7 +101,7 @@ def s3():
 def url(request, tmp_path):
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/{tmp_path.name}/deep"
-    return f"file://{tmp_path}/mirror/deep" if request.param == "file" else f"memory://{tmp_path.name}"
+    return f"file://{tmp_path}/mirror/deep" if request.param == "file" else f"kept://{tmp_path.name}"
 
 
 def test_what_was_copied_is_fetched_and_what_the_run_deleted_is_deleted(url, tmp_path):
@@ -183,6 +200,19 @@ def test_damaged_files_of_checkpoints_are_left_out_with_a_warning(tmp_path):
         assert content(tmp_path / f"fetched {number}") == {x: y for x, y in content(run).items() if x != array}
 
 
+@pytest.mark.parametrize("name", ["loss.png", "samples/step.txt", "tensorboard/events.1"])
+@pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink])
+def test_a_damaged_picture_or_sample_is_named_and_the_rest_is_restored(tmp_path, name, damage):
+    url, run = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text("shown, and nothing is computed from it")
+    copy(url, run)
+    damage(stored(tmp_path / "mirror", name))
+    lines = fetch(url, tmp_path / "new")
+    assert lines[0].startswith(f"WARNING: {url}: {name} is missing or damaged")
+    assert content(tmp_path / "new") == {x: y for x, y in content(run).items() if x != name}
+
+
 def escaping(path: str):
     """Return a function that moves a file of a manifest, which stays valid, to another path."""
 
@@ -274,7 +304,7 @@ def wait_for(condition) -> None:
 
 
 def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, tmp_path):
-    url, run, lines, held = f"memory://{tmp_path.name}", write_run(tmp_path / "run", 4), [], []
+    url, run, lines, held = f"kept://{tmp_path.name}", write_run(tmp_path / "run", 4), [], []
     mirror = Mirror(url, run)
     mirror.claim(Config())
     mirror.start(held.append, lines.append)
@@ -305,7 +335,7 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_failure(flaky, tmp_path, monkeypatch):
-    url, run, lines = f"memory://{tmp_path.name}", write_run(tmp_path / "run", 4, 8), []
+    url, run, lines = f"kept://{tmp_path.name}", write_run(tmp_path / "run", 4, 8), []
     describe = mirror_module._describe
 
     def late(content):
@@ -324,8 +354,8 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_failure(flaky, tmp_pa
 
 def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
     flaky.set()
-    with pytest.raises(TemporaryError, match="--mirror memory://x: ConnectionError: the network is gone"):
-        Mirror("memory://x", tmp_path).claim(Config())
+    with pytest.raises(TemporaryError, match="--mirror kept://x: ConnectionError: the network is gone"):
+        Mirror("kept://x", tmp_path).claim(Config())
     with pytest.raises(UserError, match="--mirror file:///proc/x: "):
         Mirror("file:///proc/x", tmp_path).claim(Config())
 
@@ -333,15 +363,114 @@ def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
 # ---- Runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["s4://bucket/run", "/mirror"])
-def test_a_wrong_url_is_one_line_before_anything_is_written(train, tmp_path, url):
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("s4://bucket/run", "there is no driver"),
+        ("/mirror", "it is not a URL"),
+        ("mirror", "it is not a URL"),
+        ("", "it is not a URL"),
+        ("file:/mirror", "it is not a URL"),
+        ("memory://run", "the memory of this process"),
+        ("file:///", "it names no folder"),
+        ("file:////./", "it names no folder"),
+        ("local:///..", "it names no folder"),
+        ("s3://", "it names no folder"),
+        ("file://mirror", "give file:///"),
+        ("file://./mirror", "give file:///"),
+        ("file://~/mirror", "give file:///"),
+        ("file://{run}", "lies in --workdir"),
+        ("local://{run}/", "lies in --workdir"),
+        ("file://{run}/mirror", "lies in --workdir"),
+        ("file://{parent}", "lies in --workdir"),
+        ("file://{parent}/link/mirror", "lies in --workdir"),
+        ("file://{parent}/other", "it holds a run"),
+    ],
+)
+def test_a_url_that_cannot_keep_a_copy_is_one_line_before_anything_is_written(train, tmp_path, url, problem):
+    (tmp_path / "other" / "checkpoints").mkdir(parents=True)
+    write_run(tmp_path / "other", 4)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    url = url.format(run=tmp_path / "run", parent=tmp_path)
     code, output = train(tmp_path / "run", f"--mirror={url}")
     assert (code, output.count("\n"), (tmp_path / "run").exists()) == (2, 1, False)
-    assert ("s4://bucket/run: there is no driver" if ":" in url else "--mirror: give a URL") in output
+    assert url in output
+    assert problem in output
+
+
+def test_a_server_that_cannot_be_written_to_is_a_mistake(tmp_path, monkeypatch):
+    def write(*_, **__):  # as HTTP
+        raise NotImplementedError
+
+    monkeypatch.setattr(Kept, "pipe_file", write)
+    with pytest.raises(UserError, match="nothing can be written there") as error:
+        Mirror("kept://readonly", tmp_path).claim(Config())
+    assert error.value.code == 2
+
+
+# ---- Servers that do not answer --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """The address of a server that accepts connections and never answers; a call may take half a second."""
+    monkeypatch.setattr(urls, "ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_server_that_never_answers_is_an_error_with_advice(silent, train, tmp_path, monkeypatch):
+    """Mirrors, texts, patterns of texts, what is compressed, and the download of Tiny Shakespeare have one limit."""
+    monkeypatch.setattr(shakespeare, "URL", f"{silent}/input.txt")
+    monkeypatch.setattr(shakespeare, "DEADLINE", 0.5)
+    cases = [
+        [f"--mirror={silent}/run"],
+        [f"--config.data.source=text:{silent}/text.txt"],
+        [f"--config.data.source=jsonl:{silent}/texts/*.jsonl.gz"],
+        [f"--config.data.source=hf:{silent}/set/"],
+        ["--config.data.source=tfds:tiny_shakespeare", f"--config.data.data_dir={tmp_path}/tfds"],
+    ]
+    for words in cases:
+        began = time.monotonic()
+        code, output = train(tmp_path / "run", *words)
+        assert (code, "no answer within 0 s" in output or "no answer within 1 s" in output) == (
+            2 if "tfds" in words[0] else 1,
+            True,
+        ), output
+        assert time.monotonic() - began < 30
+
+
+def test_a_server_that_becomes_silent_during_a_copy_is_a_failure_of_the_copy(tmp_path, monkeypatch):
+    url, run = f"kept://{tmp_path.name}", write_run(tmp_path / "run", 4)
+    mirror = Mirror(url, run)
+    mirror.claim(Config())
+    monkeypatch.setattr(urls, "ANSWER_SECONDS", 0.2)
+    end = threading.Event()
+    monkeypatch.setattr(Kept, "put_file", lambda *_, **__: end.wait(60))
+    lines = []
+    mirror.start(lambda steps: None, lines.append)
+    assert not mirror.finish()
+    assert "TimeoutError: no answer within 0 s" in lines[-1]
+    end.set()
+
+
+def test_a_file_that_arrives_slowly_has_no_limit(tmp_path, monkeypatch):
+    url, run = f"kept://{tmp_path.name}", write_run(tmp_path / "run", 4)
+    monkeypatch.setattr(urls, "ANSWER_SECONDS", 0.4)
+    put = MemoryFileSystem.put_file
+
+    def slow(self, lpath, rpath, callback, **_):
+        for _ in range(4):
+            time.sleep(0.2)
+            callback.relative_update(1)
+        return put(self, lpath, rpath)
+
+    monkeypatch.setattr(Kept, "put_file", slow)
+    assert copy(url, run) == [f"{url} has a copy of step 4"]
 
 
 def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(flaky, bench, train, tmp_path, monkeypatch):
-    url, save = f"memory://{tmp_path.name}", Checkpoints.save
+    url, save = f"kept://{tmp_path.name}", Checkpoints.save
 
     def save_and_fail(self, step, *args):
         flaky.set()
