@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lm
 from lm.command_line.checkpoint import add_checkpoint
+from lm.data.tokenizers import known_prompt
 from lm.errors import UserError, with_exit_code
 from lm.files import refuse_pointer, to_json
 from lm.generation import options
@@ -77,8 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     if a.special_tokens is not None:
         run = run.with_special_tokens(a.special_tokens)
     print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
-    from lm.generation.text import known_prompt  # imports jax
-    from lm.training.memory import report_out_of_memory
+    from lm.training.memory import report_out_of_memory  # imports jax
 
     prompts = prompts or [known_prompt("\n", run.tokenizer) if run.tokenizer else "\n"]
     with report_out_of_memory("use a smaller --batch-size or --tokens"):

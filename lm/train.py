@@ -64,6 +64,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
         check_init_from(config, saved)
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
+    from lm.scoring.in_training import sample, task_scorer
     from lm.training import job
     from lm.training.branch import branch
 
@@ -74,7 +75,8 @@ def train(a: argparse.Namespace, config: Config) -> int:
         resume = processes.from_first(mirror.fetch, config, say=print) or resume
     if a.branch_from:
         processes.from_first(branch, a.branch_from, a.workdir, config, say=print)
-    return job.train(config, a.workdir, resume=resume, verbose=a.verbose, mirror=mirror)
+    options = {"resume": resume, "verbose": a.verbose, "mirror": mirror}
+    return job.train(config, a.workdir, sample=sample, task_scorer=task_scorer, **options)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,15 @@ def load(spec: str, special_tokens: bool, say: Callable[[str], None]) -> Tokeniz
     return tokenizer
 
 
+def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
+    """Return the prompt; in place of a newline that the tokenizer does not know, its first token."""
+    try:
+        known = prompt != "\n" or len(tokenizer.encode(prompt))
+    except UserError:
+        known = False
+    return prompt if known else tokenizer.decode([0])
+
+
 def is_lossy(tokenizer: Tokenizer) -> bool:
     """Return whether encoding and decoding change SAMPLE (accents, spaces, scripts, emoji) or a special token."""
     sample = SAMPLE + "".join(f"{name}{name} a {name}" for name in tokenizer.special_tokens)

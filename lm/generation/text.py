@@ -14,15 +14,6 @@ INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
 CONTEXT = 8  # tokens of the prompt that are decoded before the drawn ones: some tokenizers drop a space at the start
 
 
-def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
-    """Return the prompt; in place of a newline that the tokenizer does not know, its first token."""
-    try:
-        known = prompt != "\n" or len(tokenizer.encode(prompt))
-    except UserError:
-        known = False
-    return prompt if known else tokenizer.decode([0])
-
-
 @dataclasses.dataclass
 class Continuation:
     """The continuation of one prompt, which grows during generation."""

@@ -1,26 +1,29 @@
 """End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the diagnostics."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.cost.units import duration
 from lm.errors import UserError
 from lm.files import with_checksum
-from lm.generation.text import known_prompt
 from lm.step import TrainState, evaluated_params
 from lm.text_tables import for_terminal
-from lm.trained_model import TrainedModel
 from lm.training.diagnostics import nonfinite_report
 from lm.training.diagnostics_figure import diagnostics_png, scores_png
 from lm.training.loop import Loop
 from lm.training.loss_curve import loss_curve, to_png
+from lm.training.run import Run
 from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 from lm.workdir.metrics import read_metrics
 
+Sample = Callable[[Run, dict, int, Path], str | None]  # (run, parameters, step, directory of the run) -> text
 
-def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
+
+def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample: Sample) -> str:
     """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal came."""
     config, corpus, say = loop.run.config, loop.run.corpus, loop.progress.say
     step = int(state.step)
@@ -47,15 +50,14 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> str:
     if loop.scorers:
         workdir.write_bytes("scores.png", lambda: scores_png(metrics))
         say(f"scores: {workdir.path / 'scores.png'}")
-    if config.eval.sample_tokens and corpus.tokenizer is not None:
-        model = TrainedModel(workdir.path, step, config, evaluated_params(state, config), corpus.tokenizer)
-        try:
-            prompt = known_prompt(config.eval.sample_prompt, corpus.tokenizer)
-            text = f"{prompt}{model.generate(prompt, config.eval.sample_tokens, seed=config.train.seed)}"
+    try:
+        text = sample(loop.run, evaluated_params(state, config), step, workdir.path)
+    except UserError as error:
+        say(f"no sample: {error}")
+    else:
+        if text is not None:
             workdir.write_text(f"samples/step_{step}.txt", text)
             say(f"---- a sample ----\n{for_terminal(text.strip())}\n-----------------")
-        except UserError as error:
-            say(f"no sample: {error}")
     plot_diagnostics(loop, workdir)
     say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
     if config.notes:

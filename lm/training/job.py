@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from lm.spikes import WINDOW, empty_window
 from lm.step import TrainState, init_state, state_of_step_0
 from lm.training.batch_source import BatchSource
 from lm.training.evaluation import compile_evaluation
-from lm.training.finish import finish, stop_early
+from lm.training.finish import Sample, finish, stop_early
 from lm.training.loop import Loop, compile_steps
 from lm.training.memory import check_arrays, check_program, report_out_of_memory, rows_of_a_micro_batch
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
-from lm.training.scores import scorers
+from lm.training.scores import Scorer, scorers
 from lm.training.signals import Signals
 from lm.training.wall_time import WallTime
 from lm.training.warm_start import WarmStart, warm_start
@@ -44,6 +45,8 @@ def train(
     config: Config,
     directory: str | None,
     *,
+    sample: Sample,
+    task_scorer: Callable[[Run, Path], Scorer],
     resume: bool = False,
     verbose: bool = False,
     mirror: Mirror | None = None,
@@ -53,6 +56,7 @@ def train(
     Args:
         config: a checked config, as returned by lm/command_line/loading.py.
         directory: the run's directory; None: a new one, runs/NAME-TIME.
+        sample, task_scorer: what the run does with its model beside training it, see lm/scoring/in_training.py.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
         mirror: where the directory is copied to.
@@ -67,7 +71,7 @@ def train(
     check_arrays(run.config, run.mesh_sizes)
     workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
     resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
-    scoring = scorers(run, workdir.path)
+    scoring = scorers(run, workdir.path, task_scorer)
     with use_mesh(run.mesh_sizes):
         loaded = None if resuming else warm_start(run.config, run.corpus, progress.say)
     with (
@@ -144,7 +148,7 @@ def train(
                 state, status = loop.train(state)
                 # ---- The end: final evaluations, summary and sample, or the report of a run that stopped early ----
                 if status in ("finished", "stopped"):
-                    status = finish(loop, state, workdir, status)
+                    status = finish(loop, state, workdir, status, sample)
                 if status in ("interrupted", "nonfinite"):
                     stop_early(loop, state, workdir, status)
             is_copied = not mirror or processes.from_first(mirror.finish)

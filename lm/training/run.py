@@ -13,9 +13,9 @@ from lm.config import MESH_AXES, Config, Resolved, to_dict
 from lm.cost import flops
 from lm.cost.memory import attention_implementation
 from lm.data import Corpus, mixtures, trusted
+from lm.data.tokenizers import known_prompt
 from lm.errors import UserError
 from lm.files import to_json
-from lm.generation.text import known_prompt
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.step import optimizer
