@@ -1,7 +1,7 @@
 """Print the text that a step of a run trained on: python -m lm.show --workdir runs/mine --step 214"""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 def examples(corpus: Corpus, config: Config, step: int) -> Iterator[str]:
     """Yield each example of a step: a line on its place in the train split, and its text, or its ids as numbers.
 
-    Documents of a packed row are separated by blank lines.
+    Documents of a packed row are separated by blank lines. If only some tokens are targets, they are in [[ and ]].
     """
     split = corpus.split("train")
     starts = batches.window_starts(split, config, step - 1)
@@ -54,13 +54,28 @@ def examples(corpus: Corpus, config: Config, step: int) -> Iterator[str]:
     for i, (start, ids) in enumerate(zip(starts.tolist(), batch["tokens"], strict=True)):
         part = next(part for part in reversed(split.all_parts) if part.start <= start)
         place = f"{'row' if split.packed else 'token'} {start - part.start:,}{f' of {part.name}' * bool(part.name)}"
-        documents = [ids]
+        own = [slice(None)]
         if split.packed:
             segments = batch["segments"][i]
-            documents = [ids[segments == number] for number in np.unique(segments[segments > 0])]
+            own = [segments == number for number in np.unique(segments[segments > 0])]
         decode = corpus.tokenizer.decode if corpus.tokenizer else lambda ids: " ".join(map(str, ids))
-        text = for_terminal("\n\n".join(map(decode, documents)))
+        if split.targets:
+            texts = [mark(decode, ids[at], batch["is_target"][i][at]) for at in own]
+        else:
+            texts = [decode(ids[at]) for at in own]
+        text = for_terminal("\n\n".join(texts))
         yield f"---- example {i + 1} of step {step}: {place} ----\n{text}"
+
+
+def mark(decode: Callable, ids: np.ndarray, is_target: np.ndarray) -> str:
+    """Return the text of ids, with those that are targets between [[ and ]].
+
+    >>> mark(lambda ids: "".join(map(chr, ids)), np.array([65, 66, 67]), np.array([0, 1, 1]))
+    'A[[BC]]'
+    """
+    borders = np.flatnonzero(np.diff(is_target)) + 1
+    stretches = zip(np.split(ids, borders), np.split(is_target, borders), strict=True)
+    return "".join(f"[[{decode(part)}]]" if flags.any() else decode(part) for part, flags in stretches)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ parameters.resolve). A batch is a dict of arrays:
 
     tokens    (B, T+1) integers: inputs are [:, :-1], targets [:, 1:]
     segments  (B, T+1), optional: document numbers of packed rows, 0 for padding
+    is_target (B, T+1), optional: 1 for tokens that count as targets, 0 for others
     weights   (B, T), optional: weights of the targets, 1 if absent
 """
 
@@ -83,7 +84,7 @@ def _next_ema(ema: dict, params: dict, n, decay: float) -> dict:
 
 
 def target_weights(batch: dict):
-    """Return the weight of each target, float32 (B, T): 0 in padding and across the border of two documents.
+    """Return the weight of each target, float32 (B, T): 0 in padding, across the border of two documents, or if marked.
 
     >>> target_weights({"tokens": jnp.zeros((1, 5), int), "segments": jnp.array([[1, 1, 2, 2, 0]])})
     Array([[1., 0., 1., 0.]], dtype=float32)
@@ -93,6 +94,8 @@ def target_weights(batch: dict):
     if "segments" in batch:
         segments = batch["segments"]
         weights = weights * ((segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0))
+    if "is_target" in batch:
+        weights = weights * batch["is_target"][:, 1:]
     return weights
 
 

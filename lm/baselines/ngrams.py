@@ -9,8 +9,9 @@ N(h) is the number of different tokens after the history h, so that the probabil
 c counts the n-gram; at lower orders, the different tokens that precede it. Below the unigrams is the uniform
 distribution.
 
-Every token but the first of a document is a target, as in the evaluation of a trained model. An n-gram model sees the
-n - 1 tokens before it, also across the border of two windows.
+Every token but the first of a document is a target, or those that config.data.targets chooses, as in the evaluation of
+a trained model; all tokens are counted. An n-gram model sees the n - 1 tokens before it, also across the border of two
+windows.
 """
 
 from collections.abc import Sequence
@@ -37,18 +38,23 @@ def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
     if name not in corpus.splits:
         return None
     if parts := corpus.splits[name].parts:
-        counted, targets = (_by_source(corpus.split(split)) for split in ("train", name))
+        counted, scored = _by_source(corpus.split("train")), _by_source(corpus.split(name), only_targets=True)
         probabilities = unigram_probabilities(np.concatenate(counted), None, vocab_size)
-        losses = [-float(np.log(probabilities[ids]).mean()) for ids in targets]
+        losses = [-float(np.log(probabilities[ids]).mean()) for ids in scored]
         return sum(part.weight * loss for part, loss in zip(parts, losses, strict=True))
-    train, scored = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
-    return _losses(*scored, {"unigram": unigram_probabilities(*train, vocab_size)[scored[0]]})["unigram"]
+    train, (ids, documents) = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
+    targets = _targets(corpus.split(name), ids, documents)
+    return _losses(targets, {"unigram": unigram_probabilities(*train, vocab_size)[ids]})["unigram"]
 
 
-def _by_source(split: Split) -> list[np.ndarray]:
-    """Return the first tokens of each source of a mixture, as many of each."""
-    most = MAX_UNIGRAM_TOKENS // len(split.parts)
-    return [np.asarray(split.tokens[part.start : part.start + min(part.n_tokens, most)]) for part in split.parts]
+def _by_source(split: Split, *, only_targets: bool = False) -> list[np.ndarray]:
+    """Return the first tokens of each source of a mixture, as many of each, or those of them that are targets."""
+    most, found = MAX_UNIGRAM_TOKENS // len(split.parts), []
+    for part in split.parts:
+        own = slice(part.start, part.start + min(part.n_tokens, most))
+        ids = np.asarray(split.tokens[own])
+        found.append(ids[split.targets.is_target[own] > 0] if only_targets and split.targets else ids)
+    return found
 
 
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
@@ -87,7 +93,7 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
     for name, order in ORDERS.items():
         if vocab_size**order <= 2**63:
             probs[name] = kneser_ney(train, target, vocab_size, order)
-    return _losses(*target, probs)
+    return _losses(_targets(scored, *target), probs)
 
 
 def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None):
@@ -166,9 +172,17 @@ def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
     return rows.ravel(), np.where(segments > 0, first + segments, 0).ravel()
 
 
-def _losses(tokens, documents, probs: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return the mean loss of the targets: the tokens that have another one before them in their document."""
-    targets = ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
+def _targets(split: Split, tokens, documents) -> np.ndarray:
+    """Return which of the first tokens of a split are targets (n,): all with another one before them, or the marked."""
+    has_before = ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
+    if split.targets is None:
+        return has_before
+    n = len(tokens) if split.segments is None else len(tokens) // split.tokens.shape[1]
+    return has_before & (np.asarray(split.targets.is_target[:n]).ravel() > 0)
+
+
+def _losses(targets, probs: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the mean loss of the targets of each model; probs: of each token."""
     if not targets.any():
-        raise UserError("n-grams: the text to predict has no two tokens in a document")
+        raise UserError("n-grams: the text to predict has no two tokens in a document, or no answers")
     return {name: float(-np.log(p[targets]).mean()) for name, p in probs.items()}

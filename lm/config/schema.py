@@ -188,7 +188,10 @@ class DataConfig:
     source: str = key("tfds:tiny_shakespeare", "the corpus (a prepared TFDS data set, a file or a folder of text, JSON "
         "Lines, CSV, Parquet or Arrow, a data set of Hugging Face, a folder of token shards, Python's own "
         "documentation, or synthetic text of known entropy)", only="mixture=none", forms=SOURCES, path=True)
-    field: str = key("text", "the field or column with the text", only="source=jsonl,csv,parquet,arrow,hf")
+    field: str = key("text", "the field or column with the text, or with chats: lists of turns",
+        only="source=jsonl,csv,parquet,arrow,hf")
+    targets: str = key("all", "the tokens that are trained on and evaluated, of chats: all, or answers alone",
+        only="source=jsonl,parquet,arrow,hf", choices=("all", "assistant"))
     data_dir: str | None = key(None, "folder of prepared TFDS data sets; none: TFDS_DATA_DIR, else TFDS's default",
         execution=True, path=True)
     offline: str | None = key(None, "fall back to this corpus, with a warning, if the source cannot be downloaded; "

@@ -261,7 +261,8 @@ def _lower(program: str, config: Resolved, mesh):
         arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)
         return jitted.lower(*arguments, **options)
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
-    names = ("tokens", "segments") if config.data.packing == "documents" else ("tokens",)
+    is_there = {"tokens": True, "segments": config.data.packing != "none", "is_target": config.data.targets != "all"}
+    names = [name for name, there in is_there.items() if there]
     batch = {name: jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows) for name in names}
     if program == "evaluation":
         return jax.jit(eval_step, static_argnames="config").lower(state.params, None, batch, config)

@@ -12,6 +12,15 @@ from lm.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
+class Targets:
+    """Which tokens of a split count in losses, where some do not (config.data.targets)."""
+
+    is_target: np.ndarray | ConcatenatedArray  # uint8, as the tokens
+    n_tokens: int  # of the targets
+    n_bytes: int  # UTF-8 bytes of their text
+
+
+@dataclasses.dataclass(frozen=True)
 class Split:
     """The tokens of one split.
 
@@ -19,11 +28,12 @@ class Split:
         name: "train", "validation", "test", or two joined by "+".
         tokens: ids (n,) of uint16 or uint32, or packed rows (R, T+1).
         n_tokens: number of tokens without padding.
-        n_bytes: UTF-8 bytes of the text, None if unknown. A mean loss in nats per token is
-            loss * n_tokens / n_bytes / ln 2 in bits per byte.
+        n_bytes: UTF-8 bytes of the text, None if unknown.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
         parts: where the tokens of each source of a mixture are; () if there is one source.
         surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
+        targets: which tokens count; None: all.
+        n_chats: number of documents that are chats.
     """
 
     name: str
@@ -33,6 +43,8 @@ class Split:
     segments: np.ndarray | ConcatenatedArray | None = None
     surprisal: Callable[[np.ndarray], np.ndarray] | None = None
     parts: tuple[Part, ...] = ()
+    targets: Targets | None = None
+    n_chats: int = 0
 
     @property
     def packed(self) -> bool:
@@ -40,7 +52,16 @@ class Split:
 
     @property
     def bytes_per_token(self) -> float | None:
-        return self.n_bytes / self.n_tokens if self.n_bytes else None
+        """Return the bytes per target: a mean loss is loss / bytes_per_token / ln 2 in bits per byte."""
+        counted = self.targets or self
+        return counted.n_bytes / counted.n_tokens if counted.n_bytes else None
+
+    def describe_chats(self) -> list[str]:
+        """Return a line on the chats of the split, if it has any."""
+        if not self.n_chats:
+            return []
+        of_answers = f", {self.targets.n_tokens:,} of them of answers, which alone count" if self.targets else ""
+        return [f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens{of_answers}"]
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -49,8 +70,9 @@ class Split:
 
     @property
     def arrays(self) -> dict:
-        """Return the arrays that `batches.gather` reads: {"tokens"}, and {"segments"} if packed."""
-        return {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
+        """Return the arrays that `batches.gather` reads: {"tokens"}, {"segments"} if packed, {"is_target"} if any."""
+        arrays = {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
+        return arrays | ({"is_target": self.targets.is_target} if self.targets else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +121,11 @@ def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
     """Join splits in their order; `parts` are those of a mixture."""
     sizes = [split.n_bytes for split in splits if split.n_bytes is not None]
     segments = [split.segments for split in splits if split.segments is not None]
+    targets = None
+    if any(split.targets for split in splits):
+        each = [split.targets or _all_targets(split) for split in splits]
+        n_tokens, n_bytes = sum(of_split.n_tokens for of_split in each), sum(of_split.n_bytes for of_split in each)
+        targets = Targets(ConcatenatedArray([of_split.is_target for of_split in each]), n_tokens, n_bytes)
     return Split(
         name,
         ConcatenatedArray([split.tokens for split in splits]),
@@ -107,7 +134,14 @@ def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
         ConcatenatedArray(segments) if segments else None,
         None if parts else splits[0].surprisal,
         parts,
+        targets,
+        sum(split.n_chats for split in splits),
     )
+
+
+def _all_targets(split: Split) -> Targets:
+    """Return targets that are all tokens of a split, which takes no memory."""
+    return Targets(np.broadcast_to(np.uint8(1), split.tokens.shape), split.n_tokens, split.n_bytes or 0)
 
 
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
@@ -123,6 +157,11 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
         problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
     for split in corpus.splits.values():
         for part in split.all_parts:
+            if split.targets and not np.any(split.targets.is_target[part.start : part.start + part.n_tokens]):
+                problems.append(
+                    f"config.data.targets: the {split.name} split{part.name and f' of {part.name}'} has no answers; "
+                    "use all, or other splits: --config.data.splits=0.8,0.2,0, for example"
+                )
             n, name = part.n_tokens, f"{split.name} split" + (f" of {part.name}" if part.name else "")
             if split.packed and not n:
                 problems.append(

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.data import chats
+from lm.data.chats import Chat, Encoded
 from lm.data.tokenizer_base import Tokenizer
 from lm.errors import UserError
 
@@ -23,40 +25,51 @@ class Piece(NamedTuple):
 
 
 def cut(document: Piece, size: int) -> Iterator[Piece]:
-    r"""Cut a document after the first line that ends beyond each `size` characters.
+    r"""Cut a document after the first line that ends beyond each `size` characters; a chat stays whole.
 
     >>> [piece.text for piece in cut(Piece("train", "a.txt", "ab|cd|ef|".replace("|", chr(10))), 4)]
     ['ab\ncd\n', 'ef\n']
     """
     text, start = document.text, 0
+    if isinstance(text, Chat):
+        yield document
+        return
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
         yield document._replace(text=text[start:end], begins=start == 0, ends=end == len(text))
         start = end
 
 
-def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray, int]]:
-    """Yield each piece, its ids, and the number of UTF-8 bytes that they stand for.
+def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Encoded]]:
+    """Yield each piece and its tokens.
 
-    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it. Raises
-    UserError, which names the piece, if one cannot be encoded.
+    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it. All
+    tokens of a text count as an answer; of a chat, both of these do not. Raises UserError, which names the piece, if
+    one cannot be encoded.
     """
     for batch in _batches(pieces):
-        for piece, ids in zip(batch, _encode_batch(tokenizer, batch), strict=True):
-            ids, n_bytes = tokenizer.begin(ids) if piece.begins else ids, len(piece.text.encode())
-            if piece.ends:
-                ids, n_bytes = np.concatenate([ids, tokenizer.ending]), n_bytes + (tokenizer.end_of_text is None)
-            yield piece, ids, n_bytes
+        for piece, encoded in zip(batch, _encode_batch(tokenizer, batch), strict=True):
+            is_text = not isinstance(piece.text, Chat)
+            ids = tokenizer.begin(encoded.ids) if piece.begins else encoded.ids
+            ending = tokenizer.ending if piece.ends else ids[:0]
+            before, after = (np.full(n, is_text, np.uint8) for n in (len(ids) - len(encoded.ids), len(ending)))
+            is_answer, n_bytes = np.concatenate([before, encoded.is_answer, after]), encoded.n_bytes
+            newline = int(piece.ends and tokenizer.end_of_text is None)
+            ids = np.concatenate([ids, ending])
+            yield piece, Encoded(ids, is_answer, n_bytes + newline, encoded.answer_bytes + newline * is_text)
 
 
-def _encode_batch(tokenizer: Tokenizer, batch: list[Piece]) -> list[np.ndarray]:
+def _encode_batch(tokenizer: Tokenizer, batch: list[Piece]) -> list[Encoded]:
     try:
-        return tokenizer.encode_all([piece.text for piece in batch])
+        texts = [piece.text for piece in batch if not isinstance(piece.text, Chat)]
+        of_texts = iter([Encoded.of_text(*pair) for pair in zip(texts, tokenizer.encode_all(texts), strict=True)])
+        of_chats = iter(chats.encode(tokenizer, [p.text.parts for p in batch if isinstance(p.text, Chat)]))
     except UserError as error:
         if len(batch) == 1:
             error.problems = (f"{batch[0].where}: {error}",)
             raise
-        return [ids for piece in batch for ids in _encode_batch(tokenizer, [piece])]
+        return [encoded for piece in batch for encoded in _encode_batch(tokenizer, [piece])]
+    return [next(of_chats if isinstance(p.text, Chat) else of_texts) for p in batch]
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -61,20 +61,24 @@ class HFTokenizer(Tokenizer):
         self.end_of_text = next((vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None)
         self.encodes_special_tokens = special_tokens
         if special_tokens:
-            self.special_tokens = tuple(self._special_ids())
+            self.special_tokens = tuple(self.special_ids())
             self.begin_of_text = self._find_begin_of_text()
             if foreign := [i for i in self.begin_of_text if i >= self.vocab_size]:
                 raise ValueError(f"its post-processor begins a text with id {foreign[0]}, which the vocabulary lacks")
 
-    def _special_ids(self) -> dict[str, int]:
+    def special_ids(self) -> dict[str, int]:
         added = self.model.get_added_tokens_decoder().items()
         return {token.content: i for i, token in added if token.special}
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Return the ids that end a generated text: the end of text, the ends of a turn in a chat, and `end_ids`."""
-        special = self._special_ids()
+        special = self.special_ids()
         return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special} | {*self.end_ids}
+
+    @cached_property
+    def as_text(self) -> "HFTokenizer":
+        return self.with_special_tokens(False) if self.encodes_special_tokens else self
 
     def _find_begin_of_text(self) -> tuple[int, ...]:
         try:
@@ -147,20 +151,23 @@ class HFTokenizer(Tokenizer):
 
         model = json.loads(self.json)["model"]
         unknown = {model.get("unk_id"), self.model.token_to_id(model.get("unk_token") or "")}
-        return {i: name for name, i in self._special_ids().items() if i in ids(name) and i not in unknown}
+        return {i: name for name, i in self.special_ids().items() if i in ids(name) and i not in unknown}
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
 
-def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = False) -> HFTokenizer:
+def train_bpe(
+    documents: Iterable[str], vocab_size: int, special_tokens: bool = False, markers: Sequence[str] = ()
+) -> HFTokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); deterministic.
 
     Its vocabulary includes all 256 bytes, so it is lossless for every string that UTF-8 can encode.
 
     Args:
-        vocab_size: at most this many ids; the last is END_OF_TEXT.
+        vocab_size: at most this many ids; the last ones are END_OF_TEXT and the markers.
         special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the name.
+        markers: further special tokens, those of chats; nothing is learned from their names.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -168,11 +175,13 @@ def train_bpe(documents: Iterable[str], vocab_size: int, special_tokens: bool = 
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     model.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
-    if special_tokens:
-        documents = (part for document in documents for part in document.split(END_OF_TEXT))
+    size = vocab_size - 1 - len(markers)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    if names := [END_OF_TEXT] * special_tokens + [*markers]:
+        separator = "|".join(map(re.escape, names))
+        documents = (part for document in documents for part in re.split(separator, document))
     model.train_from_iterator((part for document in documents for part in _cut_long_words(document)), trainer)
-    model.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    model.add_special_tokens([AddedToken(name, special=True) for name in (END_OF_TEXT, *markers)])
     return HFTokenizer(model.to_str(), special_tokens)
 
 

@@ -22,16 +22,18 @@ def _cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
     return np.stack([starts[document] + within, np.minimum(lengths[document] - within, seq_len + 1)], 1)
 
 
-def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def pack(tokens, lengths: np.ndarray, seq_len: int, *others) -> tuple[np.ndarray, ...]:
     """Pack documents into rows by next-fit, in their order: a piece that does not fit the current row begins the next.
 
     Args:
         tokens: the documents' tokens (n,), one document after the other.
         lengths: tokens of each document (D,).
         seq_len: T.
+        others: further arrays (n,), to be packed in the same way.
 
     Returns:
-        Rows (R, T+1) of tokens, and segments (R, T+1) uint16: 1, 2, ... within each row, 0 for padding (token 0).
+        Rows (R, T+1) of tokens, and segments (R, T+1) uint16: 1, 2, ... within each row, 0 for padding (token 0). Then
+        the rows of each of `others`.
 
     >>> rows, segments = pack(np.arange(1, 8), np.array([3, 2, 2]), seq_len=4)
     >>> rows.tolist(), segments.tolist()
@@ -44,9 +46,11 @@ def pack(tokens, lengths: np.ndarray, seq_len: int) -> tuple[np.ndarray, np.ndar
         segment += 1
         placed.append((row, filled, segment, start, length))
         filled += length
-    rows = np.zeros((row + 1 if placed else 0, seq_len + 1), tokens.dtype)
-    segments = np.zeros(rows.shape, np.uint16)
+    shape = row + 1 if placed else 0, seq_len + 1
+    rows, *rows_of_others = (np.zeros(shape, array.dtype) for array in (tokens, *others))
+    segments = np.zeros(shape, np.uint16)
     for row, column, segment, start, length in placed:
-        rows[row, column : column + length] = tokens[start : start + length]
+        for filled_rows, array in zip((rows, *rows_of_others), (tokens, *others), strict=True):
+            filled_rows[row, column : column + length] = array[start : start + length]
         segments[row, column : column + length] = segment
-    return rows, segments
+    return rows, segments, *rows_of_others

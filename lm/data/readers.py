@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import SPLITS
-from lm.data import storage, tfds_directory
+from lm.config.values import short
+from lm.data import chats, storage, tfds_directory
 from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of, shorten
 from lm.errors import UserError
 from lm.files import parse_json
@@ -157,9 +158,10 @@ def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Sp
     """Group the row groups of a Parquet file by the size of the column that is read."""
     with storage.readable(file), _open_parquet(file) as parquet:
         _check_column({f.name: str(f.type) for f in parquet.schema_arrow}, field)
-        index = [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(field)
-        groups = (parquet.metadata.row_group(i) for i in range(parquet.num_row_groups))
-        sizes = [group.column(index).total_uncompressed_size if group.num_rows else 0 for group in groups]
+        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        columns = [i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]  # of a chat: two
+        groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
+        sizes = [sum(g.column(i).total_uncompressed_size for i in columns) if g.num_rows else 0 for g in groups]
     start = size = 0
     for end, bytes_of_group in enumerate(sizes, 1):
         size += bytes_of_group
@@ -185,10 +187,11 @@ def _open_parquet(file: str) -> Any:
 
 
 def _check_column(kinds: dict[str, str], field: str) -> None:
-    """Raise ValueError unless there is a column of text; kinds are the types of Arrow by name."""
+    """Raise ValueError unless there is a column of text or of chats; kinds are the types of Arrow by name."""
     if field not in kinds:
         raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {', '.join(kinds)}")
-    if not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
+    is_chat = "list<" in kinds[field] and "struct<" in kinds[field]  # a list of structs, or a struct of lists
+    if not is_chat and not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
         raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --config.data.field)")
 
 
@@ -196,7 +199,7 @@ def _check_column(kinds: dict[str, str], field: str) -> None:
 
 
 def read_documents(span: Span, field: str) -> Iterator[str]:
-    """Yield the documents of a span, which may be empty; the lines of a text span are one document.
+    """Yield the documents of a span, texts or chats, which may be empty; the lines of a text span are one document.
 
     Raises UserError if the span cannot be read, and OSError if it cannot be read at the moment.
     """
@@ -217,18 +220,30 @@ def _read_text(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(span: Span, field: str) -> Iterator[str]:
-    for position, line in _read_lines(span, 1):
+    for number, (position, line) in enumerate(_read_lines(span, 1), 1):
         if not line.strip():
             continue
         if position == 0:
             _refuse_binary(line, span.path)
+        where = f"line {number:,}" + (f" from byte {span.start:,} on" if span.start else "")
         try:
-            text = parse_json(line).get(field, 0)
+            record = parse_json(line)
         except ValueError as error:
-            raise ValueError(f"a line cannot be read as a JSON object: {error}: {line[:100]!r}") from None
-        if text is not None and not isinstance(text, str):
-            raise ValueError(f"a line has no text in the field {field!r} (set --config.data.field): {line[:100]!r}")
-        yield text or ""
+            raise ValueError(f"{where} cannot be read as a JSON object: {error}: {line[:100]!r}") from None
+        if field not in record:
+            names = ", ".join(map(short, record))
+            raise ValueError(f"{where} has no field {field!r} (set --config.data.field); it has {names}")
+        yield _document(record[field], field, where)
+
+
+def _document(value: Any, field: str, where: str) -> str:
+    """Return the document in a field or column: a text, a chat, or "" for null; raises ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    try:
+        return chats.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{where}, field {field!r}: {error}") from None
 
 
 def _refuse_binary(head: bytes, path: str) -> None:
@@ -269,8 +284,8 @@ def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
 def _read_parquet(span: Span, field: str) -> Iterator[str]:
     with _open_parquet(span.path) as parquet:
         groups = range(span.start, span.end)
-        for batch in parquet.iter_batches(1024, row_groups=groups, columns=[field], use_threads=False):
-            yield from (text or "" for text in batch.column(0).to_pylist())
+        batches = parquet.iter_batches(1024, row_groups=groups, columns=[field], use_threads=False)
+        yield from _rows((batch.column(0) for batch in batches), field, " of these row groups" * bool(span.start))
 
 
 def _read_arrow(span: Span, field: str) -> Iterator[str]:
@@ -283,8 +298,13 @@ def _read_arrow(span: Span, field: str) -> Iterator[str]:
         else:
             batches = reader = ipc.open_stream(file)
         _check_column({f.name: str(f.type) for f in reader.schema}, field)
-        for batch in batches:
-            yield from (text or "" for text in batch.column(field).to_pylist())
+        yield from _rows((batch.column(field) for batch in batches), field)
+
+
+def _rows(columns: Iterator[Any], field: str, of: str = "") -> Iterator[str]:
+    values = itertools.chain.from_iterable(column.to_pylist() for column in columns)
+    for row, value in enumerate(values, 1):
+        yield _document(value, field, f"row {row:,}{of}")
 
 
 READERS = {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lm.config.schema import SOURCES, SPLITS
 from lm.data import cache, readers, shakespeare, storage, tfds_directory
+from lm.data.chats import Chat
 from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
 from lm.errors import UserError
@@ -50,7 +51,7 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
     """Split documents, concatenated in order, at the characters where the fractions end.
 
     The boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare where TFDS does. A fraction
-    of 0 gives no split.
+    of 0 gives no split. A chat is not cut: it is in the split of its first character.
 
     >>> cut(["abcd", "efgh"], (0.75, 0.25, 0.0))
     {'train': ['abcd', 'ef'], 'validation': ['gh']}
@@ -64,7 +65,11 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
 def _slice(documents, start, end) -> Iterator[str]:
     offset = 0
     for document in documents:
-        if piece := document[max(0, start - offset) : max(0, end - offset)]:
+        if isinstance(document, Chat):
+            piece = document if start <= offset < end else ""
+        else:
+            piece = document[max(0, start - offset) : max(0, end - offset)]
+        if piece:
             yield piece
         offset += len(document)
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable
 
-from lm.data import storage
+from lm.data import chats, storage
 from lm.errors import UserError
 from lm.files import PointerError
 
@@ -122,11 +122,13 @@ def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
     lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
     for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
         if records:
-            field = max(records[0], key=lambda name: len(str(records[0][name])), default="text")
-            say(
-                f"WARNING: {path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the "
-                f"text; for the texts alone, use {kind}:{path} with config.data.field={field} or --field {field}"
-            )
+            what = f"{path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the text"
+            read = {name: str(x) for name, x in records[0].items() if isinstance(x, str) or chats.is_chat(x)}
+            advice = ", and none of them has a text"
+            if field := max(read, key=lambda name: len(read[name]), default=None):
+                use = f"{kind}:{path} with config.data.field={field} or --field {field}"
+                advice = f"; for the {'texts' if records[0][field] == read[field] else 'chats'} alone, use {use}"
+            say(f"WARNING: {what}{advice}")
 
 
 def _json_records(lines: list[str]) -> list[dict]:

@@ -40,6 +40,15 @@ class Tokenizer:
             raise UserError(f"tokenizer: a {self.kind} tokenizer has no special tokens")
         return self
 
+    def special_ids(self) -> dict[str, int]:
+        """Return the id of each special token by its name, also of those that are encoded as text."""
+        return {}
+
+    @property
+    def as_text(self) -> "Tokenizer":
+        """Return this tokenizer without special tokens: it encodes their names as text."""
+        return self
+
     @cached_property
     def ending(self) -> np.ndarray:
         """Return the ids after a document: the end of text, or a newline if there is none."""

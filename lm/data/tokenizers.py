@@ -162,7 +162,13 @@ def from_json(text: str) -> Tokenizer:
         raise UserError(f"a saved tokenizer is corrupted: {first_line(e)}") from None
 
 
-def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens: bool = False) -> Tokenizer:
+def make(
+    spec: str,
+    documents: Iterable[str],
+    unk: bool = False,
+    special_tokens: bool = False,
+    markers: Sequence[str] = (),
+) -> Tokenizer:
     """Make the tokenizer of config.data.tokenizer.
 
     Args:
@@ -170,6 +176,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
         documents: the texts that char, word and bpe learn from; not used by byte and hf.
         unk: char, word: encode what is not in the vocabulary as <unk> instead of raising.
         special_tokens: bpe, hf: encode the names of special tokens as these tokens.
+        markers: bpe: further special tokens.
 
     Raises:
         UserError: the spec is unknown, or its file is not a tokenizer.json.
@@ -182,7 +189,7 @@ def make(spec: str, documents: Iterable[str], unk: bool = False, special_tokens:
     if kind == "word":
         return WordTokenizer(set().union(*map(WORD.findall, documents)), unk)
     if kind == "bpe":
-        return train_bpe(documents, int(argument), special_tokens)
+        return train_bpe(documents, int(argument), special_tokens, markers)
     if kind == "hf":
         try:
             content = read_bytes(os.path.expanduser(argument), 2**27).decode()

@@ -14,8 +14,9 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.config.values import short
-from lm.data import cache, mixtures, packing, shards, sources, tokenizers
-from lm.data.corpus import Corpus, Split, join
+from lm.data import cache, chats, mixtures, packing, shards, sources, tokenizers
+from lm.data.chats import Chat
+from lm.data.corpus import Corpus, Split, Targets, join
 from lm.data.encoding import Piece, encode
 from lm.data.markov import LETTERS
 from lm.data.tokenizers import CharTokenizer, Tokenizer
@@ -59,12 +60,17 @@ def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) ->
     source = _find_source(config, say)
     tokenizer = tokenizer or _make_tokenizer(config, source, say)
     fingerprint = cache.key_of(FORMAT, source.digest, tokenizer.fingerprint)
+    if config.targets != "all":
+        fingerprint = cache.key_of(fingerprint, "targets", config.targets)
     row_len = {"none": None, "documents": seq_len}[config.packing]
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')
         fingerprint = cache.key_of(fingerprint, "packed", seq_len)
-    splits, floor = _tokenize(source, tokenizer, row_len, _entry(config, "tokens", fingerprint), say), None
+    splits, floor = _tokenize(source, tokenizer, row_len, config, _entry(config, "tokens", fingerprint), say), None
+    has_chats = any(split.n_chats for split in splits.values())
+    if has_chats and (warning := chats.notice(tokenizer, config.tokenizer)):
+        say(warning)
     if source.chain and isinstance(tokenizer, CharTokenizer) and set(LETTERS) <= set(tokenizer.chars):
         floor = source.chain.entropy_rate
 
@@ -182,8 +188,10 @@ def _learn_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     def learn(*splits: list[str]) -> Any:
         # A newline between two documents is the separator of tokenizers without an end of text.
         texts = (part for texts in splits for i, text in enumerate(texts) for part in ("\n" * (i > 0), text))
-        return tokenizers.make(config.tokenizer, filter(None, texts), config.unk, config.special_tokens)
+        return tokenizers.make(config.tokenizer, filter(None, texts), config.unk, config.special_tokens, markers)
 
+    has_chats = any(isinstance(text, Chat) for texts in source.documents.values() for text in texts)
+    markers = chats.MARKERS if has_chats else ()
     if kind == "bpe":
         say(f"training the tokenizer {config.tokenizer} on {source.name}")
     of_train = learn(source.documents.get("train", []))
@@ -199,40 +207,57 @@ def _learn_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     return of_all
 
 
-def _tokenize(source, tokenizer, row_len: int | None, directory: Path, say) -> dict[str, Split]:
+def _tokenize(source, tokenizer, row_len: int | None, config, directory: Path, say) -> dict[str, Split]:
     """Return the memory-mapped tokens of each split, or its packed rows; the first call writes them."""
 
     def write(work: Path) -> None:
         say(f"tokenizing {source.name}")
-        counts = {name: _write_split(name, texts, tokenizer, row_len, work) for name, texts in source.documents.items()}
+        documents, marks = source.documents.items(), config.targets == "assistant"
+        counts = {name: _write_split(name, texts, tokenizer, row_len, marks, work) for name, texts in documents}
         (work / "counts.json").write_text(json.dumps(counts))
 
     cache.make_entry(directory, write, say)
     splits = {}
-    for name, (n_tokens, n_bytes) in read_json(directory / "counts.json", {str: [COUNT]}).items():
+    for name, (n_tokens, n_bytes, *of_chats) in read_json(directory / "counts.json", {str: [COUNT]}).items():
         tokens = np.load(directory / f"{name}.npy", mmap_mode="r")
         segments = np.load(directory / f"{name}.segments.npy", mmap_mode="r") if row_len else None
-        splits[name] = Split(name, tokens, n_tokens, n_bytes, segments)
+        n_chats, *of_targets = of_chats or [0]
+        targets = None
+        if of_targets:
+            targets = Targets(np.load(directory / f"{name}.targets.npy", mmap_mode="r"), *of_targets)
+        splits[name] = Split(name, tokens, n_tokens, n_bytes, segments, targets=targets, n_chats=n_chats)
     return splits
 
 
-def _write_split(name: str, documents: list[str], tokenizer, row_len: int | None, directory: Path) -> list[int]:
+def _write_split(
+    name: str, documents: list[str], tokenizer, row_len: int | None, marks: bool, directory: Path
+) -> list[int]:
     """Write the tokens of a split, in order or packed into rows, the last document without an ending; return counts.
 
-    The counts are the number of tokens, and that of UTF-8 bytes of the text.
+    If it has chats and `marks` is set, also write which tokens are of answers. The counts are the number of tokens, and
+    that of UTF-8 bytes of the text; with chats, their number; with marks, the number of tokens and bytes of answers.
     """
-    n_bytes, lengths, unpacked = 0, list[int](), directory / "ids"
+    n_bytes, answer_bytes, lengths, unpacked = 0, 0, list[int](), directory / "ids"
+    n_chats = sum(isinstance(text, Chat) for text in documents)
+    is_answer = [np.zeros(0, np.uint8)]
     pieces = (Piece(name, f"the {name} split", text, ends=i < len(documents)) for i, text in enumerate(documents, 1))
     with unpacked.open("wb") as file:
-        for _, ids, size in encode(tokenizer, pieces):
-            file.write(ids.tobytes())
-            lengths.append(len(ids))
-            n_bytes += size
+        for _, encoded in encode(tokenizer, pieces):
+            file.write(encoded.ids.tobytes())
+            lengths.append(len(encoded.ids))
+            n_bytes += encoded.n_bytes
+            answer_bytes += encoded.answer_bytes
+            if n_chats and marks:
+                is_answer.append(encoded.is_answer)
     n_tokens = sum(lengths)
     tokens = np.memmap(unpacked, tokenizer.dtype, "r") if n_tokens else np.zeros(0, tokenizer.dtype)
+    targets = [np.concatenate(is_answer)] if n_chats and marks else []
+    of_answers = [int(is_target.sum()) for is_target in targets] + [answer_bytes] * len(targets)
     if row_len is not None:
-        tokens, segments = packing.pack(tokens, np.array(lengths, np.int64), row_len)
+        tokens, segments, *targets = packing.pack(tokens, np.array(lengths, np.int64), row_len, *targets)
         np.save(directory / f"{name}.segments.npy", segments)
     np.save(directory / f"{name}.npy", tokens)
+    for is_target in targets:
+        np.save(directory / f"{name}.targets.npy", is_target)
     unpacked.unlink()
-    return [n_tokens, n_bytes]
+    return [n_tokens, n_bytes] + [n_chats] * bool(n_chats) + of_answers

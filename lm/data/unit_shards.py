@@ -37,8 +37,8 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
     writers = {split: _Shards(o.output, split, i) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
-    for piece, ids, n_bytes in encode(tokenizer, _pieces(spans, o, kept, left_out)):
-        writers[piece.split].add(ids, piece.ends, n_bytes)
+    for piece, encoded in encode(tokenizer, _pieces(spans, o, kept, left_out)):
+        writers[piece.split].add(encoded.ids, piece.ends, encoded.n_bytes)
     for writer in writers.values():
         writer.write()
     return {"shards": [record for writer in writers.values() for record in writer.records], **left_out}

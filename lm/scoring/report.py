@@ -63,6 +63,8 @@ def context_table(results: list[TextResult]) -> str:
 def footnotes(results: list[TextResult]) -> list[str]:
     """Return the lines below the table of losses."""
     lines = ["Loss in nats per token.", *(line for r in results for line in shards.describe(r.text.corpus.record))]
+    if any(result.text.split.targets for result in results):
+        lines.append("Of chats, only answers are predicted and counted (config.data.targets = assistant).")
     if any(result.baselines for result in results):
         lines.append("Baselines: n-gram models of the train split of the run.")
     blocks = {result.plain.blocks for result in results}

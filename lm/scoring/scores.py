@@ -83,8 +83,9 @@ class Scores:
 
     @property
     def block_losses(self) -> np.ndarray:
-        """Return the mean loss of each block, to compare two models on the same blocks."""
-        return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
+        """Return the mean loss of each block, to compare two models on the same blocks; NaN of one without targets."""
+        with np.errstate(invalid="ignore"):
+            return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
 
     @property
     def perplexity(self) -> Estimate:

@@ -167,6 +167,8 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         raise UserError(
             f"--data: {text} has {n:,} tokens, and a window of this model has {run.seq_len + 1:,}; {advice}"
         )
+    if found.targets and not found.targets.n_tokens:
+        raise UserError(f"--data: {text} has no answers, which alone count in this run (config.data.targets)")
     if not corpus.ids_are_checked and (largest := largest_id(found.tokens)) >= vocab_size:
         raise UserError(
             f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "

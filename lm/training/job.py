@@ -191,7 +191,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
             "embeddings, head and logits are replicated; a larger config.model.vocab_size would be sharded"
         )
     stretches = mixtures.describe(run.corpus.split("train").parts, run.config)
-    for line in (*shards.describe(run.corpus.record), *stretches):
+    chats = [line for split in run.corpus.splits.values() for line in split.describe_chats()]
+    for line in (*shards.describe(run.corpus.record), *chats, *stretches):
         progress.say(line)
     if verbose:
         progress.say(describe_parameters(run.table))

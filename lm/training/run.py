@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from lm import data, parameters
 from lm.config import MESH_AXES, Config, Resolved, to_dict
@@ -43,9 +44,12 @@ class Run:
 
     @property
     def data_facts(self) -> dict[str, Any]:
-        """Return the data's name, fingerprint and record of its preparation, as recorded in run.json."""
+        """Return the data's name, fingerprint, record of its preparation and chats, as recorded in run.json."""
         facts = {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
-        return facts | ({"record": self.corpus.record} if self.corpus.record else {})
+        chats = {name: split.n_chats for name, split in self.corpus.splits.items() if split.n_chats}
+        return (
+            facts | ({"record": self.corpus.record} if self.corpus.record else {}) | ({"chats": chats} if chats else {})
+        )
 
 
 def prepare(config: Config, say: Callable[[str], None]) -> Run:
@@ -83,6 +87,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     if config.eval.probes and vocab_size < 2:
         problems.append("config.eval.probes: a probe has different tokens, but the tokenizer has one; use none")
     problems += _mixture_problems(resolved, corpus)
+    problems += _target_problems(resolved, corpus)
     problems += _sample_problems(config, corpus)
     device: Any = jax.local_devices()[0]
     try:
@@ -121,6 +126,28 @@ def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
     return [
         f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for {end:,} of {steps:,} "
         f"steps; use {f'--config.train.steps={end} or ' if end else ''}more epochs"
+    ]
+
+
+def _target_problems(config: Resolved, corpus: Corpus) -> list[str]:
+    """Return whether there are no chats although answers are asked for, or no answers where the run evaluates."""
+    if config.data.targets == "all":
+        return []
+    if not any(split.targets for split in corpus.splits.values()):
+        return [
+            f"config.data.targets: {config.data.targets}, but {corpus.name} has no chats in the field "
+            f"{config.data.field!r}; use all, or the field with the lists of turns: --config.data.field=messages, for "
+            "example"
+        ]
+    most, split = config.eval.max_batches, corpus.splits.get("validation")
+    if not (most and split and split.targets and config.eval.every):
+        return []
+    n = most * (config.eval.batch_size or config.train.batch_size) * (1 if split.packed else config.train.seq_len)
+    return [
+        f"config.eval.max_batches: {most} batches of the validation split{part.name and f' of {part.name}'} have no "
+        "answers to predict; use more, or 0 for all"
+        for part in split.all_parts
+        if not np.any(split.targets.is_target[part.start + 1 - split.packed : part.start + n + 1 - split.packed])
     ]
 
 

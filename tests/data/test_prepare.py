@@ -328,7 +328,7 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
             (("--tokenizer", f"bpe:{size}"), "SIZE above 256 and below 10000000")
             for size in ("1" + "0" * 23, "9" * 5000, "256", "-1", "", "³²¹")
         ),
-        (("--field", "content"), "has no text in the field 'content' (set --field)"),
+        (("--field", "content"), "has no field 'content' (set --field); it has 'text', 'id'"),
     ):
         assert main(arguments(dump, output, *more)) == 2
         error = capsys.readouterr().err

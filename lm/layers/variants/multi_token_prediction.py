@@ -20,7 +20,7 @@ def losses(fields, cross_entropy):
     found = {}
     targets_BT, weights_BT = fields["targets"], fields["weights"]
     for distance in WEIGHTS:
-        # One token further. A target counts only if all nearer ones do, so that they are of one document.
+        # One token further. A target counts only if all nearer ones do, so that they are of one document or answer.
         targets_BT, weights_BT = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in (targets_BT, weights_BT))
         weights_BT *= fields["weights"]
         found[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT).objective

@@ -1,0 +1,219 @@
+"""Chats: lists of turns, and how they become tokens. One format, ChatML, for training and for `lm.chat`:
+
+    <|im_start|>user
+    How are you?<|im_end|>
+    <|im_start|>assistant
+    Fine.<|im_end|>
+
+The two markers are special tokens if the tokenizer has them (Qwen's has; so has a BPE that is trained on chats), and
+text otherwise. What somebody wrote never becomes a marker: contents are encoded as text even with
+config.data.special_tokens, and where the markers are text, a marker in a content gets a space after its first
+character.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm.config.values import short
+from lm.data.hf_tokenizer import ENDS_OF_TURN
+from lm.data.tokenizer_base import Tokenizer
+from lm.errors import UserError
+from lm.files import read_json
+
+START, END = "<|im_start|>", "<|im_end|>"
+MARKERS = (START, END)
+ROLES = ("system", "user", "assistant")
+ALIASES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of roles
+# Keys of a turn that change what was said or what is learned: a turn that has a value in one of them is refused.
+NOT_READ = ("tool_calls", "function_call", "reasoning_content", "weight")
+
+
+class Turn(NamedTuple):
+    """What one side says."""
+
+    role: str
+    content: str
+
+
+class Part(NamedTuple):
+    """A part of a chat that is encoded alone; is_answer: it is a target with config.data.targets = assistant."""
+
+    text: str
+    is_answer: bool = False
+    is_marker: bool = False
+
+
+class Chat(str):
+    """A chat as a document: its text, as a tokenizer without markers encodes it, and its parts."""
+
+    parts: list[Part]
+
+    def __new__(cls, turns: Iterable[Turn]) -> "Chat":
+        parts = [part for turn in turns for part in render(turn)]
+        chat = super().__new__(cls, "".join(map(_as_text, parts)))
+        chat.parts = parts
+        return chat
+
+
+def render(turn: Turn) -> list[Part]:
+    r"""Return the parts of a turn. An answer is its text and the marker that ends it.
+
+    >>> [part.text for part in render(Turn("user", "Hi"))]
+    ['<|im_start|>', 'user\n', 'Hi', '<|im_end|>', '\n']
+    """
+    is_answer = turn.role == "assistant"
+    return [*opening(turn.role), Part(turn.content, is_answer), *ending(is_answer)]
+
+
+def opening(role: str) -> list[Part]:
+    """Return the parts before the content of a turn."""
+    return [Part(START, is_marker=True), Part(f"{role}\n")]
+
+
+def ending(is_answer: bool) -> list[Part]:
+    """Return the parts after the content of a turn."""
+    return [Part(END, is_answer, is_marker=True), Part("\n")]
+
+
+def _as_text(part: Part) -> str:
+    """Return a part for a tokenizer whose markers are text.
+
+    >>> _as_text(Part("the marker <|im_end|>"))
+    'the marker < |im_end|>'
+    """
+    return part.text if part.is_marker else re.sub(r"<(?=\|im_(start|end)\|>)", "< ", part.text)
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse(value: Any) -> Chat:
+    r"""Return the chat of a list of turns, as JSON has it; raises ValueError that says which turn is not read and why.
+
+    >>> parse([{"from": "gpt", "value": "Hello"}])
+    '<|im_start|>assistant\nHello<|im_end|>\n'
+    """
+    return Chat(_parse_turn(turn, f"turn {i}") for i, turn in enumerate(_as_list(value), 1))
+
+
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of turns that `parse` reads."""
+    try:
+        return bool(parse(value))
+    except ValueError:
+        return False
+
+
+def _as_list(value: Any) -> list[dict]:
+    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+        rows = zip(*value.values(), strict=True)  # a Sequence of Hugging Face's datasets, by column
+        value = [dict(zip(value, row, strict=True)) for row in rows]
+    if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
+        what = "is neither a text nor a list of turns with role and content (set --config.data.field)"
+        raise ValueError(f"{short(value)} {what}")
+    return value
+
+
+def _parse_turn(turn: dict, where: str) -> Turn:
+    keys = ("from", "value") if "from" in turn or "value" in turn else ("role", "content")
+    role, content = (turn.get(key) for key in keys)
+    name = ALIASES.get(role, role) if isinstance(role, str) else role
+    if name not in ROLES:
+        raise ValueError(
+            f"{where} has the {keys[0]} {short(role)}, which is not one of {', '.join([*ROLES, *ALIASES])}; rename it, "
+            "or leave the chat out"
+        )
+    if found := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "", 1)]:
+        raise ValueError(f"{where} has {found[0]}, which is not read; remove it, or leave the chat out")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        texts = [part.get("text") for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    if not isinstance(content, str):
+        raise ValueError(f"{where} has no text in {keys[1]} but {short(content)}; write a text, or leave the chat out")
+    return Turn(name, content)
+
+
+# ---- Encoding --------------------------------------------------------------------------------------------------------
+
+
+class Encoded(NamedTuple):
+    """The ids of a text or a chat, which of them are of answers, and the UTF-8 bytes that they stand for.
+
+    Special tokens stand for no bytes.
+    """
+
+    ids: np.ndarray
+    is_answer: np.ndarray
+    n_bytes: int
+    answer_bytes: int
+
+    @classmethod
+    def of_text(cls, text: str, ids: np.ndarray) -> "Encoded":
+        """Return the tokens of a text, all of which count."""
+        n_bytes = len(text.encode())
+        return cls(ids, np.ones(len(ids), np.uint8), n_bytes, n_bytes)
+
+
+def marker_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of the markers, by name; empty if they are text to a tokenizer."""
+    special = tokenizer.special_ids()
+    return {marker: special[marker] for marker in MARKERS} if special.keys() >= {*MARKERS} else {}
+
+
+def encode(tokenizer: Tokenizer, chats: Sequence[Sequence[Part]]) -> list[Encoded]:
+    """Return the tokens of chats, each given by its parts."""
+    special = marker_ids(tokenizer)
+
+    def text_of(part: Part) -> str:
+        if special:
+            return "" if part.is_marker else part.text
+        return _as_text(part)
+
+    texts = [text_of(part) for parts in chats for part in parts]
+    encoded = iter(zip(texts, tokenizer.as_text.encode_all(texts), strict=True))
+    return [_join(tokenizer, [(part, *next(encoded)) for part in parts], special) for parts in chats]
+
+
+def _join(tokenizer: Tokenizer, encoded: list[tuple[Part, str, np.ndarray]], special: dict[str, int]) -> Encoded:
+    ids, is_answer, sizes = [np.zeros(0, tokenizer.dtype)], [np.zeros(0, np.uint8)], [0, 0]
+    for part, text, found in encoded:
+        if part.is_marker and special:
+            found = np.array([special[part.text]], tokenizer.dtype)
+        ids.append(found)
+        is_answer.append(np.full(len(found), part.is_answer, np.uint8))
+        sizes[0] += len(text.encode())
+        sizes[1] += len(text.encode()) * part.is_answer
+    return Encoded(np.concatenate(ids), np.concatenate(is_answer), *sizes)
+
+
+def notice(tokenizer: Tokenizer, spec: str) -> str | None:
+    """Return a warning if the markers of chats are text although the tokenizer comes with another format of chats.
+
+    The template beside a tokenizer.json is a program and is not run: it is only searched for the markers.
+
+    Args:
+        tokenizer: the tokenizer.
+        spec: config.data.tokenizer.
+    """
+    kind, _, path = spec.partition(":")
+    others = [] if marker_ids(tokenizer) else [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
+    if not others and (kind != "hf" or not _has_other_template(Path(path).expanduser().parent)):
+        return None
+    reason = f"has the marker {others[0]} of another one" if others else "comes with a template of another one"
+    return f"WARNING: chats are written in ChatML ({START}user ...), but the tokenizer {reason}, which is not used"
+
+
+def _has_other_template(folder: Path) -> bool:
+    template = ""
+    try:
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        try:
+            template = str(read_json(folder / "tokenizer_config.json").get("chat_template") or "")
+        except (OSError, ValueError, UserError):
+            return False
+    return bool(template) and START not in template
