@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lm.config import SPLITS
-from lm.data import cache, hf_tokenizer, storage, tokenizers
+from lm.data import cache, chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
 from lm.data.unit_shards import hash_unit, write_unit
@@ -154,7 +154,8 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
         print(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
-        tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens)
+        markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
+        tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens, markers)
     if recorded not in (None, tokenizer.fingerprint):
         raise UserError(
             f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the finished shards; restore "
@@ -164,6 +165,12 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
         write_text(path, tokenizer.json)
     manifest["tokenizer"] = tokenizer.fingerprint
     _save(o, manifest)
+
+
+def _has_chats(spans: list[Span], field: str) -> bool:
+    """Return whether one of the first documents is a chat."""
+    documents = itertools.chain.from_iterable(read_documents(span, field) for span in spans)
+    return any(isinstance(document, chats.Chat) for document in itertools.islice(documents, 100))
 
 
 def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
