@@ -101,34 +101,13 @@ def train(
                 progress.say(f"resuming at step {resumed_at}")
             if mirror and processes.is_first():
                 mirror.start(checkpoints.hold, progress.say)
-            log = run.config.log
-            writer = MetricsWriter(
-                workdir.path,
-                resume_step=resumed_at,
-                tensorboard=log.tensorboard,
-                wandb={"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None,
-                writes=processes.is_first(),
-            )
-            with closing(writer):
-                checkpoints.protected = set(record.get("protected", ()))
-                if resumed_at and (warning := writer.missing_lines(resumed_at, record)):
-                    progress.say(warning)
-                    checkpoints.protected.update(checkpoints.steps())  # one of them may be the best
-                elif record and evaluated_windows(record["config"]) != evaluated_windows(to_dict(run.config)):
-                    # No loss from now on is compared with that of the best step so far.
-                    checkpoints.protected.add(best_step(checkpoints.steps(), writer.validation_losses()) or 0)
+            with closing(open_writer(run, workdir.path, resumed_at)) as writer:
+                checkpoints.protected = protected_steps(run, checkpoints, writer, record, resumed_at, progress.say)
                 # ---- The steps -----------------------------------------------------------------------------------
-                clock, began = WallTime(record.get("seconds", {})), time.monotonic()
+                clock = WallTime(record.get("seconds", {}))
                 source = BatchSource(run.corpus.split("train"), run.config)
-                progress.say("compiling the training step")
                 with clock.during("compilation"):
-                    program, compiled, unused = compile_steps(run, source, state)
-                    if compiled:
-                        check_program("training", compiled, run.config, run.mesh_sizes)
-                        check_evaluation(run, state)
-                progress.say(f"compiled in {time.monotonic() - began:.1f} s")
-                if unused:
-                    progress.say(f"WARNING: {unused}")
+                    program = compile_and_check(run, source, state, progress.say)
                 loop = Loop(
                     run=run,
                     writer=writer,
@@ -137,11 +116,7 @@ def train(
                     signals=signals,
                     program=program,
                     sources={"train": source},
-                    record=record
-                    | {"data": run.corpus.name, "data_fingerprint": run.corpus.fingerprint}
-                    | {"tokenizer": run.corpus.tokenizer and run.corpus.tokenizer.to_json()}
-                    | {"config": to_dict(run.config), "protected": sorted(checkpoints.protected)}
-                    | ({SETTINGS: loaded.settings} if loaded else {}),
+                    record=record | record_of(run, checkpoints.protected, loaded),
                     scorers=scoring,
                     clock=clock,
                 )
@@ -154,6 +129,60 @@ def train(
             is_copied = not mirror or processes.from_first(mirror.finish)
     code = {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
     return code or int(not is_copied)
+
+
+def open_writer(run: Run, directory: Path, resumed_at: int | None) -> MetricsWriter:
+    """Return the writer of the run's metrics, which drops the lines after the step at which the run resumes."""
+    log = run.config.log
+    wandb = {"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None
+    writes = processes.is_first()
+    return MetricsWriter(directory, resume_step=resumed_at, tensorboard=log.tensorboard, wandb=wandb, writes=writes)
+
+
+def protected_steps(
+    run: Run, checkpoints: Checkpoints, writer: MetricsWriter, record: dict, resumed_at: int | None, say
+) -> set[int]:
+    """Return the steps whose checkpoints are kept whatever follows, because one of them may be the best.
+
+    `record` is that of the checkpoint at which the run resumes.
+    """
+    protected = set(record.get("protected", ()))
+    if resumed_at and (warning := writer.missing_lines(resumed_at, record)):
+        say(warning)
+        return protected | set(checkpoints.steps())
+    if record and evaluated_windows(record["config"]) != evaluated_windows(to_dict(run.config)):
+        # No loss from now on is compared with that of the best step so far.
+        protected.add(best_step(checkpoints.steps(), writer.validation_losses()) or 0)
+    return protected
+
+
+def record_of(run: Run, protected: set[int], loaded: WarmStart | None) -> dict:
+    """Return what is saved with every checkpoint, beside the record of the checkpoint at which the run resumed."""
+    corpus = run.corpus
+    record = {
+        "config": to_dict(run.config),
+        "data": corpus.name,
+        "data_fingerprint": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer and corpus.tokenizer.to_json(),
+        "protected": sorted(protected),
+    }
+    if loaded:
+        record[SETTINGS] = loaded.settings
+    return record
+
+
+def compile_and_check(run: Run, source: BatchSource, state: TrainState, say):
+    """Return the training program of `compile_steps`; refuse it if a device has too little memory."""
+    say("compiling the training step")
+    began = time.monotonic()
+    program, compiled, unused = compile_steps(run, source, state)
+    if compiled:
+        check_program("training", compiled, run.config, run.mesh_sizes)
+        check_evaluation(run, state)
+    say(f"compiled in {time.monotonic() - began:.1f} s")
+    if unused:
+        say(f"WARNING: {unused}")
+    return program
 
 
 def check_evaluation(run: Run, state: TrainState) -> None:
