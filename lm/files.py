@@ -229,8 +229,9 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
     Args:
         content: JSON in UTF-8.
         expected: a type (`float` accepts integers); a range of integers, such as `COUNT`; a string for this string
-            alone; None for null; {"key": shape} for an object with at least these keys; {str: shape} for an object
-            with any keys; [shape] for a list of any length; or a tuple of alternatives, such as `NUMBER`.
+            alone; None for null; {"key": shape} for an object with at least these keys, except those that end with
+            "?"; {str: shape} for an object with any keys; [shape] for a list of any length; [shape, shape] for one
+            of this length; or a tuple of alternatives, such as `NUMBER`.
 
     Raises:
         ValueError: it is not JSON or has another shape; the message says where.
@@ -287,13 +288,17 @@ def check_shape(value, expected, where: str = "") -> None:
         wanted = " or ".join(map(_name_of, alternatives))
         raise ValueError(f"{where or 'its content'} is {_shown(value)}, not {wanted}")
     if isinstance(shape, list):
+        if len(shape) > 1 and len(value) != len(shape):
+            raise ValueError(f"{where or 'its content'} has {len(value):,} items, not {len(shape)}")
         for i, item in enumerate(value):
-            check_shape(item, shape[0], f"{where}[{i}]")
+            check_shape(item, shape[i] if len(shape) > 1 else shape[0], f"{where}[{i}]")
     elif isinstance(shape, dict):
         for key, of_item in (dict.fromkeys(value, shape[str]) if str in shape else shape).items():
-            if key not in value:
+            name = key if str in shape else key.removesuffix("?")
+            if name in value:
+                check_shape(value[name], of_item, f"{where}.{name[:80]}".lstrip("."))
+            elif name == key:
                 raise ValueError(f"{where or 'its content'} has no {key!r}")
-            check_shape(value[key], of_item, f"{where}.{key[:80]}".lstrip("."))
 
 
 _NAMES = {
@@ -319,7 +324,7 @@ def _is_a(value, shape) -> bool:
 
 def _name_of(shape) -> str:
     if isinstance(shape, range):
-        return f"an integer of at least {shape.start}"
+        return f"an integer of at least {shape.start}" + (f" and below {shape.stop:,}" if shape.stop < 2**63 else "")
     if isinstance(shape, str):
         return repr(shape)
     return _NAMES[shape if isinstance(shape, type) else type(shape)]

@@ -27,6 +27,7 @@ from lm.files import open_regular, without_links
 
 _UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # the file system has no flock, and never will
 _POLL_SECONDS = 0.05
+_LOOK_SECONDS = 0.1  # `is_locked` holds a lock for less
 _ATTEMPTS = 3  # processes that start together see each other's records; all but one then withdraw, rarely all
 
 
@@ -51,7 +52,7 @@ def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> cont
     path = directory / ".lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise UserError(f"{path} is not a file but a link, a directory or a device; remove it")
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + max(timeout, _LOOK_SECONDS)
     while True:
         try:
             held = _acquire(path)
@@ -68,6 +69,24 @@ def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> cont
     with open(path, "w", encoding="utf-8", opener=without_links) as file:
         file.write(_here())
     return held
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a process holds the lock of a directory, as far as this can be seen from here."""
+    path = directory / ".lock"
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment; `lock` waits for longer
+    except BlockingIOError:
+        return True
+    except OSError:
+        return any(not record.is_dead() for record in _records(path))
+    finally:
+        os.close(file)
+    return False
 
 
 def _acquire(path: Path) -> contextlib.ExitStack:

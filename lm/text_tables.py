@@ -11,8 +11,8 @@ def for_terminal(text: str) -> str:
 
     >>> for_terminal("a" + chr(27) + "[2J b")
     'a\ufffd[2J b'
-    >>> for_terminal("two" + chr(13) + chr(10) + "lines")
-    'two\nlines'
+    >>> for_terminal("two" + chr(13) + chr(10) + "lines").splitlines()
+    ['two', 'lines']
     """
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text.replace("\r", ""))
 
@@ -33,6 +33,16 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
         return "  ".join(cell.rjust(width) if i in right else cell.ljust(width) for cell, width, i in cells).rstrip()
 
     return "\n".join(map(aligned, rows))
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text without its middle if it is wider; the end tells names apart, and has more of the width.
+
+    >>> shortened("shakespeare-20261128-043012", 16)
+    'shake…128-043012'
+    """
+    head = (width - 1) // 3
+    return text if len(text) <= width else f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def plural(n: int, noun: str) -> str:

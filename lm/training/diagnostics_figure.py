@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lm.training.loss_curve import to_png
-from lm.workdir.metrics import read_metrics
+from lm.workdir.metrics import iter_metrics
 
 WIDTH, HEIGHT_OF_ROW, DPI = 10.0, 3.0, 100  # inches
 ALL_LAYERS_LABELED = 4  # deeper models label the first and the last layer only
@@ -47,13 +47,13 @@ def diagnostics_png(metrics: Path) -> bytes:
     Curves of layers are dark for the first layer and light for the last. Values that are not finite, and those that
     are not positive on a logarithmic axis, are left out.
     """
-    details = [(line["step"], line["detail"]) for line in read_metrics(metrics) if "detail" in line]
+    details = [(line["step"], line["detail"]) for line in iter_metrics(metrics) if "detail" in line]
     return _panels_png(details, PANELS)
 
 
 def scores_png(metrics: Path) -> bytes:
     """Draw the scores of probes and tasks in a metrics.jsonl as a PNG, one panel for each."""
-    details = [(line["step"], line) for line in read_metrics(metrics) if "scores" in line]
+    details = [(line["step"], line) for line in iter_metrics(metrics) if "scores" in line]
     names = {name.removesuffix("/ema"): None for _, line in details for name in line["scores"]}
     both = ("", "-", "parameters"), ("/ema", "--", "average")
     panels = [

@@ -18,7 +18,7 @@ from lm.training.loss_curve import loss_curve, to_png
 from lm.training.run import Run
 from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
-from lm.workdir.metrics import read_metrics
+from lm.workdir.metrics import best_step, iter_metrics
 
 Sample = Callable[[Run, dict, int, Path], str | None]  # (run, parameters, step, directory of the run) -> text
 
@@ -46,7 +46,7 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample:
     write_summary(loop, state, workdir, status, lines)
     baseline = unigram_loss(corpus, "validation", config.model.vocab_size)
     metrics = workdir.path / "metrics.jsonl"
-    workdir.write_bytes("loss.png", lambda: to_png(loss_curve(read_metrics(metrics), baseline)))
+    workdir.write_bytes("loss.png", lambda: to_png(loss_curve(iter_metrics(metrics), baseline)))
     if loop.scorers:
         workdir.write_bytes("scores.png", lambda: scores_png(metrics))
         say(f"scores: {workdir.path / 'scores.png'}")
@@ -112,6 +112,8 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
     run, t = loop.run, loop.run.config.train
     step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
     seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
+    evaluated = loop.writer.validation_losses()
+    best = best_step(evaluated, evaluated)
     parts = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items())
     loop.progress.say(f"{duration(seconds)} in all starts: {parts}")
     summary = dict(
@@ -122,6 +124,8 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         n_params=parameters.count(run.table),
         val_loss=losses.get("validation"),
         test_loss=losses.get("test"),
+        best_val_loss=None if best is None else evaluated[best],
+        best_step=best,
         losses=losses,
         ema_losses={name: line["ema_loss"] for name, line in lines.items() if "ema_loss" in line},
         scores={name: x for line in loop.writer.lines_of(step) for name, x in line.get("scores", {}).items()},

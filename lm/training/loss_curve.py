@@ -1,6 +1,8 @@
 """Plot the training and validation losses of runs over their steps."""
 
+import array
 import io
+from collections.abc import Iterable
 
 from lm.workdir.metrics import validation_losses
 
@@ -15,7 +17,7 @@ def to_png(figure) -> bytes:
     return buffer.getvalue()
 
 
-def loss_curve(lines: list[dict], unigram_loss: float | None = None):
+def loss_curve(lines: Iterable[dict], unigram_loss: float | None = None):
     """Return the figure of the lines of a metrics.jsonl, and of the loss of the unigram baseline unless it is None."""
     axes = _axes()
     _draw(axes, lines, "#56B4E9", "#D55E00", ("training", "validation"))
@@ -24,7 +26,7 @@ def loss_curve(lines: list[dict], unigram_loss: float | None = None):
     return _finished(axes)
 
 
-def loss_curves(runs: dict[str, list[dict]]):
+def loss_curves(runs: dict[str, Iterable[dict]]):
     """Return the figure of several runs: dots and lines are validation losses, thin lines training losses."""
     axes = _axes()
     for i, (name, lines) in enumerate(runs.items()):
@@ -38,14 +40,23 @@ def _axes():
     return Figure(SIZE_INCHES, DPI, layout="constrained").add_subplot()
 
 
-def _draw(axes, lines: list[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1) -> None:
-    training = [(line["step"], line["loss"]) for line in lines if "split" not in line and "loss" in line]
-    validation = sorted(validation_losses(lines).items())
-    average = validation_losses(line | {"loss": line["ema_loss"]} for line in lines if "ema_loss" in line)
-    if training:
-        few = "." if len(training) <= FEW else None  # a line of one point is invisible
+def _draw(
+    axes, lines: Iterable[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1
+) -> None:
+    steps, losses = array.array("d"), array.array("d")  # of millions of lines, 16 bytes each are kept
+    evaluations = []
+    for line in lines:
+        if "split" in line:
+            evaluations.append(line)
+        elif "loss" in line:
+            steps.append(line["step"])
+            losses.append(line["loss"])
+    validation = sorted(validation_losses(evaluations).items())
+    average = validation_losses(line | {"loss": line["ema_loss"]} for line in evaluations if "ema_loss" in line)
+    if steps:
+        few = "." if len(steps) <= FEW else None  # a line of one point is invisible
         style = {"color": training_color, "linewidth": 1, "marker": few, "alpha": alpha}
-        axes.plot(*zip(*training, strict=True), **style, label=labels[0])
+        axes.plot(steps, losses, **style, label=labels[0])
     if validation:
         axes.plot(*zip(*validation, strict=True), "o-", color=color, markersize=4, label=labels[1])
     if average:

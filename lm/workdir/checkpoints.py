@@ -28,7 +28,7 @@ from lm.parameters import flat, nest
 from lm.text_tables import some
 from lm.update_rules.schedule_free import average
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
-from lm.workdir.metrics import best_step, missing_lines, read_metrics, validation_losses
+from lm.workdir.metrics import best_step, missing_lines, read_evaluations, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import checkpoint_steps
 
@@ -296,13 +296,12 @@ def _choose(directory: Path, step: int | str) -> int:
 
 def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
     """Return the comparable validation losses in the metrics of a run; warn if lines are missing."""
-    path, lines = directory.parent / "metrics.jsonl", []
-    with contextlib.suppress(FileNotFoundError):
-        lines = read_metrics(path)
+    path = directory.parent / "metrics.jsonl"
+    evaluations, last = read_evaluations(path)
     with contextlib.suppress(Corrupted, KeyError, TypeError):  # an import has no metrics, and its step is 0
-        if warning := missing_lines(path, lines, newest, _read_record(directory, newest)["meta"]):
+        if warning := missing_lines(path, last, newest, _read_record(directory, newest)["meta"]):
             print(warning, file=sys.stderr)  # standard output may hold what the model generates
-    return validation_losses(lines)
+    return validation_losses(evaluations)
 
 
 # ---- What is on disk -----------------------------------------------------------------------------------------------

@@ -8,18 +8,23 @@ metrics of that split; lines of scores have step and scores, by name. In the fil
 The best step follows from these lines, and from nothing else: see `validation_losses`.
 """
 
+import array
+import itertools
 import math
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lm.errors import UserError
 from lm.files import (
     COUNT,
+    LARGEST,
+    NUMBER,
     check_in_place,
     name_errors,
+    open_regular,
     parse_json,
     read_bytes,
     to_json,
@@ -32,6 +37,14 @@ from lm.workdir.tensorboard import EventFile
 
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
+
+# The shape of a line; see `lm.files.parse_json`.
+_VALUE = (*NUMBER, [NUMBER])
+LINE = {
+    "step": COUNT, "loss?": NUMBER, "split?": str, "windows?": COUNT, "ema_loss?": NUMBER, "best_loss?": NUMBER,
+    "tokens?": COUNT, "grad_norm?": NUMBER, "learning_rate?": NUMBER, "bits_per_byte?": (*NUMBER, None),
+    "losses?": {str: NUMBER}, "scores?": {str: NUMBER}, "detail?": {str: {str: _VALUE}},
+}  # fmt: skip
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -46,18 +59,40 @@ def _numbers(value):
 
 
 def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
-    """Return the lines of a metrics.jsonl, without an incomplete last line.
+    """Return the lines of a metrics.jsonl as a list, which takes 1.6 kB for each; see `iter_metrics`."""
+    return list(iter_metrics(path, timing=timing))
+
+
+def iter_metrics(path: str | Path, *, timing: bool = True) -> Iterator[dict]:
+    """Yield the lines of a metrics.jsonl, without an incomplete last line, and without holding more than one.
 
     Args:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
 
     Raises:
-        UserError: if a complete line is not JSON, or has another checksum.
+        UserError: if a complete line is not JSON, has another checksum, or values of wrong types.
     """
-    return [
-        {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
-        for _, line in _whole_lines(Path(path))
-    ]
+    for _, line in _whole_lines(Path(path)):
+        yield {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
+
+
+def read_evaluations(path: Path) -> tuple[list[dict], int]:
+    """Return the lines of evaluations, and the last step of any line; no lines and 0 without a file.
+
+    Lines of training, which may be millions, are neither parsed nor checked, except the last one.
+    """
+    evaluations, last = [], None
+    if path.exists():
+        for number, text in _whole_texts(path):
+            last = number, text
+            if '"split"' in text:
+                evaluations.append({key: _numbers(value) for key, value in _parsed(path, number, text).items()})
+    return [line for line in evaluations if "split" in line], _parsed(path, *last)["step"] if last else 0
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that has a line; 0: none has, or there is no file."""
+    return max((line["step"] for _, line in _whole_lines(path)), default=0) if path.exists() else 0
 
 
 def cut_back(path: Path, step: int, target: Path | None = None) -> None:
@@ -67,20 +102,33 @@ def cut_back(path: Path, step: int, target: Path | None = None) -> None:
         write_text(target or path, "".join(f"{text}\n" for text in kept))
 
 
-def _whole_lines(path: Path) -> list[tuple[str, dict]]:
-    """Return (text, parsed) of each complete line, which ends with a newline."""
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict]]:
+    """Yield (text, parsed) of each complete line."""
+    for number, text in _whole_texts(path):
+        yield text, _parsed(path, number, text)
+
+
+def _whole_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each complete line, which ends with a newline."""
     try:
-        *texts, _incomplete = read_bytes(path, at_most=2**32).decode(errors="replace").split("\n")
+        file = open_regular(path)
     except ValueError as error:
         raise UserError(f"{path} cannot be read: {error}; remove it") from None
-    lines = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = without_checksum(parse_json(text, {"step": COUNT}))
-        except ValueError as error:
-            raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
-        lines.append((text, line))
-    return lines
+    with file:
+        for number in itertools.count(1):
+            content = file.readline(LARGEST)
+            if not content.endswith(b"\n"):
+                if len(content) == LARGEST:
+                    raise UserError(f"{path} is corrupted: line {number} has no end; correct or remove that line")
+                return
+            yield number, content[:-1].decode(errors="replace")
+
+
+def _parsed(path: Path, number: int, text: str) -> dict:
+    try:
+        return without_checksum(parse_json(text, LINE))
+    except ValueError as error:
+        raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
 
 
 def to_line(line: dict) -> str:
@@ -113,13 +161,14 @@ def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
     return min((step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None)
 
 
-def missing_lines(path: Path, lines: list[dict], step: int, meta: dict) -> str | None:
+def missing_lines(path: Path, last: int, step: int, meta: dict) -> str | None:
     """Return a warning if the last lines before the checkpoint of `step` are missing, by its record `meta`.
+
+    `last` is the last step that has a line.
 
     The record's "log_every" is one more than the steps from its last line to the checkpoint; in earlier code, the
     largest log.every of the run.
     """
-    last = max((line["step"] for line in lines), default=0)
     if last + meta.get("log_every", meta["config"]["log"]["every"]) > step:
         return None
     return (
@@ -141,11 +190,12 @@ class MetricsWriter:
     def __init__(self, workdir: Path, *, resume_step: int | None = None, tensorboard=True, wandb=None, writes=True):
         self.workdir, self._path = workdir, workdir / "metrics.jsonl"
         last_kept = -1 if resume_step is None else resume_step
-        lines = read_metrics(self._path) if self._path.exists() else []
-        lines = [line for line in lines if line["step"] <= last_kept]
-        self._steps = [line["step"] for line in lines]
-        self._last_step = [line for line in lines if line["step"] == self._steps[-1]]
-        self._evaluations = [line for line in lines if "split" in line]
+        self._steps = array.array("q")
+        self._last_step: list[dict] = []
+        self._evaluations: list[dict] = []
+        for line in iter_metrics(self._path) if self._path.exists() else ():
+            if line["step"] <= last_kept:
+                self._remember(line)
         self._file = self._wandb = None
         self._tensorboard: EventFile | None = None
         if not writes:
@@ -158,10 +208,7 @@ class MetricsWriter:
 
     def write(self, line: dict) -> None:
         """Append one line, which must have a "step"; it is flushed to the operating system on return."""
-        self._steps.append(line["step"])
-        self._last_step = [*self.lines_of(line["step"]), line]
-        if "split" in line:
-            self._evaluations.append(line)
+        self._remember(line)
         if self._file is None:
             return
         with name_errors(self._path):
@@ -175,6 +222,12 @@ class MetricsWriter:
         if self._wandb:
             self._wandb.log(scalars, step=line["step"])
 
+    def _remember(self, line: dict) -> None:
+        self._steps.append(line["step"])
+        self._last_step = [*self.lines_of(line["step"]), line]
+        if "split" in line:
+            self._evaluations.append(line)
+
     def lines_of(self, step: int) -> list[dict]:
         """Return the lines of this step if it is the last one that was written, now or before a resume."""
         return [line for line in self._last_step if line["step"] == step]
@@ -185,7 +238,7 @@ class MetricsWriter:
 
     def missing_lines(self, step: int, meta: dict) -> str | None:
         """Return a warning if the last lines before a restored step are missing; see the function of this name."""
-        return missing_lines(self._path, self._last_step, step, meta)
+        return missing_lines(self._path, self.last_step(step), step, meta)
 
     def validation_losses(self) -> dict[int, float]:
         """Return the comparable validation losses by step; see the function of this name."""

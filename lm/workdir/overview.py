@@ -1,14 +1,16 @@
 """What tables of runs show: the config of a run, its status, and its losses."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lm.config import flatten
+from lm.errors import UserError
 from lm.files import files_below
-from lm.workdir.metrics import best_step, read_metrics, validation_losses
-from lm.workdir.saved_run import WEIGHTS_OF, read_run
+from lm.locks import is_locked
+from lm.workdir.metrics import best_step, iter_metrics, read_evaluations, validation_losses
+from lm.workdir.saved_run import WEIGHTS_OF, SavedRun, count_parameters, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,35 +18,75 @@ class Overview:
     """A run."""
 
     path: Path
+    name: str  # of its config
     config: dict[str, Any]  # by dotted name, without name and notes
-    status: str  # that of its summary, or "not finished"
+    data: dict[str, str] | None  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
+    parameters: int | None  # None: not known
+    status: str  # "running", "finished", "imported", or where and how it stopped
     steps: int  # the last one in the metrics
     best: tuple[str, str]  # the best validation loss and its step as text; empty if there is none
     goodput: float | None  # the share of its wall time in steps; None: no summary says it
-    metrics: list[dict]  # the lines of metrics.jsonl
-    size: int  # bytes of all its files, without what links lead to
-    data: dict[str, str] | None  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
+
+    @property
+    def metrics(self) -> Iterator[dict]:
+        """Return the lines of metrics.jsonl, one at a time, from the first on."""
+        path = self.path / "metrics.jsonl"
+        return iter_metrics(path) if path.exists() else iter(())
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all its files, without what links lead to."""
+        return sum(file.stat().st_size for file in files_below(self.path, follow=False))
 
 
 def read_overview(path: Path) -> Overview:
-    """Read a run.
+    """Read a run: of one that is finished the summary, of others also the evaluations in its metrics.
 
     Raises:
         UserError: the directory holds no run, or a file in it is damaged.
         OSError: a file cannot be read.
     """
     saved = read_run(path)
+    if saved.damage:
+        raise UserError(saved.damage)
     config = {key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")}
-    lines = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
-    losses = validation_losses(lines)
-    step = best_step(losses, losses)
-    best = ("", "") if step is None else (f"{losses[step]:.4f}", f"{step:,}")
-    # The summary of a run that is being extended is of its earlier end.
-    summary = saved.summary if saved.finished_at in (None, config["train.steps"]) else {}
-    status, goodput = summary.get("status", "not finished"), summary.get("goodput", {}).get("steps")
-    size = sum(file.stat().st_size for file in files_below(path, follow=False))
-    last = max((x["step"] for x in lines), default=0)
-    return Overview(path, config, status, last, best, goodput, lines, size, saved.data)
+    planned, summary = config["train.steps"], saved.summary
+    if saved.finished_at == planned and "best_step" in summary:
+        last, step, loss = planned, summary["best_step"], summary["best_val_loss"]
+    else:
+        lines, last = read_evaluations(path / "metrics.jsonl")
+        losses = validation_losses(lines)
+        step = best_step(losses, losses)
+        loss = None if step is None else losses[step]
+    n_parameters = summary.get("n_params")
+    if n_parameters is None and saved.newest_checkpoint is not None:
+        n_parameters = count_parameters(path, saved.newest_checkpoint)
+    goodput = summary.get("goodput", {}).get("steps")
+    return Overview(
+        path,
+        saved.config.get("name", ""),
+        config,
+        saved.data,
+        n_parameters,
+        _status(saved, last, is_locked(path)),
+        last,
+        ("", "") if step is None else (f"{float(loss):.4f}", f"{step:,}"),
+        # The summary of a run that was extended is of its earlier end.
+        goodput if summary.get("steps") == last else None,
+    )
+
+
+def _status(saved: SavedRun, last: int, is_in_use: bool) -> str:
+    planned = saved.config["train"]["steps"]
+    if is_in_use:
+        return "running"
+    if saved.finished_at == planned:
+        return "finished"
+    if saved.data and saved.data["name"].startswith(WEIGHTS_OF):
+        return "imported"
+    is_its_end = saved.summary.get("steps", -1) >= last  # else it was resumed, and killed
+    how = {"stopped": "ended early", "nonfinite": "not finite"}.get(saved.summary.get("status", "") * is_its_end)
+    return f"{how or 'stopped'} at {last:,} of {planned:,}"
 
 
 def differing_keys(configs: Sequence[dict]) -> list[str]:

@@ -2,25 +2,30 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, check_shape, read_json, refuse_url, without_checksum
+from lm.files import COUNT, NUMBER, check_shape, parse_json, read_bytes, read_json, refuse_url, without_checksum
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs
-from lm.workdir.metrics import read_metrics
+from lm.workdir.metrics import last_step
 
 ARRIVING = "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
 SETTINGS = "huggingface"  # key of a checkpoint's record: `read_settings` of the model that the run began from
 WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
-_CONFIG = {"train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
+_CONFIG = {"name?": str, "train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
 _START = {"versions": {str: (str, None)}, "environment": {str: str}, "git": ({"commit": str, "dirty": bool}, None)}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
+_SUMMARY = {
+    "status": ("finished", "stopped", "interrupted", "nonfinite"), "steps": COUNT, "n_params?": COUNT,
+    "best_val_loss?": (*NUMBER, None), "best_step?": (COUNT, None), "goodput?": {str: NUMBER},
+}  # fmt: skip
 _META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
 
 
@@ -36,6 +41,7 @@ class SavedRun:
     data: dict[str, str] | None  # {"name", "fingerprint"} of the tokens it trained on; None if unknown
     starts: list[dict]  # versions, commit and command of each start
     summary: dict[str, Any]  # summary.json, {} if it is missing or damaged
+    damage: str = ""  # what is wrong with summary.json, which a resumed run writes again
 
     @property
     def finished_at(self) -> int | None:
@@ -61,11 +67,16 @@ def read_run(workdir: Path) -> SavedRun:
         raise UserError(f"--workdir {workdir} has no config.json; give the directory of a run") from None
     record: dict[str, Any] = {"data": None, "starts": []}
     summary: dict[str, Any] = {}
+    damage = ""
     with contextlib.suppress(FileNotFoundError):
         record = read_json(workdir / "run.json", _RUN)
-    with contextlib.suppress(FileNotFoundError, UserError, ValueError):  # a damaged summary is written again
-        summary = without_checksum(read_json(workdir / "summary.json"))
-    return SavedRun(config, newest, record["data"], record["starts"], summary)
+    try:
+        summary = without_checksum(parse_json(read_bytes(workdir / "summary.json"), _SUMMARY))
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        damage = f"{workdir / 'summary.json'} is corrupted: {error}; delete it"
+    return SavedRun(config, newest, record["data"], record["starts"], summary, damage)
 
 
 def holds_run(workdir: str | Path) -> bool:
@@ -95,6 +106,16 @@ def checkpoint_steps(workdir: str | Path) -> list[int]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(name) for name in names if is_step(name) and (directory / name).is_dir())
+
+
+def count_parameters(workdir: Path, step: int) -> int | None:
+    """Return the number of parameters that the record of a checkpoint lists; None if it cannot be read."""
+    shape = {"leaves": {str: {"shape": [COUNT]}}}
+    try:
+        leaves = parse_json(read_bytes(workdir / "checkpoints" / str(step) / "meta" / "metadata"), shape)["leaves"]
+    except (OSError, ValueError):  # whoever reads the checkpoint reports it
+        return None
+    return sum(math.prod(leaf["shape"]) for path, leaf in leaves.items() if path.startswith("params/"))
 
 
 def is_step(name: str) -> bool:
@@ -153,7 +174,7 @@ def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
     if saved.newest_checkpoint is not None:
         return None
     path, every = workdir / "metrics.jsonl", saved.config["checkpoint"]["every"]
-    last = max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
+    last = last_step(path)
     saved_twice = 0 < 2 * every < last
     if saved_twice or (last and not (workdir / "checkpoints").is_dir()) or (workdir / "summary.json").exists():
         return f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints were deleted"
