@@ -365,8 +365,8 @@ class Config:
     name: str = key("run", "start of the name of the run's directory", execution=True)
     notes: str = key("", "hint for the user of this config, printed at the end", execution=True)
     init_from: str | None = key(None, "workdir of a run (its best step) or directory of a Hugging Face checkpoint "
-        "whose parameters are the initial values where names and shapes fit; {seed} in it stands for train.seed; none: "
-        "random initial values", path=True)
+        "whose parameters are the initial values where names, shapes and layers fit; {seed} in it stands for "
+        "train.seed; none: random initial values", path=True)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

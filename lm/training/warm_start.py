@@ -1,6 +1,7 @@
 """Warm start: initialize a model with the parameters of a run or of a checkpoint of Hugging Face.
 
-Parameters are loaded where the new model has one with the same name and shape.
+Parameters are loaded where the new model has one with the same name and shape. Of stacks of layers, the rows of the
+layers that both models have are loaded: the other model may be deeper, or have an idea in other layers.
 """
 
 import dataclasses
@@ -33,17 +34,25 @@ class WarmStart:
     """Parameters of another model that take the place of initial values."""
 
     values: dict[str, jax.Array]  # by path
+    rows: dict[str, list[int]]  # by path of the stacks of which some rows are loaded: which
     title: str  # where they come from
     groups: str  # a line for each group of parameters of both models
     settings: dict[str, str]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
-        return parameters.nest(parameters.flat(params) | self.values)
+        found = parameters.flat(params) | self.values
+        for path, rows in self.rows.items():
+            initial = jax.numpy.asarray(parameters.flat(params)[path])
+            found[path] = initial.at[jax.numpy.asarray(rows)].set(self.values[path])
+        return parameters.nest(found)
 
     def checksum(self) -> str:
-        """Return one checksum of all values and their paths."""
-        return hashlib.sha256(repr(sorted(leaf_checksums(self.values).items())).encode()).hexdigest()
+        """Return one checksum of all values and their places."""
+        text = repr(sorted(leaf_checksums(self.values).items()))
+        if self.rows:
+            text += repr(sorted(self.rows.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
@@ -63,8 +72,9 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
     except UserError as error:
         raise UserError(*(f"config.init_from: {directory}: {problem}" for problem in error.problems)) from None
     warning = "" if is_checked else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
-    groups, kept = _groups(values, model, config.model), settings if is_checked else {}  # with ids of its tokenizer
-    found = WarmStart(values, f"{warning}parameters of {source}:", groups, kept)
+    rows, groups = _partial_rows(model, config.model), _groups(values, model, config.model)
+    kept = settings if is_checked else {}  # with ids of its tokenizer
+    found = WarmStart(values, rows, f"{warning}parameters of {source}:", groups, kept)
     say(f"{found.title}\n{found.groups}")
     return found
 
@@ -77,11 +87,15 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if not _same_ids(tokenizer, corpus.tokenizer):
             raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
-        return sharding.shard_state(parameters.nest(_fitting(parameters.flat(params), table)), table)
+        theirs = parameters.parameter_table(saved_config(meta["config"]).model)
+        fitting = _fitting(parameters.flat(params), theirs, table)
+        return sharding.shard_state(parameters.nest(fitting), theirs)
 
     step, params, meta = restore_params(directory, "best", choose=choose)
-    values = {path: x.astype(config.model.param_dtype) for path, x in parameters.flat(params).items()}
     model, settings = saved_config(meta["config"]).model, meta.get(SETTINGS, {})
+    values, shared = {}, _shared_rows(parameters.parameter_table(model), table)
+    for path, x in parameters.flat(params).items():
+        values[path] = _chosen(x, shared, path).astype(config.model.param_dtype)
     return f"{directory}, step {step}", values, model, corpus.tokenizer is not None, settings
 
 
@@ -93,15 +107,18 @@ def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: pa
         raise UserError(f"it has another tokenizer; use config.data.tokenizer = hf:{directory}/tokenizer.json")
     dtype = config.model.param_dtype
     model = dataclasses.replace(theirs.model, param_dtype=dtype)
-    stored = {path: jax.ShapeDtypeStruct(p.shape, dtype) for path, p in parameters.parameter_table(model).items()}
-    places = parameters.flat(sharding.shard_state(parameters.nest(_fitting(stored, table)), table))
+    other = parameters.parameter_table(model)
+    shared = _shared_rows(other, table)
+    stored = {path: jax.ShapeDtypeStruct(p.shape, dtype) for path, p in other.items()}
+    places = parameters.flat(sharding.shard_state(parameters.nest(_fitting(stored, other, table)), other))
     values, sums = {}, {}
     for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
         if path in places:
+            part = _chosen(x, shared, path)
             if (place := places[path].sharding) is None:
-                values[path] = jax.numpy.asarray(x)
+                values[path] = jax.numpy.asarray(part)
             else:  # after the transfer, so that one parameter at a time is on the host
-                values[path] = jax.block_until_ready(jax.make_array_from_callback(x.shape, place, x.__getitem__))
+                values[path] = jax.block_until_ready(jax.make_array_from_callback(part.shape, place, part.__getitem__))
         if jax.process_count() > 1:
             sums[path] = zlib.crc32(x.view(np.uint8).data)
     processes.check_equal("the checkpoint", repr(sums))
@@ -116,9 +133,40 @@ def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
     return a.with_special_tokens(False).fingerprint == b.with_special_tokens(False).fingerprint
 
 
-def _fitting(stored: dict[str, Any], table: parameters.Table) -> dict[str, Any]:
-    """Return the parameters whose path and shape the table has; raises UserError if there are none."""
-    found = {path: x for path, x in stored.items() if path in table and x.shape == table[path].shape}
+def _shared_rows(theirs: parameters.Table, ours: parameters.Table) -> dict[str, tuple[list[int], list[int]]]:
+    """Return by path which rows of two stacks are of the same layers; ([], []) for what belongs to no layer.
+
+    A path is missing if nothing of it fits.
+    """
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for path in theirs.keys() & ours.keys():
+        a, b = theirs[path], ours[path]
+        if a.layers is None or b.layers is None:
+            if a.shape == b.shape:
+                found[path] = [], []
+        elif a.shape[1:] == b.shape[1:] and (both := [layer for layer in b.layers if layer in a.layers]):
+            found[path] = [a.layers.index(layer) for layer in both], [b.layers.index(layer) for layer in both]
+    return found
+
+
+def _partial_rows(theirs: ResolvedModel, ours: ResolvedModel) -> dict[str, list[int]]:
+    """Return by path the rows of the new model's stacks that are loaded, where some rows are not."""
+    before, now = map(parameters.parameter_table, (theirs, ours))
+    shared = _shared_rows(before, now)
+    return {path: rows for path, (_, rows) in shared.items() if len(rows) < len(now[path].layers or ())}
+
+
+def _chosen(x: Any, shared: dict[str, tuple[list[int], list[int]]], path: str) -> Any:
+    """Return the rows of a parameter of the other model that are loaded."""
+    rows = shared[path][0]
+    is_whole = not rows or rows == list(range(len(x)))
+    return x if is_whole else x[np.array(rows)]
+
+
+def _fitting(stored: dict[str, Any], theirs: parameters.Table, ours: parameters.Table) -> dict[str, Any]:
+    """Return the stored parameters of which something fits; raises UserError if there are none."""
+    shared = _shared_rows(theirs, ours)
+    found = {path: x for path, x in stored.items() if path in shared and x.shape == theirs[path].shape}
     if not found:
         raise UserError("no parameter has the name and shape of one of this model")
     return found
@@ -130,9 +178,21 @@ def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
     The last has the keys of config.model by which two models compute different functions.
     """
     before, now = map(parameters.parameter_table, (theirs, ours))
-    shapes = {path: f" {before[path].shape} -> {now[path].shape}" for path in before.keys() & now.keys()}
-    names = lambda table: [path + shapes.get(path, "") for path in table if path not in values]  # noqa: E731
-    groups = {"loaded": list(values), "newly initialized": names(now), "not used": names(before)}
+
+    def names(table: parameters.Table, other: parameters.Table) -> list[str]:
+        """Return what one model has and the other has not: parameters, and layers of parameters."""
+        found = []
+        for path, p in table.items():
+            if path not in values and path in other:
+                kind = "shape" if before[path].shape != now[path].shape else "layers"
+                found.append(f"{path} {getattr(before[path], kind)} -> {getattr(now[path], kind)}")
+            elif path not in values:
+                found.append(path)
+            elif lacking := [str(layer) for layer in p.layers or () if layer not in (other[path].layers or ())]:
+                found.append(f"{path} of layer{'s' * (len(lacking) > 1)} {' '.join(lacking)}")
+        return found
+
+    groups = {"loaded": list(values), "newly initialized": names(now, before), "not used": names(before, now)}
 
     def function(c: ResolvedModel) -> dict[str, Any]:
         found = normalized(c)

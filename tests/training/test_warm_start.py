@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 from running import metrics_of
-from tiny import tiny
+from tiny import redrawn, tiny
 
 from lm import data, parameters
 from lm.command_line.training import parse_arguments
 from lm.config import MESH_AXES
 from lm.parallel.mesh import make_mesh
 from lm.parameters import flat
-from lm.training.warm_start import _groups, warm_start
+from lm.training.warm_start import WarmStart, _chosen, _groups, _partial_rows, _shared_rows, warm_start
 from lm.workdir.checkpoints import restore_params
 
 ONCE = ("--config.model.dropout=0", "--config.train.steps=0", "--config.eval.every=0")
@@ -38,6 +38,53 @@ def test_the_architecture_may_change_and_every_parameter_is_reported(bench, trai
     same = [path for path in table.keys() & before.keys() if table[path].shape == before[path].shape]
     assert "embedding" in same
     assert all(np.array_equal(table[path], before[path]) for path in same)
+
+
+OTHER_DEPTHS = [
+    # value embeddings are in every second layer before the last: 0 2 of 3 layers, 1 3 of 4, 0 2 4 of 5
+    (3, 5, "value_", [0, 2], "of layer 4", None),
+    (5, 3, "value_", [0, 2], None, "of layer 4"),
+    (3, 4, "value_", [], "(0, 2) -> (1, 3)", "(0, 2) -> (1, 3)"),
+    (2, 4, "attention/w_q_DHK", [0, 1], "of layers 2 3", None),
+    (4, 2, "attention/w_q_DHK", [0, 1], None, "of layers 2 3"),
+]
+
+
+@pytest.mark.parametrize(("n_old", "n_new", "name", "shared", "new", "unused"), OTHER_DEPTHS)
+def test_rows_of_stacks_are_loaded_into_the_layers_they_belong_to(n_old, n_new, name, shared, new, unused):
+    """For ideas that some layers have, and for a model of another depth."""
+    theirs, ours = (tiny(model={"n_layers": n, "value_embeddings": True}).model for n in (n_old, n_new))
+    tables = [parameters.parameter_table(model) for model in (theirs, ours)]
+    old, initial = flat(redrawn(theirs, 1)), redrawn(ours, 2)
+    rows = _shared_rows(*tables)
+    values = {path: _chosen(old[path], rows, path) for path in rows}
+    found = WarmStart(values, _partial_rows(theirs, ours), "", _groups(values, theirs, ours), {})
+    loaded, before = flat(found.into(initial)), flat(initial)
+    paths = [path for path in tables[1] if name in path]
+    assert paths
+    for path in paths:
+        layers = tables[1][path].layers
+        for row, layer in enumerate(layers):
+            wanted = old[path][tables[0][path].layers.index(layer)] if layer in shared else before[path][row]
+            assert np.array_equal(loaded[path][row], wanted), (path, layer)
+        lines = {line.partition(":")[0].strip(): line for line in found.groups.splitlines()}
+        assert (path in lines["loaded"]) == bool(shared)
+        for group, text in (("newly initialized", new), ("not used", unused)):
+            assert (f"{path} {text}" in lines[group]) if text else (path not in lines[group])
+    assert np.array_equal(loaded["embedding"], old["embedding"])
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_one_of_another_depth(train, tmp_path):
+    keys = (*ONCE, "--config.model.value_embeddings=true")
+    assert train(tmp_path / "old", *keys, "--config.model.n_layers=3")[0] == 0
+    deeper = ("--config.model.n_layers=5", f"--config.init_from={tmp_path / 'old'}")
+    code, output = train(tmp_path / "new", *keys, *deeper, "--config.train.seed=1")
+    assert (code, "of layers 3 4" in output) == (0, True), output
+    new, old = (flat(restore_params(tmp_path / name, "latest")[1]) for name in ("new", "old"))
+    for path in new:
+        n = 2 if "value_" in path else 3 if path.startswith("layers/") else None
+        assert np.array_equal(new[path][:n], old[path]), path
 
 
 @pytest.mark.parametrize(
