@@ -8,7 +8,7 @@ from lm.config.values import path_argument, show
 from lm.errors import UserError, with_exit_code
 from lm.files import check_output, write_bytes
 from lm.parser import Parser
-from lm.text_tables import for_terminal, table
+from lm.text_tables import for_terminal, say, table
 from lm.workdir.overview import Overview, differing_keys, read_overview
 
 
@@ -26,11 +26,11 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError("give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them")
     check_output(Path(a.output), "--output")
     runs = [read_overview(Path(run)) for run in a.runs]
-    print(table(rows(runs), right=range(1, len(runs) + 1)))
+    say(table(rows(runs), right=range(1, len(runs) + 1)))
     from lm.training.loss_curve import loss_curves, to_png  # imports matplotlib
 
     write_bytes(Path(a.output), to_png(loss_curves({for_terminal(str(run.path)): run.metrics for run in runs})))
-    print(f"\ncurves: {a.output}")
+    say(f"\ncurves: {a.output}")
     return 0
 
 

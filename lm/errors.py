@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+from lm.text_tables import for_terminal, say
+
 
 class UserError(Exception):
     """One or more mistakes that the user can correct.
@@ -23,7 +25,7 @@ class UserError(Exception):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(self.problems)
+        return for_terminal("\n".join(self.problems))
 
 
 class TemporaryError(UserError):
@@ -148,7 +150,7 @@ def lasting_output() -> Iterator[None]:
 
 def _fail(code: int, message: str) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print(message, file=sys.stderr, flush=True)
+        say(message, sys.stderr)
     if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes must not wait for the others
         processes.leave(code, message)
     return code

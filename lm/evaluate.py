@@ -14,6 +14,7 @@ from lm.data import trusted
 from lm.errors import UserError, with_exit_code
 from lm.files import make_folder, to_json, write_text
 from lm.parser import Parser
+from lm.text_tables import say, write
 
 EPILOG = """\
 examples:
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_line(line: str) -> None:
     """Print information that is not a result."""
-    print(line, file=sys.stderr, flush=True)
+    say(line, sys.stderr)
 
 
 def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
@@ -101,13 +102,13 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     if mean := report.weighted_mean(results):
         record["weighted_mean_loss"] = mean.value
     if a.json:
-        print(to_json(record, indent=2))
+        write(to_json(record, indent=2) + "\n")
     else:
-        print(f"{a.workdir}, step {run.step}, {a.split} split, context of {run.seq_len:,} tokens\n")
-        print(report.losses_table(results))
-        print(*report.footnotes(results), sep="\n")
-        print("\nloss by tokens of context, consecutive windows\n")
-        print(report.context_table(results))
+        say(f"{a.workdir}, step {run.step}, {a.split} split, context of {run.seq_len:,} tokens\n")
+        say(report.losses_table(results))
+        say("\n".join(report.footnotes(results)))
+        say("\nloss by tokens of context, consecutive windows\n")
+        say(report.context_table(results))
     path = output / file_name(run.step, a.split, a.data or [], seq_len=a.seq_len, stride=a.stride)
     write_text(path, to_json(record, indent=2) + "\n")
     print_line(f"written: {path}")

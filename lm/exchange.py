@@ -25,7 +25,7 @@ from lm.huggingface.weights import exported_tensors, load_params
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.locks import lock
-from lm.text_tables import table
+from lm.text_tables import say, table
 from lm.trained_model import TrainedModel, load
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
@@ -82,16 +82,16 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
         meta |= {"tokenizer": tokenizer and tokenizer.to_json(), SETTINGS: read_settings(directory)}
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
-                print(line)
+                say(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
-            with closing(Checkpoints(run.path, say=print, in_flight=bytes_in_flight(params))) as checkpoints:
+            with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
     if tokenizer is None:
-        print(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
+        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
-    print(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+    say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
 
 
 def export_run(workdir: str, output: str, step: int | str = "best") -> None:
@@ -115,11 +115,11 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
         step, params, meta = restore_params(workdir, step, choose=choose)
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if tokenizer is None:
-            print(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
+            say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
         config = saved_config(meta["config"])
         files = write_checkpoint(partial, config, params, tokenizer, meta.get(SETTINGS))
         (partial / ".lock").unlink()  # no part of a checkpoint
-    print(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
+    say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
 # ---- Comparison --------------------------------------------------------------------------------------------------
@@ -201,16 +201,16 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
         rows.append((name, f"{difference:.2e}", f"{value:.3g}"))
         if arises is None and not difference <= tolerance * max(1.0, value):
             arises = name
-    print(table(rows, right=[1, 2]))
+    say(table(rows, right=[1, 2]))
     differences_BTV = np.abs(ours["logits"] - theirs["logits"])
     _, t, v = np.unravel_index(np.argmax(differences_BTV), differences_BTV.shape)
     largest = differences_BTV.max()
     same = "the same" if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all() else "not the same"
-    print(
+    say(
         f"largest difference of logits: {largest:.2e}, at position {t} for token {v}; "
         f"the likeliest tokens are {same} at all positions"
     )
     equal = bool(largest <= tolerance)
     if not equal:
-        print(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
+        say(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
     return equal

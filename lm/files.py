@@ -203,13 +203,22 @@ def check_files(directory: Path, read_in_parts: str) -> None:
             raise UserError(f"{path} has {size:,} bytes; at most {LARGEST:,} are expected; remove it")
 
 
+def is_name(name: str) -> bool:
+    r"""Return whether a name, of a variant for example, is a line of text: printable, and at most MAX_NAME bytes.
+
+    >>> [is_name(name) for name in ("SwiGLU, 2x", "-1", "text:a/b", "", "a\nb", "a\0", "\u202egnp", "a" * 201)]
+    [True, True, True, False, False, False, False, False]
+    """
+    return name.isprintable() and 0 < len(name.encode()) <= MAX_NAME
+
+
 def is_file_name(name: str) -> bool:
     r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
 
-    >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden")]
-    [True, True, False, False, False, False, False]
+    >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden", "a" * 201)]
+    [True, True, False, False, False, False, False, False]
     """
-    return bool(re.fullmatch(r"[^\W_][\w .+-]*", name))
+    return is_name(name) and bool(re.fullmatch(r"[^\W_][\w .+-]*", name))
 
 
 def make_folder(path: Path) -> None:

@@ -12,7 +12,7 @@ from lm.errors import UserError, with_exit_code
 from lm.files import refuse_pointer, to_json
 from lm.generation import options
 from lm.parser import Parser
-from lm.text_tables import for_terminal
+from lm.text_tables import say, write
 
 EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     run = lm.load(a.workdir, a.step)
     if a.special_tokens is not None:
         run = run.with_special_tokens(a.special_tokens)
-    print(f"[{a.workdir}, step {run.step}]", file=sys.stderr)
+    say(f"[{a.workdir}, step {run.step}]", sys.stderr)
     from lm.training.memory import report_out_of_memory  # imports jax
 
     prompts = prompts or [known_prompt("\n", run.tokenizer) if run.tokenizer else "\n"]
@@ -105,11 +105,6 @@ def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> 
                 title = f"---- prompt {n_printed // a.n_samples + 1}, sample {row.sample + 1} ----"
                 write(f"{title}\n{row.prompt}{row.text}\n")
             n_printed += 1
-
-
-def write(text: str) -> None:
-    """Write to standard output; what could change a terminal is replaced there."""
-    print(for_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from lm.config.values import path_argument, short
 from lm.errors import UserError, with_exit_code
 from lm.files import check_output, write_text
 from lm.parser import Parser
+from lm.text_tables import say
 
 EPILOG = """\
 examples:
@@ -60,7 +61,7 @@ def inspect(a: argparse.Namespace) -> int:
     with report_out_of_memory("use a shorter --prompt or fewer --layers"):
         page = to_html(run, measure(run, a.prompt, layers))
     write_text(output, page)
-    print(output)
+    say(str(output))
     return 0
 
 

@@ -12,6 +12,7 @@ from lm.parser import Parser
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
 from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
+from lm.text_tables import say
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,
@@ -52,12 +53,12 @@ def report(arguments: argparse.Namespace) -> int:
     if (directory / "runs.csv").is_file() and not (directory / RUNS).exists():  # the folder of a published page
         if arguments.publish:
             raise UserError(f"{directory} is published already; leave out --publish")
-        print(write_page(read_page(directory), directory.parent))
+        say(str(write_page(read_page(directory), directory.parent)))
         return 0
     a = read_finished(directory)
-    print("\n".join(map(str, write_report(a, directory))))
+    say("\n".join(map(str, write_report(a, directory))))
     if arguments.publish:
-        print(publish(a, arguments.publish))
+        say(str(publish(a, arguments.publish)))
     return 0
 
 

@@ -12,7 +12,7 @@ from lm.cost.units import si
 from lm.errors import UserError, with_exit_code
 from lm.huggingface.config_files import is_checkpoint
 from lm.parser import Parser
-from lm.text_tables import for_terminal, shortened, table
+from lm.text_tables import say, shortened, table
 from lm.workdir.overview import Overview, are_comparable, differing_keys, read_overview, texts
 
 HEADER = ("run", "data", "parameters", "steps", "loss", "status")
@@ -40,15 +40,15 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"{directory} holds no runs; give the directory in which the workdirs are")
     runs, configs, damaged = read_runs(workdirs)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # in a file nothing is shortened
-    print(fitted([HEADER, *rows(runs), *(_damaged(path) for path in damaged)], width))
+    say(fitted([HEADER, *rows(runs), *(_damaged(path) for path in damaged)], width))
     if a.keys:
-        print()
+        say("")
         for line in table([DETAILS, *details(runs, configs, width)], right=[1, 2, 3]).splitlines():
-            print(wrapped(line, width))
+            say(wrapped(line, width))
     for path, reason in damaged.items():
-        print("\n" + wrapped(for_terminal(f"{path.name}: {reason}"), width))
+        say("\n" + wrapped(f"{path.name}: {reason}", width))
     if not are_comparable([run.data for run in runs if run.best[0]]):
-        print("\n" + wrapped("The losses are of different texts: compare those of equal data only.", width))
+        say("\n" + wrapped("The losses are of different texts: compare those of equal data only.", width))
     return 0
 
 

@@ -12,7 +12,7 @@ from lm.config.values import path_argument
 from lm.data import Corpus, batches, open_corpus, trusted
 from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
-from lm.text_tables import for_terminal
+from lm.text_tables import for_terminal, say
 from lm.workdir.saved_run import read_run
 
 
@@ -32,14 +32,14 @@ def main(argv: list[str] | None = None) -> int:
         trusted.remember(config.data)
     trusted.check(config.data, a.workdir)
     data = trusted.local(config.data)
-    corpus = open_corpus(data, seq_len=config.train.seq_len, say=lambda line: print(line, file=sys.stderr))
+    corpus = open_corpus(data, seq_len=config.train.seq_len, say=lambda line: say(line, sys.stderr))
     if saved.data and saved.data["fingerprint"] != corpus.fingerprint:
         raise UserError(
             f"--workdir: {a.workdir} trained on {saved.data['name']}, and the data now ({corpus.name}) has other text "
             "or other tokens; restore the data"
         )
     for example in examples(corpus, config, a.step):
-        print(example)
+        say(example)
     return 0
 
 

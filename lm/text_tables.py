@@ -1,11 +1,19 @@
-"""Tables in plain text and Markdown, numbers with their noun, and text that a terminal shows as it is."""
+"""Tables in plain text, Markdown and CSV, numbers with their noun, and text that a terminal shows as it is."""
 
+import csv
+import io
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+# Controls but tab and newline; what changes the direction of the text after it; line ends of other systems.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_FORMULA = re.compile("'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]")  # what makes a cell a formula, and what is escaped so
 
 
 def for_terminal(text: str) -> str:
-    """Return a text in which control characters, which could change the terminal, are U+FFFD.
+    """Return a text in which characters that could change a terminal, or what is read there, are U+FFFD.
 
     A carriage return, as at the ends of Windows lines, is left out.
 
@@ -14,7 +22,17 @@ def for_terminal(text: str) -> str:
     >>> for_terminal("two" + chr(13) + chr(10) + "lines").splitlines()
     ['two', 'lines']
     """
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\ufffd", text.replace("\r", ""))
+    return _UNSAFE.sub("\ufffd", text.replace("\r", ""))
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """Print lines for the user, which may have names that somebody else has chosen."""
+    print(for_terminal(text), file=file, flush=True)
+
+
+def write(text: str) -> None:
+    """Write a result to standard output as it is, or to a terminal as `for_terminal` returns it."""
+    print(for_terminal(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
@@ -25,7 +43,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     embedding      8
     head       1,024
     """
-    rows = [[for_terminal(cell) for cell in row] for row in rows]
+    rows = [[for_terminal(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def aligned(row) -> str:
@@ -74,3 +92,34 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (header, *rows)]
     lines.insert(1, ["---"] * len(header))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def csv_table(columns: Sequence[str], rows: Iterable[dict[str, Any]], digits: int | None = None) -> str:
+    """Return CSV in which no text is a formula of a spreadsheet: "'" precedes what could begin one, see `csv_text`.
+
+    Floats have so many significant digits; None: all.
+
+    >>> print(csv_table(["name", "loss"], [{"name": "=1+1", "loss": -0.5, "seed": 1}]).strip())
+    name,loss
+    '=1+1,-0.5
+    """
+    file = io.StringIO()
+    writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writerow({key: _cell(key, digits) for key in columns})
+    writer.writerows({key: _cell(value, digits) for key, value in row.items()} for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any, digits: int | None) -> Any:
+    if isinstance(value, float) and digits:
+        return f"{value:.{digits}g}"
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def csv_text(cell: str) -> str:
+    """Return the text of a cell of `csv_table`.
+
+    >>> csv_text("'=1+1"), csv_text("'tis")
+    ('=1+1', "'tis")
+    """
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell

@@ -10,6 +10,7 @@ from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
 from lm.files import to_json
+from lm.text_tables import say, write
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import check_init_from, check_workdir
 
@@ -23,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(a: argparse.Namespace, config: Config) -> int:
     """Train, print the config, or estimate the cost on other devices with --plan, and return the exit code."""
     if a.print_config == "python":
-        print(as_python(config))
+        write(as_python(config) + "\n")
         return 0
     if not a.plan and not a.print_config:
         with lasting_output():
@@ -34,20 +35,20 @@ def run(a: argparse.Namespace, config: Config) -> int:
     from lm.cost.report import describe_compiled, plan
     from lm.training.run import resolve_for_other_devices
 
-    resolved = resolve_for_other_devices(config, say=functools.partial(print, file=sys.stderr))
+    resolved = resolve_for_other_devices(config, say=functools.partial(say, file=sys.stderr))
     if a.print_config:
-        print(to_json(to_dict(resolved), indent=2))
+        write(to_json(to_dict(resolved), indent=2) + "\n")
         return 0
     text, chosen = plan(resolved, name, n_devices, a.slices)
-    print(text, flush=True)
+    say(text)
     fits = chosen.fits
     if a.config.startswith("hf:"):
-        print("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
+        say("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
     if a.compiled:
         program, code = ("training", True) if a.compiled == "time" else (a.compiled, False)
         options = {"code": code, "program": program, "n_slices": a.slices}
         compiled = compile_step(chosen.config, name, chosen.sizes, a.dump, **options)
-        print(f"\n{describe_compiled(chosen, compiled)}")
+        say(f"\n{describe_compiled(chosen, compiled)}")
         fits = compiled.peak <= chosen.device.memory and (program == "training" or fits)
     return 0 if fits else 2  # 2: a mistake of the user, as any config that does not fit into memory
 
@@ -58,7 +59,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
     mirror = Mirror(a.mirror, a.workdir) if a.mirror is not None else None
     saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
     if saved and saved.finished_at == config.train.steps and not mirror:
-        print(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
+        say(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
         return 0
     if not mirror and not a.branch_from:  # which may start from a copy, without the other run
         check_init_from(config, saved)
@@ -72,9 +73,9 @@ def train(a: argparse.Namespace, config: Config) -> int:
     runtime.require_platform(a.platform)
     resume = a.resume or bool(a.branch_from)
     if mirror:
-        resume = processes.from_first(mirror.fetch, config, say=print) or resume
+        resume = processes.from_first(mirror.fetch, config, say=say) or resume
     if a.branch_from:
-        processes.from_first(branch, a.branch_from, a.workdir, config, say=print)
+        processes.from_first(branch, a.branch_from, a.workdir, config, say=say)
     options = {"resume": resume, "verbose": a.verbose, "mirror": mirror}
     return job.train(config, a.workdir, sample=sample, task_scorer=task_scorer, **options)
 

@@ -26,6 +26,7 @@ from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer
 from lm.huggingface.weights import load_params
+from lm.text_tables import say
 from lm.workdir import checkpoints
 from lm.workdir.saved_run import SETTINGS, check_meta, is_step
 
@@ -202,10 +203,10 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
             tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
     finite = _are_finite(parameters.flat(params))
     if wrong := [name for name, is_finite in finite.items() if not is_finite]:
-        print(
+        say(
             f"WARNING: {path}, step {step}: {len(wrong)} of {len(finite)} parameters have NaN or infinite values, the "
             f"first is {wrong[0]}",
-            file=sys.stderr,
+            sys.stderr,
         )
     return TrainedModel(path, step, config, params, tokenizer)
 

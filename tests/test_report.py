@@ -211,6 +211,7 @@ def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
 
 
 EVIL = '<script>alert(1)</script> <img src=x onerror=y> [x](javascript:y) ![p](http://tracker) `c` | | \n# h\n\n* "q"'
+EVIL += " \x1b[2J \u202e"
 
 
 def test_nothing_that_a_sweep_contains_becomes_markup():
@@ -231,6 +232,7 @@ def test_nothing_that_a_sweep_contains_becomes_markup():
     text = report.to_markdown(a, {})
     assert "<script" not in "".join(line for line in text.splitlines() if not line.startswith("    "))
     tags = re.findall(r"<\w+", report.to_html(text, EVIL, {}))
+    assert not set("\x1b\u202e") & set(text)
     assert set(tags) == set(re.findall(r"<\w+", clean)) | {"<li", "<ul"}
     assert tags.count("<h1") == 1
     assert tags.count("<td") == clean.count("<td")
@@ -300,6 +302,16 @@ def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path, undraw
             wrong = replaced(record, path, new)
             (tmp_path / "sweep.json").write_text(to_json(wrong | {"sha256": records._checksum(wrong)}))
             assert command.main([str(tmp_path)]) in (0, 2), (path, new)
+
+
+@pytest.mark.parametrize("name", ["gated\x1b[2J", "gated\u202e", "gated\nb", "g" * 5000, "\0"])
+def test_the_names_of_variants_and_cells_are_lines_of_text(name, tmp_path, undrawn, capsys):
+    record, runs = sweep()
+    wrong = json.loads(to_json(record).replace('"gated"', json.dumps(name)))
+    append_runs(tmp_path, runs)
+    (tmp_path / "sweep.json").write_text(to_json(wrong | {"sha256": records._checksum(wrong)}))
+    assert command.main([str(tmp_path)]) == 2
+    assert "has the name" in capsys.readouterr().err
 
 
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path):

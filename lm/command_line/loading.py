@@ -18,12 +18,13 @@ from lm.config.schema import Config, OptimizerConfig, schema
 from lm.config.values import parse
 from lm.errors import UserError
 from lm.huggingface.config_files import read_training_config
+from lm.text_tables import say
 
 COMMANDS = {"get_config": "python -m lm.train", "get_sweep": "python -m lm.sweep"}
 
 
 def print_warning(text: str) -> None:
-    print(f"WARNING: {text}", file=sys.stderr, flush=True)
+    say(f"WARNING: {text}", sys.stderr)
 
 
 def load(

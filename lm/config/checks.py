@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, layer_windows, schema
-from lm.config.values import checked, close_match, divisors, show
+from lm.config.values import checked, close_match, divisors, short, show
+from lm.files import MAX_NAME, is_name
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
 MIXERS = ("gated_delta",)  # keys of MIXERS in lm/layers/variants: layers without attention scores
@@ -172,13 +173,19 @@ def small_weights(given: list[float], temperature: float) -> list[float]:
     return [weight for weight, share in zip(given, shares, strict=True) if weight > 0 and share < 1e-6 * sum(shares)]
 
 
+def names(config: Config) -> Iterator[Problem]:
+    if not is_name(config.name) or re.search(r"^\.|[/\\]", config.name):
+        text = f"{short(config.name)} must be one line of printable text, at most {MAX_NAME} bytes, without / and \\"
+        yield "name", f"{text}, and not begin with a dot: it becomes a part of a folder's name"
+
+
 def mixture(config: Config) -> Iterator[Problem]:
     d = config.data
     if d.mixture is None:
         return
-    names, n = [name for name, *_ in d.mixture], len(d.mixture)
-    if len({*names}) < n or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
-        yield "data.mixture", f"{names} must be different names of letters, digits and _ . -"
+    called, n = [name for name, *_ in d.mixture], len(d.mixture)
+    if len({*called}) < n or not all(is_name(name) and re.fullmatch(r"[\w.-]+", name) for name in called):
+        yield "data.mixture", f"{called} must be different names of letters, digits and _ . -"
     small = small_weights([weight for *_, weight in d.mixture], d.mixture_temperature)
     for _, source, weight in d.mixture:
         try:
@@ -360,6 +367,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 CHECKS = (
     heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas,
-    mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh, final_evaluation,
-    compiler_options, packages,
+    names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh,
+    final_evaluation, compiler_options, packages,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from lm.errors import UserError, lasting_output, with_exit_code
 from lm.files import refuse_url
 from lm.git import git_state
 from lm.parser import Parser
+from lm.text_tables import say
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input parquet:fineweb/ --tokenizer bpe:32000 --output data/fineweb --deduplicate
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     if a.verify is not None:
         from lm.data import shards
 
-        print(shards.verify(Path(a.verify).expanduser()))
+        say(shards.verify(Path(a.verify).expanduser()))
         return 0
     from lm.data.shard_writer import write_shards
 

@@ -32,6 +32,7 @@ from lm.data.unit_shards import hash_unit, write_unit
 from lm.errors import UserError
 from lm.files import read_json, to_json, write_text
 from lm.locks import lock
+from lm.text_tables import say
 
 FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
@@ -147,11 +148,11 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
     _save(o, manifest)  # the mark of the directory
     if kind != "bpe" or recorded:
-        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, print)
+        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say)
     else:
         train = [found for unit in units if (found := [span for span in unit if span.split in ("", "train")])]
         sample = train[:: max(1, len(train) // 64)]
-        print(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
+        say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
         markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
@@ -190,7 +191,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
         return path.is_file() and path.stat().st_size == shard["size"]
 
     missing = [i for i, done in enumerate(manifest["units"]) if done is None or not all(map(is_there, done["shards"]))]
-    print(f"{len(units)} units, {len(units) - len(missing)} already finished")
+    say(f"{len(units)} units, {len(units) - len(missing)} already finished")
     if not missing:
         return
     sizes = [sum(span.size for span in unit) for unit in units]
@@ -205,7 +206,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
             next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
     size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
-    print(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
+    say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
 def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
@@ -252,20 +253,20 @@ def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
         shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
         n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))
         if n:
-            print(f"{split}: {n:,} tokens, {documents:,} documents")
+            say(f"{split}: {n:,} tokens, {documents:,} documents")
         elif split in found or split == "train":
             raise UserError(
                 f"--input: {_shown(o.input)} has no documents in the {split} split; use more text or a lower "
                 f"--validation, and delete {o.output}"
             )
         elif split == "validation" and o.validation:
-            print("WARNING: the validation split is empty; use more text or a higher --validation")
+            say("WARNING: the validation split is empty; use more text or a higher --validation")
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):
-            print(f"{left_out:,} documents left out: {reason}")
+            say(f"{left_out:,} documents left out: {reason}")
     spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     spec += " --config.data.special_tokens=true" if o.special_tokens else ""
-    print(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
+    say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 
 
 def _start_worker(n_threads: int) -> None:

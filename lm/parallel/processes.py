@@ -24,6 +24,7 @@ import jax
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import to_json
 from lm.parallel import rendezvous
+from lm.text_tables import say
 
 HEARTBEAT_SECONDS = 30  # after this time without a heartbeat a process counts as lost, and all others end
 GRACE_SECONDS = 10  # how long process 0 waits before it exits, so that the others can print their error
@@ -57,7 +58,7 @@ def connect(
         return
     address, n, i = _find_cluster(coordinator_address, num_processes, process_id, timeout)
     if i == 0:
-        print(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)", flush=True)
+        say(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)")
     rendezvous.meet(address, n, i, timeout)
     try:
         jax.distributed.initialize(
@@ -172,7 +173,7 @@ def _wait_for(key: str, sender: int) -> str:
             kind = UserError if failure["code"] == UserError.code else TemporaryError
             raise kind(f"process {process.rpartition('/')[2]} ended: {failure['message']}")
         if not printed and waited > QUIET_SECONDS:
-            print(f"waiting for process {sender}, at most {WAIT_HOURS} hours", flush=True)
+            say(f"waiting for process {sender}, at most {WAIT_HOURS} hours")
             printed = True
     raise TemporaryError(f"process {sender} did not respond within {WAIT_HOURS} hours; see its output")
 
@@ -222,13 +223,12 @@ def leave_after(error: Exception) -> None:
     """Print an exception and end this process at once if it is one of several; otherwise do nothing."""
     if not are_several():
         return
-    print(error if isinstance(error, UserError) else traceback.format_exc(), file=sys.stderr)
-    print(
+    say(str(error) if isinstance(error, UserError) else traceback.format_exc(), sys.stderr)
+    say(
         f"process {_coordination().process_id} of {_coordination().num_processes} ends: {type(error).__name__}. The "
         "loss of another process can also cause this error. Rerun the same command with --resume to continue from the "
         "last intact checkpoint, with any number of processes",
-        file=sys.stderr,
-        flush=True,
+        sys.stderr,
     )
     leave(error.code if isinstance(error, UserError) else 1, f"{type(error).__name__}: {error}")
 

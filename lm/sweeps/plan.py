@@ -23,6 +23,7 @@ from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.errors import UserError
+from lm.files import MAX_NAME, is_name
 from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
 
@@ -208,8 +209,9 @@ def _fits(value: Any, hint: Any) -> bool:
 def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
     names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
-    if "" in (*sweep.sizes, *sweep.texts):
-        yield "sizes and texts: each must have a name"
+    for name in (*sweep.variants, *sweep.sizes, *sweep.texts):
+        if not is_name(name):
+            yield f"the name {short(name)} must be one line of printable text, of 1 to {MAX_NAME} bytes"
     if PLACEBO in names:
         yield f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose another name"
     if not pairs and len(sweep.cells) == 1:

@@ -9,7 +9,7 @@ from lm.config import flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import is_file_name, read_json, to_json, write_text
+from lm.files import is_file_name, is_name, read_json, to_json, write_text
 from lm.locks import lock
 
 SWEEP = "sweep.json"
@@ -87,7 +87,15 @@ def read_record(workdir: Path) -> dict:
         raise UserError(f"{workdir} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep") from None
     if record["sha256"] != _checksum(record):
         raise UserError(f"{path} is corrupted: its content differs from its checksum; {ADVICE}")
+    check_names(record, path)
     return record
+
+
+def check_names(record: dict, path: Path) -> None:
+    """Raise UserError if the name of a variant or a cell in sweep.json, which tables and figures show, is no text."""
+    for name in (record.get("name"), *record.get("variants", ()), *record.get("cells", ())):
+        if name != "" and not (isinstance(name, str) and all(map(is_name, name.split(", ")))):
+            raise UserError(f"{path} has the name {short(name)}, which is not a line of text; {ADVICE}")
 
 
 def without_cells(record: dict, left_out: list[str]) -> dict:

@@ -6,9 +6,7 @@ written through a link.
 
 import base64
 import collections
-import csv
 import html
-import io
 import math
 import re
 import shlex
@@ -30,8 +28,10 @@ from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, anal
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
+from lm.sweeps.record import check_names
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
+from lm.text_tables import csv_table, for_terminal
 from lm.workdir.provenance import format_command
 
 # By figure, its name and its caption.
@@ -80,14 +80,14 @@ def escape(value: Any) -> Markup:
     """
     if isinstance(value, Markup):
         return value
-    text = html.escape(re.sub(r"\s+", " ", str(value)), quote=False)
+    text = html.escape(for_terminal(re.sub(r"\s+", " ", str(value))), quote=False)
     return Markup(re.sub(r"([\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text))
 
 
 def block(text: str) -> Markup:
     """Return lines of text as a Markdown code block by indentation, which no line can end."""
     lines = re.split(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", text)
-    return Markup("\n".join(f"    {line}" for line in lines))
+    return Markup("\n".join(f"    {for_terminal(line)}" for line in lines))
 
 
 def format_p(p: float) -> Markup:
@@ -315,11 +315,7 @@ def variant_rows(a: Analysis) -> list[dict]:
 
 def to_csv(rows: list[dict]) -> str:
     """Return rows as CSV; the columns are those of the first row. Floats have 10 significant digits."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: f"{x:.10g}" if isinstance(x, float) else x for k, x in row.items()} for row in rows)
-    return file.getvalue()
+    return csv_table(list(rows[0]) if rows else [], rows, digits=10)
 
 
 def to_report_json(a: Analysis) -> str:
@@ -375,7 +371,9 @@ def publish(a: Analysis, directory: Path) -> Path:
 
 def read_page(page: Path) -> Analysis:
     """Analyze a published page again, from its sweep.json and runs.csv."""
-    return analyze(read_json(page / "sweep.json"), runs_from_csv(page / "runs.csv"))
+    record = read_json(page / "sweep.json")
+    check_names(record, page / "sweep.json")
+    return analyze(record, runs_from_csv(page / "runs.csv"))
 
 
 def write_page(a: Analysis, directory: Path) -> Path:

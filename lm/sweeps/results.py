@@ -22,6 +22,7 @@ from lm.config.values import short
 from lm.errors import UserError
 from lm.files import name_errors, parse_json, read_bytes, to_json, without_links, write_text
 from lm.sweeps.tuning import Choice, Outcome, choose, outcome
+from lm.text_tables import csv_table, csv_text, say
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 RUNS = "runs.jsonl"
@@ -92,7 +93,7 @@ def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[
     runs, damaged = _read_lines(workdir / RUNS)
     for number, error in damaged.items():
         message = f"WARNING: {workdir / RUNS}, line {number}: the run is lost ({error}); rerun the sweep to train it"
-        print(message, file=sys.stderr) if warn is None else warn(message)
+        say(message, sys.stderr) if warn is None else warn(message)
     return list({run.key: run for run in runs.values()}.values())
 
 
@@ -144,11 +145,7 @@ def runs_to_csv(runs: Iterable[Run]) -> str:
     rows = [run.row() for run in runs]
     left_out = ("curve",) if any(row["sources"] for row in rows) else ("curve", "sources")
     columns = [key for key in dict.fromkeys(itertools.chain(*rows)) if key not in left_out]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row | {"sources": to_json(row["sources"])} for row in rows)
-    return file.getvalue()
+    return csv_table(columns, (row | {"sources": to_json(row["sources"])} for row in rows))
 
 
 def runs_from_csv(path: Path) -> list[Run]:
@@ -159,7 +156,7 @@ def runs_from_csv(path: Path) -> list[Run]:
     """
     try:
         rows = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
-        found = [{key: x if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
+        found = [{key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
         # An empty field has its default; an empty tuned value is None.
         return [_from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS}) for row in found]
     except (TypeError, ValueError) as error:
@@ -181,7 +178,7 @@ def _value(text: str) -> Any:
         return text == "True"
     with contextlib.suppress(ValueError):
         return json.loads(text)
-    return text or None
+    return csv_text(text) or None
 
 
 def stuck_above(about: dict, split: str) -> float:

@@ -25,7 +25,7 @@ from lm.errors import TemporaryError, UserError, first_line
 from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
-from lm.text_tables import some
+from lm.text_tables import say, some
 from lm.update_rules.schedule_free import average
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_evaluations, validation_losses
@@ -300,7 +300,7 @@ def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
     evaluations, last = read_evaluations(path)
     with contextlib.suppress(Corrupted, KeyError, TypeError):  # an import has no metrics, and its step is 0
         if warning := missing_lines(path, last, newest, _read_record(directory, newest)["meta"]):
-            print(warning, file=sys.stderr)  # standard output may hold what the model generates
+            say(warning, sys.stderr)  # standard output may hold what the model generates
     return validation_losses(evaluations)
 
 

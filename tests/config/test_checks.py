@@ -44,6 +44,8 @@ CONTRADICTIONS = [
     ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
     ("model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
      "model.attention: cudnn needs one window"),
+    *((f"name={name}", "name: ") for name in
+      ("../run", "a/b", "a\\\\b", ".", "", "a\\nb", "\x1b[2J", "\u202egnp", "a" * 5000)),
     ("data.splits=(0.5,0.5,0.5)", "data.splits: (0.5, 0.5, 0.5) must be three fractions"),
     ("data.splits=(0,0.5,0.5)", "data.splits: (0.0, 0.5, 0.5) must be three fractions"),
     ("data.splits=(0.5,0.5)", "data.splits: (0.5, 0.5) must be three fractions"),

@@ -124,6 +124,8 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.d_ff": match_params("c")}}, **PAIR}, "variant 'b': there is no variant 'c'"),
     ({"variants": TWO | {"b": {"model.d_ff": match_params(variant="b")}}, **PAIR}, "a variant that is itself matched"),
     ({"variants": TWO | {"b": {"model.d_model": match_params("a")}}, **PAIR}, "config.model.d_model: Match(of='a') is"),
+    *(({"variants": TWO | {name: {}}, **PAIR}, "must be one line of printable text") for name in
+      ("", "a\nb", "a\0b", "\x1b[2J", "\u202egnp", "a" * 5000)),
     ({"values": None}, "values: None must be dict["),
     ({"values": {"model.d_ff": match_params("mpl")}}, "variant 'mlp': there is no variant 'mpl'; did you mean mlp?"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "variant 'wild': it is matched to a variant that is itself"),

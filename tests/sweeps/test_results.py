@@ -1,11 +1,14 @@
 """runs.jsonl and runs.csv: what is written is read back, and a damaged line costs its run alone."""
 
+import csv
 import dataclasses
+import io
 import os
 
 import pytest
 
 from lm.errors import UserError
+from lm.sweeps.report import to_csv
 from lm.sweeps.results import RUNS, Run, append_runs, drop_damaged_lines, read_runs, runs_from_csv, runs_to_csv
 
 POINT = {"optimizer.learning_rate": 0.0113, "optimizer.clip_norm": None, "optimizer.nesterov": True}
@@ -94,6 +97,18 @@ def test_a_table_of_runs_is_read_back_without_the_curves(tmp_path):
     runs.append(dataclasses.replace(OTHER, sources={"web": 2.5, "code": 1.25}))
     (tmp_path / "runs.csv").write_text(runs_to_csv(runs))
     assert runs_from_csv(tmp_path / "runs.csv") == [dataclasses.replace(run, curve=()) for run in runs]
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path):
+    """A spreadsheet computes what begins with =, +, - or @, and such formulas can send what is beside them."""
+    names = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\uff1d1", "'=1", "''", "it's", 'a,"b']
+    runs = [dataclasses.replace(FINISHED, variant=name, point={"optimizer.name": name}, curve=()) for name in names]
+    (tmp_path / "runs.csv").write_text(runs_to_csv(runs))
+    assert runs_from_csv(tmp_path / "runs.csv") == runs
+    for text in (runs_to_csv(runs), to_csv([{"variant": name, "mean": -0.25} for name in names])):
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert not [cell for cell in cells if cell[:1] in "=+@\t\uff1d" and cell]
+        assert {cell for cell in cells if cell[:1] == "-"} <= {"-0.25"}
 
 
 def test_another_table_is_refused(tmp_path):
