@@ -14,7 +14,6 @@ import pytest
 from running import ROOT
 
 from lm.config.schema import schema
-from lm.data import python_docs
 
 FOLDERS = ("docs", "benchmarks", "launch")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
@@ -152,11 +151,10 @@ def apply(text: str, place: str, code: str) -> str:
     raise AssertionError(f"unknown place {place!r}")
 
 
-def test_the_loop_of_architecture_runs(command, monkeypatch):
+def test_the_loop_of_architecture_runs(command):
     (code,) = re.findall(r"^```python\n(.*?)^```", read(ROOT / "docs" / "architecture.md"), re.DOTALL | re.MULTILINE)
     tiny = ["train.steps=2", "train.batch_size=2", "train.seq_len=8", "model.d_model=16", "model.n_layers=1"]
     code = code.replace("configs/", f"{ROOT}/configs/").replace('"train.steps=100"', ", ".join(map(repr, tiny)))
-    monkeypatch.setattr(python_docs, "MODULES", ["json"])  # the rest takes seconds
     found: dict = {}
     _, output = command(lambda _: exec(code, found))
     assert found["state"].step == 2

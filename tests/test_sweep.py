@@ -265,6 +265,8 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert code == 2
     assert "tokens: 513 -> 512" in output
     assert "b1: 0.8 -> 0.9" in output
+    code, output = run(bench, *more, "--dry-run", config=None)
+    assert (code, "tokens: 513 -> 512" in output, "FLOPs" in output) == (2, True, False)
 
 
 @pytest.mark.parametrize(

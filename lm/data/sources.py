@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lm.config.schema import SOURCES, SPLITS
-from lm.data import cache, readers, shakespeare, storage, tfds_directory
+from lm.data import cache, python_docs, readers, shakespeare, storage, tfds_directory
 from lm.data.chats import Chat
 from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
@@ -143,8 +143,6 @@ def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
 
 
 def find_python_docs(config) -> Source:
-    from lm.data import python_docs
-
     fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of("python_docs", python_docs.version(), fractions)
     return Source("python_docs", digest, lambda: cut(python_docs.documents(), fractions))

@@ -29,11 +29,10 @@ class Published(NamedTuple):
     record: dict
     runs: list[Run]
 
-    def copy_to(self, workdir: Path, record: dict) -> None:
-        """Append the runs that a sweep's directory lacks; record: what `open_sweep` returned for it.
+    def check(self, record: dict) -> None:
+        """Raise UserError if the present code or data make another experiment of the published variants.
 
-        Raises:
-            UserError: the present code or data make another experiment of the published variants.
+        `record` is the `sweep_record` of the plan.
         """
         git = self.record["starts"][-1].get("git") or {}
         for name in dict.fromkeys(run.variant for run in self.runs):
@@ -41,6 +40,9 @@ class Published(NamedTuple):
             if other := variant_differences(was, now, only_shared=True):  # a key that one lacks is newer than the page
                 raise UserError(f"--study: {name} is not what was published: {'; '.join(other)}; check the data, or "
                                 f"use commit {git.get('commit', 'of the page')}")  # fmt: skip
+
+    def copy_to(self, workdir: Path) -> None:
+        """Append the runs that a sweep's directory lacks."""
         with lock(workdir, timeout=PATIENCE):
             known = {run.key for run in read_runs(workdir)}
             append_runs(workdir, [run for run in self.runs if run.key not in known])

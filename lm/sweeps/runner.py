@@ -53,6 +53,8 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
     """
     progress = Progress(next(iter(plan.variants.values())).config.train.steps, sys.stdout)
     variants = resolve_variants(plan, progress.say)
+    if published:
+        published.check(sweep_record(plan, variants, {}))
     progress.say(describe_variants(plan, variants))
     if published:
         progress.say(f"{plural(len(published.runs), 'run')} of these are published and reused; one of the baseline in "
@@ -74,7 +76,7 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record)
     if published:
-        published.copy_to(workdir, record)
+        published.copy_to(workdir)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         return _Runner(variants, record, workdir, together, progress.say, signals).run(again=bool(published))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from running import ROOT, summary_of
 
-from lm.data import python_docs
 from lm.data.batches import train_batch
 from lm.data.shards import open_shards
 from lm.train import main
@@ -24,7 +23,6 @@ def run(page, tmp_path, monkeypatch):
     """Return run(text), which runs the example with this text in an empty directory and returns its names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(python_docs, "MODULES", ["json"])  # the rest takes seconds
 
     def run(text: str) -> dict:
         (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if text in code)

@@ -1,6 +1,7 @@
 """Opening a corpus: tokens, splits and fingerprints, and what happens to damaged or missing files."""
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import flip_a_bit
+from running import ROOT, flip_a_bit
 
 from lm.config import DataConfig
 from lm.data import (
@@ -20,7 +21,6 @@ from lm.data import (
     open_corpus,
     python_docs,
     readers,
-    sources,
     tokenizers,
 )
 from lm.data import tokens as tokens_module
@@ -253,11 +253,17 @@ def test_python_docs_is_large_and_its_train_split_has_every_character(config):
     assert 'The "for" statement is used to iterate over the elements of a sequence' in " ".join(text.split())
 
 
-def test_python_docs_is_cached_by_the_python_release(monkeypatch):
-    before = sources.find_python_docs(DataConfig()).digest
-    assert sources.find_python_docs(DataConfig()).digest == before
-    monkeypatch.setattr(python_docs, "version", lambda: [1, (3, 99, 0), []])
-    assert sources.find_python_docs(DataConfig()).digest != before
+@pytest.mark.parametrize(("study", "tokenizer"), [("changes_2026", "bpe:2048"), ("swiglu_texts", "char")])
+def test_python_docs_is_the_text_of_the_published_runs_on_every_python(config, study, tokenizer):
+    variants = json.loads((ROOT / "docs" / "results" / study / "sweep.json").read_text())["variants"].values()
+    (published,) = {v["data"]["fingerprint"] for v in variants if v["data"]["name"] == "python_docs"}
+    corpus = quiet(config(source="python_docs", tokenizer=tokenizer))
+    assert corpus.fingerprint.startswith(published)
+    assert python_docs.PATH.stat().st_size < 1_000_000
+    text = "".join(python_docs.documents())
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "d58bfdc3cc33a29660c5665bbe79efb3393e17df95bbb711f284a45b897ec0c0"
+    )
 
 
 def test_a_new_format_makes_new_cache_entries(config, monkeypatch):
