@@ -13,7 +13,7 @@ from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import open_regular, read_json
 from lm.huggingface.conversions import ROPE_KEYS, ROPE_SCALINGS, over_layers, shortest_pattern
-from lm.huggingface.families import FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
+from lm.huggingface.families import FAMILIES, IN_ALL_FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
 from lm.huggingface.folding import fold
 
 MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
@@ -129,7 +129,7 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
     ours: dict[str, Any] = USUAL | family.fixed
     if ours["positions"] != "rope":
         del ours["rope_pairing"]
-    for name, supported in (family.requires | {"quantization_config": (None,)}).items():
+    for name, supported in (IN_ALL_FAMILIES | family.requires).items():
         if fields.get(name) not in supported:
             shown = " or ".join(str(value).lower() for value in supported if value is not None) or "none"
             problems.append(f"{name} is {str(fields[name])[:80]}; only {shown} is supported")

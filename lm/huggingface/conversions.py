@@ -208,10 +208,14 @@ def windows(
 
     def read(fields):
         size, n = fields.get("sliding_window", default), fields["num_hidden_layers"]
-        if not size or (switch and not fields.get("use_sliding_window")):
+        if switch and not fields.get("use_sliding_window"):
+            size = None
+        if slides is None:
+            _refuse_other_kinds(fields, "full_attention" if size is None else "sliding_attention")
+        if size is None:
             return {"window_pattern": (0,)}
-        if not isinstance(size, int):
-            raise ValueError(f"sliding_window is {str(size)[:80]}; expected an integer")
+        if not isinstance(size, int) or size is True or size < 1:
+            raise ValueError(f"sliding_window is {str(size)[:80]}; expected a positive integer, or null for no window")
         if slides is None:
             return {"window_pattern": (size,)}
         kinds = fields.get("layer_types")
@@ -237,6 +241,23 @@ def windows(
         return fields
 
     return Conversion(("window_pattern",), read, write)
+
+
+def _refuse_other_kinds(fields: Fields, kind: str) -> None:
+    """Refuse `layer_types` in a family without this field. Its layers are alike, but transformers' cache reads it."""
+    if set(fields.get("layer_types") or ()) - {kind}:
+        raise ValueError(f"layer_types is {str(fields['layer_types'])[:80]}; all layers of this family have {kind}")
+
+
+def _read_no_windows(fields):
+    if fields.get("sliding_window") is not None:
+        size = str(fields["sliding_window"])[:80]
+        raise ValueError(f"sliding_window is {size}; only null is supported, as this family has no windows")
+    _refuse_other_kinds(fields, "full_attention")
+    return {}
+
+
+NO_WINDOWS = Conversion((), _read_no_windows, lambda c: {})
 
 
 def over_layers(pattern: tuple[int, ...], c: ResolvedModel) -> list[int]:

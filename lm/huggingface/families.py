@@ -12,6 +12,7 @@ from lm.huggingface.conversions import (
     ATTENTION_MULTIPLIER,
     DENSE_LAYERS,
     EMBEDDING_SCALE,
+    NO_WINDOWS,
     PARALLEL_BRANCHES,
     QUERY_SCALE,
     ROTATING_LAYERS,
@@ -74,7 +75,7 @@ class Family:
     architecture: str
     fields: dict[str, Field]
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    conversions: tuple[Conversion, ...] = (rope(), activation("hidden_act"))
+    conversions: tuple[Conversion, ...] = (rope(), NO_WINDOWS, activation("hidden_act"))
     tensors: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: tensors(PRE_NORMS, ATTENTION, GLU))
     context: str = "max_position_embeddings"
     requires: dict[str, tuple] = dataclasses.field(default_factory=dict)
@@ -86,6 +87,16 @@ class Family:
     in_out: bool = False
     by_head: bool = False
 
+
+# Fields that transformers reads in all families, in its masks, its cache or its layers, as Family.requires.
+IN_ALL_FAMILIES: dict[str, tuple] = {
+    "quantization_config": (None,),
+    "is_causal": (None, True),
+    "is_encoder_decoder": (None, False),
+    "attention_chunk_size": (None,),
+    "per_layer_config": (None,),
+    "kv_sharing_modes": (None,),
+}
 
 # Our keys that do not change what a trained model computes, beyond rounding.
 WITHOUT_EFFECT = frozenset({
@@ -144,7 +155,7 @@ GPT2 = Family(
         "max_positions": Field("n_positions"),
     }
     | TIED,
-    conversions=(activation("activation_function", "gelu_new"),),
+    conversions=(NO_WINDOWS, activation("activation_function", "gelu_new")),
     context="n_positions",
     requires={
         "scale_attn_weights": (None, True),
@@ -177,7 +188,6 @@ MISTRAL = Family(
     "MistralForCausalLM",
     fields=SIZES | {"n_kv_heads": kv_heads(8)} | NOT_TIED,
     conversions=(rope(), windows(), activation("hidden_act")),
-    requires={"layer_types": (None,)},
 )
 
 QWEN2 = Family(
@@ -239,7 +249,7 @@ GEMMA = Family(
     fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(16), "d_head": Field("head_dim", 256)} | TIED,
     conversions=(
         # The first checkpoints say "gelu" and mean the other form.
-        rope(), EMBEDDING_SCALE,
+        rope(), NO_WINDOWS, EMBEDDING_SCALE,
         activation("hidden_act", "gelu_pytorch_tanh", ACTIVATIONS | {"gelu": "gelu_tanh"}),
     ),
     requires={"use_bidirectional_attention": (None, False), "hidden_activation": (None, "gelu_pytorch_tanh")},
@@ -352,7 +362,7 @@ GPT_NEOX = Family(
     | {"n_kv_heads": Field("num_attention_heads"), "norm_eps": Field("layer_norm_eps", 1e-5)}
     | NOT_TIED,
     conversions=(
-        rope(partial=0.25, names=("rotary_emb_base", "rotary_pct")), PARALLEL_BRANCHES,
+        rope(partial=0.25, names=("rotary_emb_base", "rotary_pct")), NO_WINDOWS, PARALLEL_BRANCHES,
         activation("hidden_act", "gelu"),
     ),
     tensors=tensors(
@@ -376,7 +386,7 @@ GRANITE = Family(
         "residual_multiplier": Field("residual_multiplier", 1.0),
         "logit_divisor": Field("logits_scaling", 1.0),
     },
-    conversions=(rope(), ATTENTION_MULTIPLIER, activation("hidden_act")),
+    conversions=(rope(), NO_WINDOWS, ATTENTION_MULTIPLIER, activation("hidden_act")),
 )
 
 # In this order an exported model looks for its family.

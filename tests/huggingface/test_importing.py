@@ -3,6 +3,7 @@
 The expected numbers are in tests/references/huggingface; tests/references/make_huggingface.py wrote them.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from huggingface_checkpoints import EXPECTED, checkpoint, edit_tensors, planned
+from huggingface_checkpoints import EXPECTED, FOLDER, checkpoint, edit_tensors, planned
 
 from lm import model, parameters
 from lm.data.tokenizers import CharTokenizer
@@ -37,6 +38,39 @@ def test_logits_and_greedy_ids_are_those_of_transformers(case, tmp_path):
     logits = jax.jit(model.logits, static_argnums=1)(params, c, ids)[0, len(expected["ids"]) - 1 :]
     np.testing.assert_allclose(logits[0], expected["logits"], atol=1e-5)
     assert logits.argmax(-1).tolist() == expected["greedy"]
+
+
+FIELDS = json.loads((FOLDER.with_name("huggingface_fields.json")).read_text())
+
+
+@pytest.mark.parametrize("family", FIELDS["changes"])
+def test_no_field_that_changes_what_transformers_computes_is_ignored(family, tmp_path):
+    """It is refused, or it gives another model. Without logits, it changes the cache of transformers only: refused."""
+    case = FIELDS["cases"][family]
+    before = read_config(checkpoint(tmp_path, case)).model
+    for name, value, logits in FIELDS["changes"][family]:
+        directory, is_read = checkpoint(tmp_path, case, **{name: value}), False
+        with contextlib.suppress(UserError):
+            is_read = read_config(directory).model != before
+            assert is_read, f"{name}: {value!r} is ignored"
+        assert not (is_read and logits is None), f"{name}: {value!r} must be refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FIELDS["changes"])
+def test_fields_that_are_read_have_the_effect_that_they_have_in_transformers(family, tmp_path):
+    case = FIELDS["cases"][family]
+    ids, tried = np.array([EXPECTED[case]["ids"]]), 0
+    for name, value, expected in FIELDS["changes"][family]:
+        directory = checkpoint(tmp_path, case, **{name: value})
+        try:
+            config = read_config(directory)
+        except UserError:
+            continue
+        logits = jax.jit(model.logits, static_argnums=1)(load_params(directory, config), config.model, ids)[0, -1]
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4, err_msg=f"{name}: {value!r}")
+        tried += 1
+    assert tried > 1
 
 
 def test_every_family_has_a_stored_checkpoint():
@@ -194,6 +228,9 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
     for fields in ({"sliding_window": math.inf}, {"num_hidden_layers": 10**18}):
         with pytest.raises(UserError, match="expected a"):
             read_config(checkpoint(tmp_path, "gemma2", layer_types=None, **fields))
+    for family, size in (("mistral", 0), ("gemma2", 0), ("phi3", -1), ("mistral", True)):
+        with pytest.raises(UserError, match=f"sliding_window is {size}; expected a positive integer, or null"):
+            read_config(checkpoint(tmp_path, family, sliding_window=size))
     for name, value in {"mlp_only_layers": [1], "intermediate_size": 13, "decoder_sparse_step": 2}.items():
         with pytest.raises(UserError, match=f"{name} is .*only"):
             read_config(checkpoint(tmp_path, "qwen3_moe", **{name: value}))
