@@ -14,7 +14,8 @@ examples:
   python -m lm.harness --workdir runs/mine --tasks my_task --include_path my_tasks --output_path results
   lm_eval ls tasks                                        (the tasks of the harness)
 
-Needs the extra [eval]. Most tasks download their data; docs/evaluation.md has one that does not.
+Needs the extra [eval]. Most tasks download their data; docs/evaluation.md has one that does not. A task file is a
+program (!function, templates): use only those that you trust.
 
 exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
 """

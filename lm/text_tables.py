@@ -1,6 +1,9 @@
-"""Tables in plain text, Markdown and CSV, numbers with their noun, and text that a terminal shows as it is."""
+"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a terminal shows as it is."""
 
+import base64
 import csv
+import hashlib
+import html
 import io
 import re
 import sys
@@ -123,3 +126,19 @@ def csv_text(cell: str) -> str:
     ('=1+1', "'tis")
     """
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def html_page(title: str, style: str, body: str, script: str = "") -> str:
+    """Return a page that needs no other file, and whose policy lets a browser load none and run only this script."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"script-src 'sha256-{digest}'; " if script else ""
+    policy = (
+        f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(for_terminal(title))}</title><style>{style}</style></head><body>\n{body}\n"
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
+    )

@@ -208,6 +208,7 @@ def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
     assert page.count('<div class="scroll"><table>') == page.count("<table>") == 2
     assert ".scroll { overflow-x: auto; }" in page
     assert '<meta name="viewport" content="width=device-width' in page
+    assert "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; " in page
 
 
 EVIL = '<script>alert(1)</script> <img src=x onerror=y> [x](javascript:y) ![p](http://tracker) `c` | | \n# h\n\n* "q"'

@@ -324,8 +324,8 @@ class EvalConfig:
         "sequence, values of keys; none: no probes", choices=("repeat", "recall"), execution=True)
     harness_every: int = key(0, "steps between scores on harness_tasks, which are also computed at the end (needs the "
         "extra [eval]); 0: never", low=0, execution=True)
-    harness_tasks: tuple[str, ...] | None = key(None, "tasks of lm-evaluation-harness, by name or YAML file",
-        execution=True)
+    harness_tasks: tuple[str, ...] | None = key(None, "tasks of lm-evaluation-harness, by name or YAML file "
+        "(a program: use only those that you trust)", execution=True)
     harness_limit: int = key(0, "first examples of each task to use; 0: all", only="harness_tasks!=none", low=0,
         execution=True)
     final_splits: tuple[str, ...] = key(("validation", "test"), "splits evaluated in full at the end; a+b: the mean "

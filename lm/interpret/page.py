@@ -9,13 +9,14 @@ from importlib import resources
 import numpy as np
 
 from lm.interpret.measure import Measurements, Ranking
+from lm.text_tables import for_terminal, html_page
 from lm.trained_model import TrainedModel
 
 
 def to_html(run: TrainedModel, m: Measurements) -> str:
     """Return the page for the measurements of a text."""
     c = run.config.model
-    title = f"{run.path}, step {run.step}"
+    title = for_terminal(f"{run.path}, step {run.step}")
     size = f"{c.n_layers} layers of {c.n_heads} heads, width {c.d_model}, {c.vocab_size:,} token ids"
     losses = m.losses_T[1:]
     loss = f", mean loss {losses.mean():.3f} nats per token" if len(losses) else ""
@@ -29,15 +30,8 @@ def to_html(run: TrainedModel, m: Measurements) -> str:
     ]
     files = resources.files("lm.interpret")
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{style}</style>"
-    )
     data = f'<script type="application/json" id="data">{data_json(m)}</script>'
-    body = "".join(sections)
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head><body>{body}{data}<script>{script}</script></body></html>\n'
-    )
+    return html_page(title, style, "".join(sections) + data, script)
 
 
 LOSS = (

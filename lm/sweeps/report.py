@@ -31,7 +31,7 @@ from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.record import check_names
 from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
-from lm.text_tables import csv_table, for_terminal
+from lm.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
 
 # By figure, its name and its caption.
@@ -280,11 +280,7 @@ def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
     body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
     for path, svg in svgs.items():
         body = body.replace(f'src="{path}"', f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"')
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
-    )
+    return html_page(title, STYLE, body)
 
 
 def claim_rows(a: Analysis) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import hashlib
 import html.parser
 import json
 import re
@@ -162,6 +163,19 @@ def test_no_token_can_end_an_element_and_no_other_file_is_named(run, measured):
     assert page.all("h1")[0][1] == "runs/<b>, step 7"
     assert not re.search(r"https?:|\bsrc=|@import|url\(|\bimport\(|fetch\(", text)
     assert {tag for tag, _, _ in page.elements}.isdisjoint({"link", "img", "iframe", "object"})
+
+
+def test_a_browser_loads_nothing_and_runs_only_the_script_of_the_page(run, measured):
+    """The policy comes before all that it governs, and has the hash of the script as the browser computes it."""
+    page = to_html(run, measured)
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert page.index(policy) < page.index("<style")
+    assert "onclick=" not in page.split("<script")[0]
 
 
 def test_the_page_says_which_layers_are_left_out(run, measured):
