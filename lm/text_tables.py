@@ -1,4 +1,4 @@
-"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a terminal shows as it is."""
+"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a terminal shows."""
 
 import base64
 import csv

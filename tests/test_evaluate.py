@@ -178,7 +178,8 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
         (["--workdir=linked"], "linked/evaluation is a link or not a directory"),
         (["--output=short.txt/results"], "--output: short.txt/results cannot be created"),
     ):
-        assert main([f"--workdir={bench.reference()}", *arguments]) == 2
+        given = [] if arguments[0].startswith("--workdir") else [f"--workdir={bench.reference()}"]
+        assert main([*given, *arguments]) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert message in err, err

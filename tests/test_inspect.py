@@ -28,5 +28,6 @@ MISTAKES = {  # of arguments, then those that are found once the run is loaded
 def test_mistakes_are_errors(bench, command):
     workdir = bench.reference()
     for message, arguments in MISTAKES.items():
-        code, output = command(main, f"--workdir={workdir}", *arguments)
+        given = [] if arguments[0].startswith("--workdir") else [f"--workdir={workdir}"]
+        code, output = command(main, *given, *arguments)
         assert (code, message in output) == (2, True), output
