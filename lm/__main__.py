@@ -9,6 +9,7 @@ from lm.parser import Parser
 COMMANDS = {
     "train": "train a model, or estimate its cost",
     "generate": "continue prompts",
+    "chat": "talk to a model that was trained on chats",
     "evaluate": "evaluate on a text",
     "inspect": "show what a model does with a text, token by token",
     "harness": "evaluate on tasks of the lm-evaluation-harness",

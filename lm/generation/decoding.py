@@ -82,11 +82,7 @@ class Decoder:
             # Decode until the longest text fills the cache.
             n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))
             while True:
-                if (ids_BT < 0).any():
-                    raise UserError(
-                        "the model's logits are not finite: its weights are NaN, infinite or too large; use the "
-                        "checkpoint of an earlier step (--step N)"
-                    )
+                _check_finite(ids_BT)
                 n_drawn += ids_BT.shape[1]
                 for text, ids in zip(texts, ids_BT.tolist(), strict=True):
                     text.extend(ids)
@@ -106,6 +102,54 @@ class Decoder:
         for row, window in zip(prompts_BT, windows, strict=True):
             row[: len(window)] = window
         return prompts_BT, lengths_B
+
+
+def _check_finite(ids_BT) -> None:
+    """Raise UserError if a token could not be drawn."""
+    if (ids_BT < 0).any():
+        raise UserError(
+            "the model's logits are not finite: its weights are NaN, infinite or too large; use the checkpoint of an "
+            "earlier step (--step N)"
+        )
+
+
+class CachedText:
+    """One text that grows by given and by drawn tokens; the model reads each of them once.
+
+    Attributes:
+        ids: the tokens so far. Tokens may be appended, and the last one, if it was just drawn, may be removed.
+    """
+
+    def __init__(self, decoder: Decoder, ids: Sequence[int], sampling: Sampling, seed: int = 0):
+        self.decoder, self.ids = decoder, list(ids)
+        self._draws = sampling, np.uint32(seed), np.zeros(1, np.uint32)
+        self._state: State | None = None
+        self._n_read = 0  # tokens in the cache
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the model cannot see all tokens, so that none can be drawn."""
+        return len(self.ids) > self.decoder.seq_len
+
+    def draw(self) -> int:
+        """Draw the next token, append it, and return it. Raises ValueError if the text is full."""
+        if self.is_full:
+            raise ValueError(f"the text has {len(self.ids)} tokens, and the model sees {self.decoder.seq_len}")
+        if self._state is None:
+            prompts_BT, lengths_B = self.decoder._windows([self.ids])
+            draws, n_slots = self._draws, self.decoder.seq_len
+            self._state = _prefill(self.decoder, prompts_BT, lengths_B, np.int32(0), draws, n_slots=n_slots)
+        else:
+            new_T = np.zeros(self.decoder.seq_len, np.int32)  # of one shape, for one compiled program
+            new = self.ids[self._n_read :]
+            new_T[: len(new)] = new
+            state = _read(self.decoder, self._state, new_T, np.int32(len(new)))
+            self._state, _ = _decode(self.decoder, state, np.int32(1), self._draws)
+        self._n_read = len(self.ids)
+        token_B = np.asarray(self._state.tokens_B)
+        _check_finite(token_B)
+        self.ids.append(int(token_B[0]))
+        return self.ids[-1]
 
 
 def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None) -> Decoder:
@@ -193,6 +237,19 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
     ids_BT = jnp.zeros((len(state.tokens_B), decoder.seq_len), jnp.int32)
     return jax.lax.fori_loop(0, n_tokens, step, (state, ids_BT))
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
+    """Put the first n_tokens - 1 (traced) of given tokens of one text into the cache; the last becomes the newest."""
+
+    def step(i, state):
+        token_11 = jax.lax.dynamic_slice_in_dim(tokens_T, i, 1)[None]
+        _, cache = _apply(decoder, state.cache, token_11, decode(state.time, state.starts_B))
+        return dataclasses.replace(state, cache=cache, time=state.time + 1)
+
+    state = jax.lax.fori_loop(0, n_tokens - 1, step, state)
+    return dataclasses.replace(state, tokens_B=jax.lax.dynamic_slice_in_dim(tokens_T, n_tokens - 1, 1))
 
 
 def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):

@@ -34,9 +34,11 @@ def flag(name: str) -> str:
     return "--" + name.removeprefix("n_").replace("_", "-")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an argument for each option to a command."""
+def add_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...] = ()) -> None:
+    """Add an argument for each option to a command, or for these."""
     for name, hint in typing.get_type_hints(Options).items():
+        if names and name not in names:
+            continue
         field, kind = Options.__dataclass_fields__[name], (typing.get_args(hint) or (hint,))[0]
         default = "all" if field.default is None else field.default
         parser.add_argument(

@@ -44,6 +44,8 @@ MODELS = {
         "n_kv_heads": 1,
     },
     "slow_rope_width": {"rope_width": 2, "rope_scaling": "linear", "rope_factor": 2.0, "norm": "layer"},
+    "slow_recurrence": {"gated_delta": "three_of_four", "n_layers": 4, "n_kv_heads": 4},
+    "slow_looks_back": {"token_shift": True, "conv_keys": True, "conv_values": True, "conv_stream": True},
     "slow_remat": {"scan_layers": True, "remat": "block", "dropout": 0.1, "norm_placement": "post", "qk_norm": True},
 }  # fmt: skip
 
@@ -177,6 +179,35 @@ def test_the_cache_has_the_minimum_size():
         leaves = [cache[f"layers_{i}"]["attention"][name] for i in (0, 1) for name in ("k", "v")]
         assert [leaf.shape for leaf in leaves] == [(2, 3, 4)] * 2 + [(2, 8, 4)] * 2
         assert {leaf.dtype.name for leaf in leaves} == {dtype}
+
+
+@models("learned", "slow_window", "slow_gemma2", "slow_recurrence", "slow_looks_back")
+def test_a_text_that_grows_by_given_and_drawn_tokens_is_read_once(name, monkeypatch):
+    """Each drawn token is that of the full context computed anew, also after a drawn token was replaced."""
+    n_prefilled = []
+    prefill = decoding._prefill
+    monkeypatch.setattr(decoding, "_prefill", lambda *a, **more: n_prefilled.append(1) or prefill(*a, **more))
+    config, params, decoder = built(name)
+    logits = jax.jit(lambda tokens: model.logits(params, config.model, tokens[None])[0])
+    text = decoding.CachedText(decoder, [1, 2], GREEDY)
+
+    def draw():
+        context = [*text.ids, *[0] * (decoder.seq_len - len(text.ids))]
+        expected = int(np.argmax(logits(np.array(context))[len(text.ids) - 1]))
+        assert text.draw() == expected == text.ids[-1]
+
+    draw()
+    text.ids.append(7)
+    draw()
+    text.ids[-1] = 5
+    text.ids.append(3)
+    draw()
+    draw()
+    assert (len(text.ids), text.is_full, len(n_prefilled)) == (8, False, 1)
+    draw()
+    assert text.is_full
+    with pytest.raises(ValueError, match="has 9 tokens, and the model sees 8"):
+        text.draw()
 
 
 def test_logits_that_are_not_finite_are_an_error():

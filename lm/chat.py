@@ -1,0 +1,108 @@
+"""Talk to a model that was trained on chats: python -m lm.chat runs/NAME."""
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+
+import lm
+from lm.command_line.checkpoint import STEP
+from lm.config.values import path_argument
+from lm.errors import UserError, with_exit_code
+from lm.generation import options
+from lm.parser import Parser
+from lm.text_tables import for_terminal
+
+EPILOG = """\
+examples:
+  python -m lm.chat runs/mine
+  python -m lm.chat runs/mine --system "You are a pirate." --temperature 0
+  printf 'Hello\\nAnd now in French\\n' | python -m lm.chat runs/mine
+
+Each line is a message; Ctrl-C ends an answer, Ctrl-D the chat. Turns are written as in training: docs/data.md, "Chats".
+The model remembers train.seq_len tokens; when they are full, the oldest messages are forgotten, which is said.
+
+exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C at a prompt.
+"""
+OPTIONS = ("n_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+PROMPT = "> "
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser("chat", "Talk to a model that was trained on chats.", EPILOG)
+    what = "the directory of the run, or of a Hugging Face checkpoint"
+    parser.add_argument("workdir", type=path_argument, metavar="DIR", help=what)
+    parser.add_argument("--step", **STEP)
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system's turn before the first message")
+    options.add_arguments(parser, OPTIONS)
+    return parser.parse_args(argv)
+
+
+@with_exit_code
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    a = parse_arguments(argv)
+    given = {name: getattr(a, name) for name in OPTIONS}
+    options.check_options(given, options.flag)
+    run = lm.load(a.workdir, a.step)
+    from lm.generation.chat import Conversation, check_chats
+    from lm.generation.filters import Sampling  # imports jax
+
+    n_tokens, seed = given.pop("n_tokens"), given.pop("seed")
+    note(f"{a.workdir}, step {run.step}")
+    if text := check_chats(run):
+        note(text)
+    talk = Conversation(run.decoder, run.tokenizer, Sampling(**given), n_tokens, system=a.system, seed=seed)
+    for message in messages():
+        try:
+            with interrupting(talk):
+                for part in talk.answer(message, note):
+                    print(for_terminal(part) if sys.stdout.isatty() else part, end="", flush=True)
+        except UserError as error:
+            if not sys.stdin.isatty():  # a script must not go on without the answer
+                raise
+            note(str(error))
+            continue
+        print(flush=True)
+    return 0
+
+
+def messages() -> Iterator[str]:
+    """Yield the lines of standard input that are not empty; in a terminal they can be edited."""
+    while True:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  line editing of input()
+            try:
+                line = input(PROMPT)
+            except EOFError:
+                print()
+                return
+        elif not (line := sys.stdin.readline()):
+            return
+        if line := line.strip():
+            yield line
+
+
+@contextlib.contextmanager
+def interrupting(talk) -> Iterator[None]:
+    """Return a context in which Ctrl-C ends the answer in place of the process."""
+
+    def interrupt(*_) -> None:
+        talk.interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def note(text: str) -> None:
+    """Print what is not an answer."""
+    print(f"[{text}]", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

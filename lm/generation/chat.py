@@ -1,0 +1,130 @@
+"""A chat with a model: turns are written as in training (lm/data/chats.py), and the model reads each token once."""
+
+from collections.abc import Callable, Iterator
+
+from lm.data import chats
+from lm.data.chats import Part, Turn
+from lm.data.tokenizers import Tokenizer
+from lm.errors import UserError
+from lm.files import read_json
+from lm.generation.decoding import CachedText, Decoder
+from lm.generation.filters import Sampling
+from lm.generation.text import Continuation
+from lm.text_tables import plural
+from lm.trained_model import TrainedModel
+from lm.workdir.saved_run import WEIGHTS_OF
+
+
+class Conversation:
+    """The turns of a user and a model.
+
+    The model sees at most decoder.seq_len tokens. Before an answer, the oldest turns except the system's are forgotten
+    until there is room for it: n_tokens, or half of the context.
+
+    Attributes:
+        text: all tokens that the model sees, markers included; None before the first answer.
+        interrupted: set it to end the answer that is being written.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        n_tokens: int,
+        *,
+        system: str = "",
+        seed: int = 0,
+    ):
+        self.decoder, self.tokenizer, self.n_tokens = decoder, tokenizer, n_tokens
+        self.sampling, self.seed = sampling, seed
+        turns = chats.render(Turn("system", system)) if system else []
+        self.head = tokenizer.begin(self._encode(turns)).tolist()  # what is never forgotten
+        self.text: CachedText | None = None
+        self.starts: list[int] = []  # of the user's turns in the text
+        self.interrupted = False
+
+    def _encode(self, parts: list[Part]):
+        return chats.encode(self.tokenizer, [parts])[0].ids
+
+    def answer(self, content: str, say: Callable[[str], None]) -> Iterator[str]:
+        """Yield the answer to a turn of the user, in parts, as it is drawn.
+
+        Args:
+            content: what the user says.
+            say: receives a line if turns are forgotten or the answer is cut.
+
+        Raises:
+            UserError: if the turn cannot be encoded or is too long; the conversation stays as it was.
+        """
+        self._add(self._encode([*chats.render(Turn("user", content)), *chats.opening("assistant")]).tolist(), say)
+        assert self.text is not None
+        special = chats.marker_ids(self.tokenizer)
+        stop = () if special else (chats.END,)
+        row, n_shown, self.interrupted = Continuation("", 0, prompt_ids=self.text.ids.copy()), 0, False
+        while not (row.finish or self.interrupted or self.text.is_full):
+            row.add([self.text.draw()], self.tokenizer, stop, self.n_tokens)
+            yield row.text[n_shown:]
+            n_shown = len(row.text)
+        if row.finish is None and not self.interrupted:
+            say(f"the context of {self.decoder.seq_len:,} tokens is full: the answer is cut")
+        if row.finish == "length":
+            say(f"the answer is cut after {self.n_tokens:,} tokens (--tokens)")
+        self._end_turn(row.finish, special)
+
+    def _add(self, new: list[int], say: Callable[[str], None]) -> None:
+        """Append the tokens of a turn, and forget old turns if there is no room for an answer."""
+        seq_len, least = self.decoder.seq_len, len(self.head) + len(new)
+        if least >= seq_len:
+            of_system = f" and the system's {len(self.head):,}" if self.head else ""
+            raise UserError(
+                f"the message has {len(new):,} tokens with its markers{of_system}, too many for the context of "
+                f"{seq_len:,}; write a shorter one"
+            )
+        room = max(least, seq_len - min(self.n_tokens, seq_len // 2))
+        ids = self.text.ids if self.text else self.head
+        kept_from = [len(self.head), *self.starts[1:], len(ids)]  # if 0, 1, ... messages with answers are forgotten
+        n = next(n for n, first in enumerate(kept_from) if least + len(ids) - first <= room)
+        if n:
+            say(f"the context of {seq_len:,} tokens is full: forgot the oldest {plural(n, 'message')}")
+        if n or self.text is None:
+            self.starts = [start - kept_from[n] + len(self.head) for start in self.starts[n:]]
+            self.text = CachedText(self.decoder, [*self.head, *ids[kept_from[n] :]], self.sampling, self.seed)
+        self.starts.append(len(self.text.ids))
+        self.text.ids += new
+
+    def _end_turn(self, finish: str | None, special: dict[str, int]) -> None:
+        """Append what is missing of the end of an answer: it may have been cut, or have ended like a document."""
+        assert self.text is not None
+        marker, newline = chats.ending(is_answer=True)
+        ids = self.text.ids
+        is_complete = finish == "stop" or (finish == "end_of_text" and ids[-1] == special.get(chats.END))
+        if finish == "end_of_text" and not is_complete:
+            ids.pop()  # another token ended the answer
+        ids += self._encode([newline] if is_complete else [marker, newline]).tolist()
+
+
+def check_chats(run: TrainedModel) -> str | None:
+    """Return a warning about a model that does not know the turns of chats; None if it does.
+
+    Raises:
+        UserError: its tokenizer cannot write them.
+    """
+    if run.tokenizer is None:
+        raise UserError(f"{run.path} has no tokenizer, only token ids; a chat needs text")
+    try:
+        chats.encode(run.tokenizer, [chats.render(Turn(role, "")) for role in ("user", "assistant")])
+    except UserError:
+        raise UserError(
+            f"{run.path}: its tokenizer cannot write the markers of chats ({chats.START}user ...); train on chats "
+            '(docs/data.md, "Chats"), or continue texts with lm.generate'
+        ) from None
+    if run.config.data.targets == "assistant":
+        return None
+    try:
+        record = read_json(run.path / "run.json", {"data": ({"name": str}, None)})["data"] or {}
+    except FileNotFoundError:
+        record = {"name": WEIGHTS_OF}
+    if record.get("chats") or (record.get("name", "").startswith(WEIGHTS_OF) and chats.marker_ids(run.tokenizer)):
+        return None
+    return f"WARNING: {run.path} was not trained on chats ({chats.START}user ...), so its answers continue any text"
