@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 
+from lm.errors import with_exit_code
 from lm.parser import Parser
 
 COMMANDS = {
@@ -23,6 +24,7 @@ COMMANDS = {
 }
 
 
+@with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:

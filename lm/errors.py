@@ -59,6 +59,7 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 
     Exit codes: the command's own; 2 for a mistake of the user; 1 for a temporary error, such as a full disk or a
     directory that cannot be read; 130 for Ctrl-C; 141 if the reader of the output went away, as for other programs.
+    Output that cannot be written, to a full disk for example, is an error, too, unless it is that of long work.
 
     >>> @with_exit_code
     ... def main() -> int:
@@ -69,10 +70,17 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def run(*args, **kwargs) -> int:
+        _open_streams()
         _print_every_text()
         try:
-            code = command(*args, **kwargs)
-            sys.stdout.flush()
+            try:
+                code = command(*args, **kwargs)
+            except SystemExit:  # of argparse, which has printed its help
+                if error := _flush_stdout():
+                    raise error from None
+                raise
+            if error := _flush_stdout():
+                raise error
             return code
         except UserError as error:
             return _fail(error.code, str(error))
@@ -80,6 +88,8 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
             _silence(sys.stdout)
             return 141
         except OSError as error:
+            with contextlib.suppress(BrokenPipeError):
+                error = _flush_stdout() or error
             return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
             return _fail(130, "interrupted")
@@ -89,6 +99,33 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
             raise
 
     return run
+
+
+def _open_streams() -> None:
+    """Open /dev/null for each standard stream that the shell closed (`>&-`).
+
+    Python has None for it, and the next file that is opened has its number: libraries would write messages into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            try:
+                os.fstat(number)  # a file has the number already
+            except OSError:
+                os.dup2(null, number)
+            setattr(sys, name, open(null, "r" if number == 0 else "w", encoding="utf-8"))  # noqa: SIM115 - to the end
+
+
+def _flush_stdout() -> OSError | None:
+    """Write what standard output still holds; returns an error that names it if this fails."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _silence(sys.stdout)  # Python would try again when it exits
+        return OSError(error.errno, f"standard output cannot be written: {error.strerror}")
+    return None
 
 
 def _print_every_text() -> None:
@@ -113,7 +150,7 @@ def _silence(stream) -> None:
 
 
 class _Lasting:
-    """A stream that falls silent when its reader goes away."""
+    """A stream that falls silent when its reader goes away or its disk is full."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -131,14 +168,14 @@ class _Lasting:
         try:
             return action(*arguments)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal was closed
+            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):  # EIO: a terminal was closed
                 raise
             _silence(self._stream)
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Return a context for long work, which continues when `| head` or a terminal no longer reads its output."""
+    """Return a context for long work, which continues when nothing reads its output, or its output cannot be stored."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_Lasting, streams)
     try:
@@ -149,8 +186,10 @@ def lasting_output() -> Iterator[None]:
 
 
 def _fail(code: int, message: str) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    try:
         say(message, sys.stderr)
+    except OSError:  # nobody can be told
+        _silence(sys.stderr)
     if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes must not wait for the others
         processes.leave(code, message)
     return code

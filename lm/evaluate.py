@@ -12,7 +12,7 @@ from lm.command_line.checkpoint import add_checkpoint, add_trust
 from lm.config.values import short
 from lm.data import trusted
 from lm.errors import UserError, with_exit_code
-from lm.files import make_folder, to_json, write_text
+from lm.files import expanded, make_folder, to_json, write_text
 from lm.parser import Parser
 from lm.text_tables import say, write
 
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
     opened = [texts.open_text(run, a.split, source, print_line) for source in sources or texts.own_texts(run)]
-    output = Path(a.output).expanduser() if a.output else run.path / "evaluation"
+    output = Path(expanded(a.output)) if a.output else run.path / "evaluation"
     try:
         output.mkdir(parents=True, exist_ok=True) if a.output else make_folder(output)
     except OSError as error:

@@ -18,7 +18,7 @@ from lm import parameters
 from lm.config import saved_config, to_dict
 from lm.data import tokenizers
 from lm.errors import UserError
-from lm.files import refuse_url, to_json
+from lm.files import expanded, refuse_url, to_json
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params
@@ -45,7 +45,7 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
         TemporaryError: another process is writing it.
     """
     refuse_url(path, option)
-    target = Path(os.path.realpath(Path(path).expanduser()))
+    target = Path(os.path.realpath(expanded(path)))
     if target.exists() and (not target.is_dir() or any(target.iterdir()) or target.is_mount()):
         raise UserError(f"{option} {path} is not an empty directory; give another")
     partial = target.with_name(f".{target.name}.partial")

@@ -212,6 +212,14 @@ def is_name(name: str) -> bool:
     return name.isprintable() and 0 < len(name.encode()) <= MAX_NAME
 
 
+def expanded(path: str | Path) -> str:
+    """Return a path with the user's home directory in place of "~"; raises UserError if the user has none."""
+    found = os.path.expanduser(path)
+    if found == "~" or found.startswith("~/"):
+        raise UserError(f"{path}: this user has no home directory; set HOME, or give a path without ~")
+    return found
+
+
 def is_file_name(name: str) -> bool:
     r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
 

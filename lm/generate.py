@@ -9,7 +9,7 @@ import lm
 from lm.command_line.checkpoint import add_checkpoint
 from lm.data.tokenizers import known_prompt
 from lm.errors import UserError, with_exit_code
-from lm.files import refuse_pointer, to_json
+from lm.files import expanded, refuse_pointer, to_json
 from lm.generation import options
 from lm.parser import Parser
 from lm.text_tables import say, write
@@ -53,7 +53,7 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     if a.prompt_file is None:
         return a.prompt or []
     try:
-        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(a.prompt_file).expanduser().read_bytes()
+        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(expanded(a.prompt_file)).read_bytes()
         refuse_pointer(a.prompt_file, content)
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -9,14 +9,47 @@ from lm.errors import UserError
 
 
 class BothSpellings(argparse.ArgumentParser):
-    """A parser that takes each option with hyphens and with underscores, and refuses a second value of one."""
+    """A parser that takes each option with hyphens and with underscores, and refuses a second value of one.
+
+    A value may begin with a hyphen, as in --prompt "-So" and --learning-rate -1e-5, unless it is an option.
+    """
 
     def parse_known_args(self, args=None, namespace=None):
         names = {name.replace("_", "-"): name for name in self._option_string_actions}
         given = [text.partition("=") for text in (sys.argv[1:] if args is None else args)]
         args = [f"{names.get(name.replace('_', '-'), name)}{equals}{value}" for name, equals, value in given]
+        args = self._joined(args)
         self._refuse_repeated(args)
         return super().parse_known_args(args, namespace)
+
+    def _print_message(self, message, file=None):
+        """Print help or an error; argparse would ignore that it cannot be written."""
+        if message:
+            (file or sys.stderr).write(message)
+
+    def _joined(self, arguments: list[str]) -> list[str]:
+        """Join options and values that begin with a hyphen: argparse would take these for options."""
+        found: list[str] = []
+        rest = list(arguments)
+        while rest and rest[0] != "--":
+            argument = rest.pop(0)
+            if rest and self._is_value(rest[0], self._option_string_actions.get(argument)):
+                argument += f"={rest.pop(0)}"
+            found.append(argument)
+        return found + rest
+
+    def _get_values(self, action, arg_strings):
+        """Return the value of an option; argparse of Python 3.11 loses "--" where it is the value."""
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
+
+    def _is_value(self, text: str, option: argparse.Action | None) -> bool:
+        """Return whether a text with a hyphen is the value of the option before it; with two, only of a free text."""
+        if option is None or option.nargs is not None or not option.option_strings[0].startswith("--"):
+            return False
+        is_option = text.partition("=")[0] in self._option_string_actions
+        return text.startswith("-") and not is_option and (option.metavar == "TEXT" or not text.startswith("--"))
 
     def _refuse_repeated(self, arguments: list[str]) -> None:
         """Raise UserError for an option that is given twice, because argparse would keep the last in silence.

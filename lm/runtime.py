@@ -1,5 +1,6 @@
 """Set up JAX for a process. Importing this module does not import jax."""
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -66,7 +67,8 @@ def start_jax(
     for name, value in PROMISED.items():
         jax.config.update(name, value)
     if not jax.config.values["jax_compilation_cache_dir"]:
-        jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
+        with contextlib.suppress(UserError):  # no home directory: each start compiles
+            jax.config.update("jax_compilation_cache_dir", str(user_cache(cache_dir) / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return jax
 

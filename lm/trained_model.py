@@ -19,6 +19,7 @@ from lm.data import tokenizers
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
+from lm.files import expanded
 from lm.generation import options
 from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
@@ -184,7 +185,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted or not supported.
     """
-    path = Path(path).expanduser()
+    path = Path(expanded(path))
     step = int(step) if isinstance(step, str) and is_step(step) else step
     if is_checkpoint(path):
         if step not in ("best", "latest", 0):

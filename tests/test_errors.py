@@ -4,15 +4,19 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from running import ROOT
 
 from lm import sweep
-from lm.data import prepare
-from lm.errors import TemporaryError, UserError, with_exit_code
-from lm.files import name_errors
+from lm.config import DataConfig
+from lm.data import cache, prepare, sources
+from lm.errors import TemporaryError, UserError, lasting_output, with_exit_code
+from lm.files import expanded, name_errors
+from lm.parser import Parser
 from lm.sweeps import runner
 from lm.text_tables import for_terminal, say, table
 from lm.training.progress import Progress
@@ -107,3 +111,105 @@ def test_every_module_prints_by_the_same_rule():
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "lm").rglob("*.py")}
     found = {str(path.relative_to(ROOT)) for path, text in sources.items() if prints.search(text)}
     assert found == PRINTS.keys()
+
+
+# ---- What the shell hands over ---------------------------------------------------------------------------------------
+
+HANDED_OVER = [
+    ("lm --help >&-", 0),
+    ("lm --help >&- 2>&- <&-", 0),
+    ("lm --help >/dev/full", 1),
+    ("lm train --help >/dev/full", 1),
+    ("lm train --config $ROOT/configs/shakespeare.py --print_config python >&-", 0),
+    ("lm train --config $ROOT/configs/shakespeare.py --print_config python >/dev/full", 1),
+    ("lm runs nowhere 2>&-", 2),
+    ("lm runs nowhere 2>/dev/full", 2),
+    ("lm runs nowhere >/dev/full 2>/dev/full", 2),
+    ("lm generate --workdir . --prompt-file - <&-", 2),
+    ("set -o pipefail; lm train --help | true", 141),
+    ("mkdir gone; cd gone; rmdir ../gone; lm runs", 2),
+    ("ulimit -n 12; lm runs .", 2),
+    ("COLUMNS=0 TERM= lm generate --help", 0),
+    ("LC_ALL=C PYTHONIOENCODING=ascii lm runs n\u00f6where", 2),
+    ("env -u HOME setpriv --reuid 12345 --regid 12345 --clear-groups $PYTHON -m lm runs /nowhere", 2),
+]
+
+
+def test_a_command_ends_with_its_exit_code_and_no_traceback_whatever_the_shell_hands_over(tmp_path):
+    """Closed and full streams, no directory, few files, no width, no terminal, no locale, no home."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "ROOT": str(ROOT), "PYTHON": sys.executable}
+    for line, code in HANDED_OVER:
+        if "setpriv" in line and os.getuid():
+            continue
+        script = f'lm() {{ "$PYTHON" -m lm "$@"; }}; {line}'
+        done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, timeout=300)
+        output = (done.stdout + done.stderr).decode()
+        assert (done.returncode, "Traceback" in output, "Exception ignored" in output) == (code, False, False), (
+            line, output
+        )  # fmt: skip
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path):
+    """Libraries write their messages to these numbers, and would write them into a checkpoint."""
+    script = (
+        "from lm.errors import with_exit_code; import sys; "
+        "sys.exit(with_exit_code(lambda: 0 if open(sys.argv[1], 'w').fileno() > 2 else 5)())"
+    )
+    command = f'exec "{sys.executable}" -c "{script}" {tmp_path}/file <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", command], env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == 0
+
+
+def test_long_work_goes_on_when_its_output_cannot_be_stored():
+    with open("/dev/full", "w") as stream, contextlib.redirect_stdout(stream), lasting_output():
+        for _ in range(3):
+            print("x" * 10**5, flush=True)
+
+
+def test_without_a_home_directory_what_needs_one_is_refused(monkeypatch):
+    def unknown(_):
+        raise KeyError("no such user")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for advice, need in (
+        ("set HOME", lambda: expanded("~/runs")),
+        ("set XDG_CACHE_HOME", lambda: cache.user_cache(None)),
+        ("set HOME", lambda: sources.find_tfds("tiny_shakespeare", DataConfig(), print)),
+    ):
+        with pytest.raises(UserError, match=advice):
+            need()
+    assert expanded("~other") == "~other"  # a file of this name
+    assert str(cache.user_cache("/cache")) == "/cache"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (["--prompt", "-So"], {"prompt": "-So"}),
+        (["--prompt", "- a list", "--rate", "-1"], {"prompt": "- a list", "rate": -1.0}),
+        (["--prompt", "--- a/file"], {"prompt": "--- a/file"}),
+        (["--prompt", "--"], {"prompt": "--"}),
+        (["--prompt", ""], {"prompt": ""}),
+        (["--rate", "-1e-5"], {"rate": -1e-5}),
+        (["--rate", "-inf"], {"rate": float("-inf")}),
+        (["--out-dir", "-name"], {"out_dir": "-name"}),
+        (["--prompt", "-h"], None),  # options remain options
+        (["--prompt", "--rate", "1"], None),
+        (["--prompt", "--rate=1"], None),
+        (["--out_dir", "--prompt", "x"], None),
+        (["--out_dir", "--promt"], None),  # a mistyped option
+        (["-So"], None),
+    ],
+)
+def test_a_value_may_begin_with_a_hyphen(arguments, values, capsys):
+    parser = Parser("test", "")
+    parser.add_argument("--prompt", metavar="TEXT")
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--out_dir", metavar="DIR")
+    if values is None:
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+    else:
+        found = vars(parser.parse_args(arguments))
+        assert {name: x for name, x in found.items() if x is not None} == values

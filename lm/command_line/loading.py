@@ -17,6 +17,7 @@ from lm.config.convert import flatten, from_flat, suggestion, to_dict
 from lm.config.schema import Config, OptimizerConfig, schema
 from lm.config.values import parse
 from lm.errors import UserError
+from lm.files import expanded
 from lm.huggingface.config_files import read_training_config
 from lm.text_tables import say
 
@@ -128,7 +129,7 @@ def run_file(path: str, function: str, folder: str) -> Any:
     Raises:
         UserError: there is no such file or function, or it raises an exception.
     """
-    path = os.path.expanduser(path)
+    path = expanded(path)
     if not os.path.isfile(path):
         near = difflib.get_close_matches(Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1)
         hint = f"; did you mean {folder}/{near[0]}?" if near else ""
@@ -170,7 +171,7 @@ def _get_config(path: str) -> dict[str, Any]:
     """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
     if path.startswith("hf:"):
         try:
-            return flatten(to_dict(read_training_config(os.path.expanduser(path.removeprefix("hf:")))))
+            return flatten(to_dict(read_training_config(expanded(path.removeprefix("hf:")))))
         except UserError as error:
             raise UserError(*(f"--config: {problem}" for problem in error.problems)) from None
     config = run_file(path, "get_config", "configs")

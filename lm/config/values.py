@@ -12,6 +12,8 @@ import types
 import typing
 from typing import Any
 
+from lm.files import expanded
+
 BOUNDS = {
     "low": (">=", operator.ge), "above": (">", operator.gt), "high": ("<=", operator.le), "below": ("<", operator.lt)
 }  # fmt: skip
@@ -111,7 +113,7 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         raise ValueError(f"{short(value)} is not one of {', '.join(forms)}{_form_hint(value, forms)}")
     if limits["path"]:
         form, colon, path = value.rpartition(":")
-        value = f"{form}{colon}{os.path.expanduser(path)}"
+        value = f"{form}{colon}{expanded(path)}"
     if kind is int and limits["high"] is None:
         limits["high"] = MAX_INT
     for name, (sign, fits) in BOUNDS.items():
@@ -127,7 +129,7 @@ def path_argument(text: str) -> str:
     """
     if not is_text(text):
         raise argparse.ArgumentTypeError(f"{text!r} has a byte that is not UTF-8")
-    return os.path.expanduser(text)
+    return expanded(text)
 
 
 def close_match(word: str, candidates: list[str], template: str = "; did you mean {}?", cutoff: float = 0.6) -> str:

@@ -23,9 +23,21 @@ _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than lookin
 
 
 def user_cache(cache_dir: str | None) -> Path:
-    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or ~/.cache)."""
+    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or ~/.cache).
+
+    Raises:
+        UserError: the user has no home directory.
+    """
     files.refuse_url(cache_dir, "config.data.cache_dir")
-    return Path(cache_dir).expanduser() if cache_dir is not None else platformdirs.user_cache_path("lm")
+    if cache_dir is not None:
+        return Path(files.expanded(cache_dir))
+    try:
+        return Path(files.expanded(platformdirs.user_cache_dir("lm")))
+    except (UserError, RuntimeError):
+        raise UserError(
+            "there is no place for caches: this user has no home directory; set XDG_CACHE_HOME=DIR, or give "
+            "--config.data.cache_dir=DIR"
+        ) from None
 
 
 def key_of(*parts) -> str:

@@ -22,7 +22,7 @@ from lm.config.values import short
 from lm.data.hf_tokenizer import ENDS_OF_TURN
 from lm.data.tokenizer_base import Tokenizer
 from lm.errors import UserError
-from lm.files import read_json
+from lm.files import expanded, read_json
 
 START, END = "<|im_start|>", "<|im_end|>"
 MARKERS = (START, END)
@@ -201,7 +201,7 @@ def notice(tokenizer: Tokenizer, spec: str) -> str | None:
     """
     kind, _, path = spec.partition(":")
     others = [] if marker_ids(tokenizer) else [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
-    if not others and (kind != "hf" or not _has_other_template(Path(path).expanduser().parent)):
+    if not others and (kind != "hf" or not _has_other_template(Path(expanded(path)).parent)):
         return None
     reason = f"has the marker {others[0]} of another one" if others else "comes with a template of another one"
     return f"WARNING: chats are written in ChatML ({START}user ...), but the tokenizer {reason}, which is not used"

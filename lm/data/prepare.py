@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from lm.errors import UserError, lasting_output, with_exit_code
-from lm.files import refuse_url
+from lm.files import expanded, refuse_url
 from lm.git import git_state
 from lm.parser import Parser
 from lm.text_tables import say
@@ -36,12 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     if a.verify is not None:
         from lm.data import shards
 
-        say(shards.verify(Path(a.verify).expanduser()))
+        say(shards.verify(Path(expanded(a.verify))))
         return 0
     from lm.data.shard_writer import write_shards
 
     refuse_url(a.output, "--output")
-    a.output = Path(a.output).expanduser()
+    a.output = Path(expanded(a.output))
     try:
         with lasting_output():
             write_shards(a, (git_state() or {"commit": None})["commit"])

@@ -20,7 +20,7 @@ from lm.config.values import short
 from lm.data import chats, storage, tfds_directory
 from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of, shorten
 from lm.errors import UserError
-from lm.files import parse_json
+from lm.files import expanded, parse_json
 
 FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
@@ -63,7 +63,7 @@ def find_spans(
         UserError: the kind is unknown, there is nothing to read, or a file has no such column.
     """
     kind, _, path = source.partition(":")
-    path = os.path.expanduser(path)
+    path = expanded(path)
     if kind not in ("hf", *READERS) or not path:
         raise UserError(f'config.data.source: "{source}" is not one of {FORMS}')
     if kind == "hf" and not storage.is_url(path):

@@ -16,7 +16,7 @@ from lm.data.corpus import Corpus, Split
 from lm.data.readers import splits_in
 from lm.data.text_files import shorten
 from lm.errors import UserError
-from lm.files import COUNT, PointerError, is_file, is_file_name, matching_files, open_regular, read_json
+from lm.files import COUNT, PointerError, expanded, is_file, is_file_name, matching_files, open_regular, read_json
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
@@ -53,7 +53,7 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     Raises:
         UserError: there are no shards, one cannot be read, or one differs from the folder's manifest.
     """
-    location = Path(path).expanduser()
+    location = Path(expanded(path))
     manifest = read_manifest(location) if location.is_dir() else None
     if manifest:
         records = shard_records(manifest)

@@ -12,7 +12,7 @@ from lm.data.chats import Chat
 from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
 from lm.errors import UserError
-from lm.files import refuse_url
+from lm.files import expanded, refuse_url
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of a run
@@ -37,13 +37,13 @@ def find_source(config, say: Callable[[str], None]) -> Source:
     """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, or another UserError."""
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
-        path = find_tfds(argument, config, say) if kind == "tfds" else os.path.expanduser(argument)
+        path = find_tfds(argument, config, say) if kind == "tfds" else expanded(argument)
         return find_files(kind, path, config, say)
     if config.source == "python_docs":
         return find_python_docs(config)
     if kind == "markov":
         return find_markov(config)
-    suggestion = f"; did you mean text:{config.source}?" if Path(config.source).expanduser().exists() else ""
+    suggestion = f"; did you mean text:{config.source}?" if os.path.exists(expanded(config.source)) else ""
     raise UserError(f'config.data.source: "{config.source}" is not one of {", ".join(SOURCES)}{suggestion}')
 
 
@@ -127,7 +127,7 @@ def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
     """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared if it is missing."""
     given = config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     refuse_url(given, "config.data.data_dir or TFDS_DATA_DIR")
-    root = Path(given).expanduser()
+    root = Path(expanded(given))
     directory = tfds_directory.prepared_directory(root, name)
     if directory is None and name == "tiny_shakespeare":
         directory = shakespeare.download_and_prepare(root, say)

@@ -9,7 +9,6 @@ the token.
 """
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 from lm.data.hf_tokenizer import HFTokenizer, train_bpe
 from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
-from lm.files import COUNT, PointerError, check_shape, parse_json, read_bytes
+from lm.files import COUNT, PointerError, check_shape, expanded, parse_json, read_bytes
 
 UNK = "<unk>"
 SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
@@ -192,7 +191,7 @@ def make(
         return train_bpe(documents, int(argument), special_tokens, markers)
     if kind == "hf":
         try:
-            content = read_bytes(os.path.expanduser(argument), 2**27).decode()
+            content = read_bytes(expanded(argument), 2**27).decode()
             return HFTokenizer(content, special_tokens)
         except PointerError:
             raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from lm.data import cache
 from lm.errors import UserError
-from lm.files import write_text
+from lm.files import expanded, write_text
 from lm.urls import is_url
 
 # tfds:NAME, NAME/CONFIG and NAME:VERSION, which stay inside of the folder of data sets.
@@ -68,7 +68,7 @@ def _read(data) -> Iterator[str]:
 
 
 def _is_folder(path: str) -> bool:
-    return os.path.isdir(os.path.expanduser(path))
+    return os.path.isdir(expanded(path))
 
 
 def _mark(place: str) -> Path:
@@ -76,5 +76,5 @@ def _mark(place: str) -> Path:
     form, colon, path = place.partition(":")
     if not colon or is_url(place):
         form, path = "", place
-    absolute = path if is_url(path) else os.path.abspath(os.path.expanduser(path))
+    absolute = path if is_url(path) else os.path.abspath(expanded(path))
     return cache.user_cache(None) / "trusted" / cache.key_of(form, absolute)

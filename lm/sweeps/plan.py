@@ -23,7 +23,7 @@ from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.errors import UserError
-from lm.files import MAX_NAME, is_name
+from lm.files import MAX_NAME, expanded, is_name
 from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
 
@@ -120,7 +120,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     problems += _unused_keys(variants)
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
-    background = ast.get_docstring(ast.parse(Path(path).expanduser().read_bytes())) or ""
+    background = ast.get_docstring(ast.parse(Path(expanded(path)).read_bytes())) or ""
     pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells)
     return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs)
 

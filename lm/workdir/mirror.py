@@ -17,7 +17,16 @@ from pathlib import Path
 
 from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import files_below, open_regular, parse_json, read_bytes, to_json, with_checksum, without_checksum
+from lm.files import (
+    expanded,
+    files_below,
+    open_regular,
+    parse_json,
+    read_bytes,
+    to_json,
+    with_checksum,
+    without_checksum,
+)
 from lm.urls import file_system, is_url, local_path
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.directory import fill
@@ -43,7 +52,7 @@ def check_url(url: str, workdir: str | Path) -> None:
     elif not path.strip("/"):
         problem = "it names no folder"
     elif local := local_path(url):
-        mirror, run = (Path(os.path.realpath(os.path.expanduser(name))) for name in (local, workdir))
+        mirror, run = (Path(os.path.realpath(expanded(name))) for name in (local, workdir))
         if not local.startswith("/"):
             problem = f"it has no absolute path; give file://{mirror}"
         elif mirror.parent == mirror:
