@@ -1,18 +1,23 @@
 """The adapter for lm-evaluation-harness: results of local tasks, and equality with the harness's own models."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers as tokenizers_library
 from running import metrics_of, summary_of
 from tiny import redrawn, tiny
+from tokenizers.models import WordLevel
 
 import lm
 from lm.data import tokenizers
 from lm.errors import UserError
+from lm.generation.text import Continuation
 from lm.harness import main
+from lm.huggingface.tokenizer_files import read_settings
 from lm.log_probabilities import score, windows
 from lm.trained_model import TrainedModel
 
@@ -186,6 +191,64 @@ def test_texts_start_with_the_begin_of_text(adapt):
     assert model._encode_pair("the cat", " sat")[0] == [begin, *run.tokenizer.encode("the cat")]
     (pair,) = model.loglikelihood(instances([("", " mat")]), True)
     assert pair[0] == pytest.approx(log_p([begin], run.tokenizer.encode(" mat").tolist(), full_last=True), abs=1e-4)
+
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+SECOND = {"content": "</s>", "special": True}
+SETTINGS = [  # tokenizer_config.json, special_tokens_map.json
+    (TOKENS, {}),
+    ({"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>"}, {}),
+    ({"bos_token": None, "eos_token": "</s>"}, {}),
+    ({"eos_token": "</s>"}, {"bos_token": "<s>"}),
+    ({"bos_token": "<x>", "eos_token": "</s>"}, {"bos_token": "<s>"}),
+    ({"eos_token": "</s>", "added_tokens_decoder": {"4": SECOND}}, {"bos_token": "<s>"}),
+    ({"eos_token": "<s>", "additional_special_tokens": ["<x>"]}, {}),
+    ({"tokenizer_class": "LlamaTokenizer"}, {}),
+    ({"tokenizer_class": "LlamaTokenizerFast", "bos_token": None}, {}),
+    ({"tokenizer_class": "GPT2Tokenizer"}, {}),
+]
+
+
+@pytest.mark.parametrize(("config", "legacy"), SETTINGS)
+def test_the_settings_of_a_checkpoint_name_the_prefix_and_the_special_tokens_as_in_transformers(
+    config, legacy, adapt, tmp_path
+):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra [bench])")
+    names = ["a", " b", "<x>", "<s>", "</s>", "<|endoftext|>", "<unk>"]
+    model = tokenizers_library.Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
+    model.add_special_tokens(["<s>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    family = "gpt2" if config.get("tokenizer_class") == "GPT2Tokenizer" else "llama"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    contents = {"tokenizer_config.json": config, "special_tokens_map.json": legacy}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | content))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    run = trained(f"hf:{tmp_path / 'tokenizer.json'}")
+    ours = adapt(dataclasses.replace(run, settings=read_settings(tmp_path)))
+    expected = theirs.eos_token_id if theirs.bos_token_id is None else theirs.bos_token_id
+    assert ours._prefix() == [expected]
+    ids = range(len(names))
+    left_out = {i for i in ids if not theirs.decode([i], skip_special_tokens=True)}
+    assert ours._special_ids == left_out
+    assert expected in left_out
+
+
+def test_special_tokens_that_are_drawn_are_left_out_of_texts(adapt, monkeypatch):
+    run = trained("bpe:300")
+    run.tokenizer.model.add_special_tokens(["<s>"])
+    special, model = run.tokenizer.special_ids()["<s>"], adapt(run)
+    a, stop = run.tokenizer.encode("a mat")[0], run.tokenizer.encode("q")[0]
+    for drawn, text in (([a, special, a], "aa"), ([special, a, stop, a], "a"), ([special], ""), ([a, stop], "a")):
+        row = Continuation("the", 0, prompt_ids=run.tokenizer.encode("the").tolist())
+        row.add(drawn, run.tokenizer, ["q"], len(drawn))
+        assert model._without_special(row, ["q"]) == text
+
+
+def test_a_chat_template_is_refused_before_anything_is_loaded(command):
+    for option in ("--apply_chat_template", "--apply_chat_template=x", "--apply_chat"):
+        code, output = command(main, "--workdir=none", "--tasks=x", option)
+        assert (code, "--apply_chat_template: not supported" in output) == (2, True)
 
 
 def test_a_text_without_tokens_has_probability_one(adapt):

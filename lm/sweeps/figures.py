@@ -174,7 +174,8 @@ def tuning(a: Analysis) -> Figure:
             if above:  # an empty line that is not clipped spoils the layout
                 axes.plot(above, [high] * len(above), "^", color=look["color"], clip_on=False)
         axes.set(xscale="log" if is_scale else "linear", ylim=(low, high), xlabel=words(key), ylabel=LOSS)
-        _label_values(axes, [at[x] for x in values], values)
+        tried = {x for line in lines.values() for x in line}
+        _label_values(axes, {x: at[x] for x in sorted(values, key=lambda x: x not in tried)})
         _add_legend(axes)
     return figure
 
@@ -198,14 +199,14 @@ def _loss_limits(variants: list[Variant], lines: list[dict]) -> tuple[float, flo
     return low - 0.05 * (high - low or 1), high + 0.05 * (high - low or 1)
 
 
-def _label_values(axes, positions: list[float], values: list) -> None:
-    """Label those of the values on the x axis that do not overlap."""
+def _label_values(axes, positions: dict) -> None:
+    """Label values at their positions on the x axis; one that would overlap an earlier one has no label."""
     axes.minorticks_off()
     scale = np.log if axes.get_xscale() == "log" else np.asarray
     low, high = scale(axes.get_xlim())
     shown: list[tuple[float, str]] = []
-    for x, value in zip(positions, values, strict=True):
-        if not shown or scale(x) - scale(shown[-1][0]) > 0.11 * (high - low):
+    for value, x in positions.items():
+        if all(abs(scale(x) - scale(other)) > 0.11 * (high - low) for other, _ in shown):
             shown.append((x, f"{value:.3g}" if isinstance(value, float) else str(value)))
     axes.set_xticks([x for x, _ in shown], [text for _, text in shown])
 
