@@ -10,14 +10,13 @@ import io
 import itertools
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lm.config import SPLITS
 from lm.config.values import short
-from lm.data import chats, storage, tfds_directory
+from lm.data import chats, columns, storage, tfds_directory
 from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of, shorten
 from lm.errors import UserError
 from lm.files import expanded, parse_json
@@ -156,12 +155,7 @@ def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator
 
 def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
     """Group the row groups of a Parquet file by the size of the column that is read."""
-    with storage.readable(file), _open_parquet(file) as parquet:
-        _check_column({f.name: str(f.type) for f in parquet.schema_arrow}, field)
-        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-        columns = [i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]  # of a chat: two
-        groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
-        sizes = [sum(g.column(i).total_uncompressed_size for i in columns) if g.num_rows else 0 for g in groups]
+    sizes = columns.sizes_of_groups(file, field)
     start = size = 0
     for end, bytes_of_group in enumerate(sizes, 1):
         size += bytes_of_group
@@ -179,20 +173,6 @@ def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
         for part in itertools.pairwise(n_records * i // n for i in range(n + 1) if n):
             spans.append(Span(f"tfds:{split}", directory, *part, target, size // n))
     return spans
-
-
-def _open_parquet(file: str) -> Any:
-    parquet = storage.optional("pyarrow.parquet", file)
-    return parquet.ParquetFile(storage.open_file(file, decompress=False))
-
-
-def _check_column(kinds: dict[str, str], field: str) -> None:
-    """Raise ValueError unless there is a column of text or of chats; kinds are the types of Arrow by name."""
-    if field not in kinds:
-        raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {', '.join(kinds)}")
-    is_chat = "list<" in kinds[field] and "struct<" in kinds[field]  # a list of structs, or a struct of lists
-    if not is_chat and not re.match(r"(large_)?string|dictionary<values=string", kinds[field]):
-        raise ValueError(f"its column {field!r} has no text but {kinds[field]} (set --config.data.field)")
 
 
 # ---- Documents -------------------------------------------------------------------------------------------------------
@@ -238,9 +218,10 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
 
 def _document(value: Any, field: str, where: str) -> str:
     """Return the document in a field or column: a text, a chat, or "" for null; raises ValueError for anything else."""
-    if value is None or isinstance(value, str):
-        return value or ""
     try:
+        if value is None or isinstance(value, str):
+            columns.check_length(len(value or ""))
+            return value or ""
         return chats.parse(value)
     except ValueError as error:
         raise ValueError(f"{where}, field {field!r}: {error}") from None
@@ -252,17 +233,23 @@ def _refuse_binary(head: bytes, path: str) -> None:
 
 
 def _read_csv(span: Span, field: str) -> Iterator[str]:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(columns.DOCUMENT)
     separator = "\t" if ".tsv" in span.path.rpartition("/")[2] else ","
     file: Any
     with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         _refuse_binary(file.peek(8), span.path)
-        rows = csv.DictReader(lines, delimiter=separator, strict=True)
-        _check_column(dict.fromkeys(rows.fieldnames or (), "string"), field)
+        rows = csv.DictReader(_bounded_lines(lines), delimiter=separator, strict=True)
+        columns.check_column([(name, "string") for name in rows.fieldnames or ()], field)
         for row in rows:
             if None in row or None in row.values():
                 raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
             yield row[field]
+
+
+def _bounded_lines(file: Any) -> Iterator[Any]:
+    while line := file.readline(columns.DOCUMENT + 1):
+        columns.check_length(len(line))
+        yield line
 
 
 def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
@@ -274,35 +261,31 @@ def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
         position = 0
         if span.start:
             file.seek(span.start - 1)
-            position = span.start - 1 + len(file.readline())  # the line that contains the byte before `start`
+            position = span.start - 1
+            while line := file.readline(BLOCK):  # the line that contains the byte before `start`
+                position += len(line)
+                if line.endswith(b"\n"):
+                    break
+        # A line of a text in UTF-8 has no limit where the size of its file has none, either.
+        limit = -1 if span.kind == "text" and span.end != TO_THE_END else columns.DOCUMENT + 1
         while position < span.end and (block := file.read(min(n_bytes, span.end - position))):
-            block += b"" if block.endswith(b"\n") else file.readline()
+            rest = b"" if block.endswith(b"\n") else file.readline(limit)
+            columns.check_length(len(rest) if limit > 0 else 0)
+            block += rest
             yield position, block if position else block.removeprefix(BOM)
             position += len(block)
 
 
 def _read_parquet(span: Span, field: str) -> Iterator[str]:
-    with _open_parquet(span.path) as parquet:
-        groups = range(span.start, span.end)
-        batches = parquet.iter_batches(1024, row_groups=groups, columns=[field], use_threads=False)
-        yield from _rows((batch.column(0) for batch in batches), field, " of these row groups" * bool(span.start))
+    values = columns.read_parquet(span.path, span.start, span.end, field)
+    return _rows(values, field, " of these row groups" * bool(span.start))
 
 
 def _read_arrow(span: Span, field: str) -> Iterator[str]:
-    ipc = storage.optional("pyarrow.ipc", span.path)
-    file: Any
-    with storage.open_file(span.path) as file:
-        if file.peek(6)[:6] == b"ARROW1":  # else its stream format, as Hugging Face's datasets write it
-            reader = ipc.open_file(file)
-            batches = map(reader.get_batch, range(reader.num_record_batches))
-        else:
-            batches = reader = ipc.open_stream(file)
-        _check_column({f.name: str(f.type) for f in reader.schema}, field)
-        yield from _rows((batch.column(field) for batch in batches), field)
+    return _rows(columns.read_arrow(span.path, field), field)
 
 
-def _rows(columns: Iterator[Any], field: str, of: str = "") -> Iterator[str]:
-    values = itertools.chain.from_iterable(column.to_pylist() for column in columns)
+def _rows(values: Iterator[Any], field: str, of: str = "") -> Iterator[str]:
     for row, value in enumerate(values, 1):
         yield _document(value, field, f"row {row:,}{of}")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 from lm.config.schema import SOURCES, SPLITS
 from lm.data import cache, python_docs, readers, shakespeare, storage, tfds_directory
@@ -16,6 +17,7 @@ from lm.files import expanded, refuse_url
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of a run
+LIMIT_DECODED = 2**31  # characters of text in them: files of any size but texts may decode to more
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,18 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
     described = [storage.describe(file, cache.user_cache(config.cache_dir)) for file in files]
     size = sum(file["size"] for file in described)
     if kind not in ("text", "tfds") and size > LIMIT:
-        tokenizer = config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
-        raise UserError(
-            f'config.data.source: "{config.source}" has {size / 2**20:,.0f} MiB, and at most {LIMIT >> 20} are '
-            f"tokenized at the start of a run; python -m lm.data.prepare --input {source} --field {config.field} "
-            f"--tokenizer {tokenizer} --output DIR writes tokens:DIR"
-        )
+        _refuse_size(f"{size / 2**20:,.0f} MiB", LIMIT, source, config)
 
     def read() -> dict[str, list[str]]:
         documents: dict[str, list[str]] = {span.split: [] for span in spans}
+        limit, length = max(LIMIT_DECODED, size), 0
         for span in spans:
-            texts = list(readers.read_documents(span, config.field))
+            texts = []
+            for text in readers.read_documents(span, config.field):
+                length += len(text)
+                if length > limit:
+                    _refuse_size(f"more than {limit / 2**20:,.0f} MiB of text", limit, source, config)
+                texts.append(text)
             if kind != "tfds":
                 texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
             documents[span.split] += texts
@@ -109,6 +112,15 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
 
     name = os.path.basename(os.path.abspath(path)) if kind != "tfds" else config.source.partition(":")[2]
     return Source(printable(name), _digest_of(kind, path, described, spans, config), read)
+
+
+def _refuse_size(found: str, limit: int, source: str, config) -> NoReturn:
+    tokenizer = config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
+    raise UserError(
+        f'config.data.source: "{config.source}" has {found}, and at most {limit >> 20:,} MiB are tokenized at the '
+        f"start of a run; python -m lm.data.prepare --input {source} --field {config.field} --tokenizer {tokenizer} "
+        "--output DIR writes tokens:DIR"
+    )
 
 
 def _digest_of(kind: str, path: str | Path, described: list[dict], spans: list[readers.Span], config) -> str:
