@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from lm.text_tables import for_terminal, say
+from lm.text_tables import message, say
 
 
 class UserError(Exception):
@@ -25,7 +25,7 @@ class UserError(Exception):
         self.problems = problems
 
     def __str__(self) -> str:
-        return for_terminal("\n".join(self.problems))
+        return message("\n".join(self.problems))
 
 
 class TemporaryError(UserError):

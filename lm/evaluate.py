@@ -14,7 +14,7 @@ from lm.data import trusted
 from lm.errors import UserError, with_exit_code
 from lm.files import expanded, make_folder, to_json, write_text
 from lm.parser import Parser
-from lm.text_tables import say, write
+from lm.text_tables import say, without_secrets, write
 
 EPILOG = """\
 examples:
@@ -120,7 +120,7 @@ def file_name(step: int | str, split: str, sources: list[str], **windows: int | 
     >>> file_name(600, "test", ["text:novel.txt"], seq_len=None, stride=64)
     'step_600_test_text_novel_txt_stride_64.json'
     """
-    names = "_".join(re.sub(r"[^\w+-]+", "_", source).strip("_") for source in sources)
+    names = "_".join(re.sub(r"[^\w+-]+", "_", source).strip("_") for source in without_secrets(sources))
     if len(names.encode()) > MAX_BYTES:
         digest = hashlib.sha256(names.encode()).hexdigest()[:8]
         names = names.encode()[-MAX_BYTES:].decode(errors="ignore") + f"_{digest}"

@@ -12,7 +12,7 @@ from lm.config.values import path_argument
 from lm.data import Corpus, batches, open_corpus, trusted
 from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
-from lm.text_tables import for_terminal, say
+from lm.text_tables import for_terminal, say, write
 from lm.workdir.saved_run import read_run
 
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             "or other tokens; restore the data"
         )
     for example in examples(corpus, config, a.step):
-        say(example)
+        write(example + "\n")
     return 0
 
 

@@ -28,9 +28,33 @@ def for_terminal(text: str) -> str:
     return _UNSAFE.sub("\ufffd", text.replace("\r", ""))
 
 
+# In a URL: the user and password, also one with a slash; and what follows "?", such as a token or a signature.
+_USER = re.compile(r"""([a-z][a-z0-9+.-]*://)(?:[^/\s"'<>]*|[^/\s"'<>:@]*:(?!\d{1,5}/)[^\s"'<>]*)@""", re.IGNORECASE)
+_QUERY = re.compile(r"""([a-z][a-z0-9+.-]*://[^\s"'<>?]*)\?[^\s"'<>]*?(?=[,;:.)\]]*(?:[\s"'<>]|$))""", re.IGNORECASE)
+SECRET = "***"
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a text, or the texts in lists and dicts, without what may be a secret in URLs; for records and messages.
+
+    >>> without_secrets(["s3://key:secret@bucket/a.txt", "https://host/a?sig=1f2e: no answer", "who? me@home"])
+    ['s3://***@bucket/a.txt', 'https://host/a?***: no answer', 'who? me@home']
+    """
+    if isinstance(value, str):
+        return _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value)) if "://" in value else value
+    if isinstance(value, dict):
+        return {key: without_secrets(item) for key, item in value.items()}
+    return type(value)(map(without_secrets, value)) if isinstance(value, list | tuple) else value
+
+
+def message(text: str) -> str:
+    """Return text for the user as it is shown, see `for_terminal`, without what may be a secret in URLs."""
+    return for_terminal(without_secrets(text))
+
+
 def say(text: str, file: TextIO | None = None) -> None:
     """Print lines for the user, which may have names that somebody else has chosen."""
-    print(for_terminal(text), file=file, flush=True)
+    print(message(text), file=file, flush=True)
 
 
 def write(text: str) -> None:
@@ -46,7 +70,7 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     embedding      8
     head       1,024
     """
-    rows = [[for_terminal(cell).replace("\n", " ") for cell in row] for row in rows]
+    rows = [[message(cell).replace("\n", " ") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def aligned(row) -> str:

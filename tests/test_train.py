@@ -1,13 +1,18 @@
 """The command lm.train: the files of a run, its output, and its execution options."""
 
 import json
+import sys
 
+import fsspec
 import jax
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from running import checkpoint_steps, metrics_of, summary_of
 
+from lm import compare, evaluate, runs
 from lm.cost.devices import peak_flops
+from lm.data import prepare
 from lm.training.finish import joined
 from lm.workdir.metrics import best_step, validation_losses
 
@@ -169,3 +174,57 @@ def test_details_and_a_profile_are_written_and_do_not_change_the_run(bench, trai
     assert [line for line in metrics_of(tmp_path / "run") if "detail" not in line] == metrics_of(bench.reference())
     assert "profile of steps 3 to 4" in output
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+# ---- Passwords in URLs -------------------------------------------------------------------------------------------
+
+
+class Remote(MemoryFileSystem):
+    """A file system behind a network, for what is tested."""
+
+    protocol = "remote"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("remote://", "memory://"))
+
+
+SECRETS = [  # each has "hunter", which is what nobody else may read
+    "user:hunter@host/text.txt",
+    "hunter@host/text.txt",
+    "user:with/hunter@host/text.txt",
+    "host/text.txt?X-Amz-Signature=hunter&X-Amz-Date=1",
+    "host/text.txt?hunter",
+]
+
+
+@pytest.mark.parametrize("place", SECRETS)
+def test_no_secret_of_a_url_is_recorded_or_printed(place, bench, train, command, tmp_path, monkeypatch):
+    """Neither by a run, its mirror and its resumption, nor by what reads the run; the user gives the URL again."""
+    fsspec.register_implementation("remote", Remote, clobber=True)
+    monkeypatch.setattr(Remote, "store", {})
+    monkeypatch.setattr(Remote, "pseudo_dirs", [""])
+    url, folder = f"remote://{place}", f"remote://user:hunter@{tmp_path.name}/mirror"
+    Remote().pipe_file(url, bench.text.read_bytes())
+    workdir, printed = tmp_path / "run", []
+    given = f"--config.data.source=text:{url}", f"--mirror={folder}"
+    monkeypatch.setattr(sys, "argv", ["lm.train", *given])
+    printed.append(train(workdir, *given))
+    (workdir / "summary.json").unlink()  # so that there is something to resume
+    printed.append(train(workdir, *given, "--resume"))
+    printed.append(command(evaluate.main, f"--workdir={workdir}", f"--data=text:{url}"))
+    printed.append(command(runs.main, tmp_path, "--keys"))
+    printed.append(command(prepare.main, f"--input=text:{url}", "--tokenizer=byte", "--workers=1", "--output=shards"))
+    assert [code for code, _ in printed] == [0] * len(printed), printed
+    assert "trigram" in printed[2][1]  # the text is that of the run
+    printed.append(command(evaluate.main, f"--workdir={workdir}"))
+    printed.append(train(tmp_path / "other", "--config.data.source=text:" + url.replace("text.txt", "absent.txt")))
+    printed.append(command(compare.main, workdir, bench.reference()))
+    assert [code for code, _ in printed[5:]] == [2, 2, 0], printed[5:]
+    assert "--data" in printed[5][1]
+    files = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    files |= {f"mirror{name}": file.getvalue() for name, file in Remote.store.items() if "/mirror/" in name}
+    assert sum(name.startswith("mirror") for name in files) > 5
+    assert not [name for name, content in files.items() if b"hunter" in content or "hunter" in name.split("/")[-1]]
+    assert not [output for _, output in printed if "hunter" in output]
+    assert json.loads((workdir / "config.json").read_text())["data"]["source"].count("***") == 1

@@ -8,6 +8,7 @@ import ml_collections
 from lm.config.schema import Config, schema, sections
 from lm.config.values import checked, close_match
 from lm.errors import UserError
+from lm.text_tables import without_secrets
 
 
 class _Sections(ml_collections.ConfigDict):
@@ -29,8 +30,8 @@ def default_config() -> ml_collections.ConfigDict:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return the config as nested plain dicts."""
-    return dataclasses.asdict(config)
+    """Return the config as nested plain dicts, for records: without passwords and queries in URLs."""
+    return without_secrets(dataclasses.asdict(config))
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

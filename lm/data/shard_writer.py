@@ -32,7 +32,7 @@ from lm.data.unit_shards import hash_unit, write_unit
 from lm.errors import UserError
 from lm.files import read_json, to_json, write_text
 from lm.locks import lock
-from lm.text_tables import say
+from lm.text_tables import say, without_secrets
 
 FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
@@ -122,7 +122,8 @@ def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
 def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
     job = {"format": FORMAT} | {k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")}
-    job["input"] = o.input[0] if len(o.input) == 1 else o.input  # of one, as it was recorded before there could be more
+    inputs = without_secrets(o.input)
+    job["input"] = inputs[0] if len(inputs) == 1 else inputs  # of one, as it was recorded before there could be more
     with ThreadPoolExecutor() as pool:
         hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
         found = list(tqdm(hashing, "hashing the input", len(files), disable=None))

@@ -14,6 +14,7 @@ from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
 from lm.errors import UserError
 from lm.files import expanded, refuse_url
+from lm.text_tables import without_secrets
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of a run
@@ -110,7 +111,9 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
             return documents
         return cut(unassigned, (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS) | documents
 
-    name = os.path.basename(os.path.abspath(path)) if kind != "tfds" else config.source.partition(":")[2]
+    name = config.source.partition(":")[2]
+    if kind != "tfds":
+        name = os.path.basename(os.path.abspath(without_secrets(str(path))))
     return Source(printable(name), _digest_of(kind, path, described, spans, config), read)
 
 

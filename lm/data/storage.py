@@ -15,6 +15,7 @@ from typing import IO, Any
 from lm.data import cache
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import HEAD_OF_POINTER, folders_below, is_file, matching_files, refuse_pointer
+from lm.text_tables import without_secrets
 from lm.urls import file_system, is_url, optional
 
 
@@ -104,4 +105,4 @@ def describe(path: str, cache_dir: Path) -> dict:
         return {"file": path, "size": os.path.getsize(path), "sha256": cache.digest_of(Path(path), cache_dir)}
     with readable(path), open_file(path, decompress=False) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        return {"file": path, "size": file.tell(), "sha256": digest}
+        return {"file": without_secrets(path), "size": file.tell(), "sha256": digest}

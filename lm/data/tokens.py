@@ -22,6 +22,7 @@ from lm.data.markov import LETTERS
 from lm.data.tokenizers import CharTokenizer, Tokenizer
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_bytes, read_json
+from lm.text_tables import without_secrets
 
 FORMAT = 1  # of the tokens; part of their fingerprints
 
@@ -44,7 +45,7 @@ def open_corpus(
 
     def tell(text: str) -> None:
         if text.startswith("WARNING"):
-            notices[text] = None
+            notices[without_secrets(text)] = None
         say(text)
 
     if config.mixture:

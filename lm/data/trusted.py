@@ -15,6 +15,7 @@ from typing import Any
 from lm.data import cache
 from lm.errors import UserError
 from lm.files import expanded, write_text
+from lm.text_tables import SECRET
 from lm.urls import is_url
 
 # tfds:NAME, NAME/CONFIG and NAME:VERSION, which stay inside of the folder of data sets.
@@ -40,6 +41,11 @@ def remember(data) -> None:
 
 def check(data, workdir: str | Path) -> None:
     """Raise UserError if the text of a run's `DataConfig` is one with which the user has not trained."""
+    if hidden := [place for place in _read(data) if SECRET in place]:
+        raise UserError(
+            f"--workdir: {workdir} names {', '.join(hidden)}, whose password or query is not recorded; give the text "
+            "to lm.evaluate with --data"
+        )
     if unknown := [place for place in _read(data) if not _mark(place).exists()]:
         raise UserError(
             f"--workdir: {workdir} names {', '.join(unknown)}, with which you have not trained here, and a run of "

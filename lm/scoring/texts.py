@@ -12,6 +12,7 @@ from lm.errors import UserError
 from lm.files import read_json
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
+from lm.text_tables import without_secrets
 from lm.trained_model import TrainedModel
 from lm.workdir.saved_run import WEIGHTS_OF
 
@@ -158,7 +159,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         found = corpus.split("+".join(corpus.splits) if split == "all" else split)
     except UserError as error:
         raise UserError(f"--split: {error}; all joins them") from None
-    text = Text(source, corpus, found, data or "" if weight else "", weight)
+    text = Text(without_secrets(source), corpus, found, data or "" if weight else "", weight)
     n, vocab_size = len(found.tokens), run.config.model.vocab_size
     advice = "use a longer text, --split all or a smaller --seq-len"
     if found.packed and not n:
@@ -188,12 +189,13 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None], *, 
 
     `is_given` says whether the user named the source, not only the run.
     """
-    is_own = source in [own for own, _ in own_texts(run).values()] and _has_text(run)
+    # A run records URLs without their secrets, and the user may give them.
+    own = [without_secrets(own) for own, _ in own_texts(run).values()]
+    is_own = without_secrets(source) in own and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = trusted.local(run.config.data)
-    if not is_own or config.mixture:
-        config = config.of_source(source)
+    config = config.of_source(source) if not is_own or config.mixture else dataclasses.replace(config, source=source)
     if not is_given:  # the tokenizer is the model's
         trusted.check(dataclasses.replace(run.config.data.of_source(source), tokenizer="char"), run.path)
     if source.startswith("tokens:") and config.packing != "none":
@@ -217,9 +219,9 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
     """
     if not _has_text(run) or run.config.data.mixture:
         return [{} for _ in texts]
-    source = run.config.data.source
+    source, recorded = run.config.data.source, without_secrets(run.config.data.source)
     try:
-        own = next((text.corpus for text in texts if text.source == source), None) or _open_corpus(run, source, say)
+        own = next((text.corpus for text in texts if text.source == recorded), None) or _open_corpus(run, source, say)
         return [ngram_losses(own, text.split, run.config.model.vocab_size) for text in texts]
     except UserError as error:
         say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")

@@ -11,6 +11,7 @@ from lm.config.values import short
 from lm.errors import UserError
 from lm.files import is_file_name, is_name, read_json, to_json, write_text
 from lm.locks import lock
+from lm.text_tables import without_secrets
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
@@ -70,7 +71,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "variants": described,
         "starts": [start],
     }
-    return json.loads(to_json(record))
+    return without_secrets(json.loads(to_json(record)))
 
 
 def _checksum(record: dict) -> str:

@@ -5,7 +5,7 @@ import os
 from tqdm import tqdm
 
 from lm.cost.units import duration, si
-from lm.text_tables import for_terminal
+from lm.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
 
@@ -44,7 +44,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
-        self._bar.write(for_terminal(text), file=self._stream)
+        self._bar.write(message(text), file=self._stream)
         self._stream.flush()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from lm.config import Config, flatten
 from lm.files import to_json
+from lm.text_tables import without_secrets
 
 
 def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[tuple[str, object, bool]]:
@@ -18,7 +19,7 @@ def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[t
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, here, marked)
         else:
-            yield here, json.loads(to_json(value)), marked
+            yield here, without_secrets(json.loads(to_json(value))), marked
 
 
 def experiment_digest(config) -> str:
@@ -36,7 +37,7 @@ def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[l
         Lines on the keys that decide what is computed, and lines on the others.
     """
     defaults = {path: value for path, value, _ in _leaves(Config())}  # of keys that are newer than the run
-    was = defaults | flatten(old, "config.")
+    was = defaults | without_secrets(flatten(old, "config."))
     differences: tuple[list[str], list[str]] = ([], [])
     for path, now, execution in _leaves(config):
         before = was.pop(path)

@@ -5,7 +5,6 @@ checkpoints/, summary.json, and .lock.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import shutil
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lm.config import to_dict
 from lm.errors import UserError
 from lm.files import check_in_place, check_replaceable, to_json, write_bytes
 from lm.locks import lock
@@ -107,7 +107,7 @@ class Workdir:
         this_start = describe_start() | {"devices": devices}
         if starts:
             notices += compare_starts(starts[-1], this_start)
-        self.write_json("config.json", dataclasses.asdict(config))
+        self.write_json("config.json", to_dict(config))
         self.experiment_digest = digest = experiment_digest(config)
         self.write_json("run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]})
         return notices

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lm.errors import UserError
 from lm.git import git_state
+from lm.text_tables import without_secrets
 
 # Variables that change the bits of a run: a resumption under others is refused; or may change them, and is reported.
 REFUSED = ("JAX_DEFAULT_MATMUL_PRECISION", "JAX_NUMPY_DTYPE_PROMOTION", "JAX_DISABLE_JIT", "NVIDIA_TF32_OVERRIDE")
@@ -26,7 +27,7 @@ def describe_start() -> dict:
         "host": platform.node(),
         "platform": platform.platform(),
         "processor": processor(),
-        "argv": sys.argv,
+        "argv": without_secrets(sys.argv),
         "versions": versions(),
         "environment": {name: os.environ[name] for name in (*REFUSED, *REPORTED) if name in os.environ},
         "git": git_state(),
@@ -79,7 +80,7 @@ def format_command(module: str, arguments: list[str]) -> str:
 
     # Alone, in --key=/path, and in --key=text:/path, but not gs://bucket.
     hidden = [re.sub(r"(^|[=:])(/(?!/).*)$", lambda found: found[1] + shown(found[2]), a) for a in arguments]
-    return shlex.join(["python", "-m", module, *hidden])
+    return shlex.join(["python", "-m", module, *without_secrets(hidden)])
 
 
 def processor() -> str:
