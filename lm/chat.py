@@ -12,7 +12,7 @@ from lm.config.values import path_argument
 from lm.errors import UserError, with_exit_code
 from lm.generation import options
 from lm.parser import Parser
-from lm.text_tables import for_terminal
+from lm.text_tables import say, write
 
 EPILOG = """\
 examples:
@@ -58,13 +58,13 @@ def main(argv: list[str] | None = None) -> int:
         try:
             with interrupting(talk):
                 for part in talk.answer(message, note):
-                    print(for_terminal(part) if sys.stdout.isatty() else part, end="", flush=True)
+                    write(part)
         except UserError as error:
             if not sys.stdin.isatty():  # a script must not go on without the answer
                 raise
             note(str(error))
             continue
-        print(flush=True)
+        write("\n")
     return 0
 
 
@@ -77,7 +77,7 @@ def messages() -> Iterator[str]:
             try:
                 line = input(PROMPT)
             except EOFError:
-                print()
+                write("\n")
                 return
         elif not (line := sys.stdin.readline()):
             return
@@ -101,7 +101,7 @@ def interrupting(talk) -> Iterator[None]:
 
 def note(text: str) -> None:
     """Print what is not an answer."""
-    print(f"[{text}]", file=sys.stderr, flush=True)
+    say(f"[{text}]", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from lm.config.values import short
 from lm.data.hf_tokenizer import ENDS_OF_TURN
 from lm.data.tokenizer_base import Tokenizer
 from lm.errors import UserError
-from lm.files import expanded, read_json
+from lm.files import expanded, read_bytes, read_json
 
 START, END = "<|im_start|>", "<|im_end|>"
 MARKERS = (START, END)
@@ -210,8 +210,8 @@ def notice(tokenizer: Tokenizer, spec: str) -> str | None:
 def _has_other_template(folder: Path) -> bool:
     template = ""
     try:
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        template = read_bytes(folder / "chat_template.jinja").decode(errors="replace")
+    except (OSError, ValueError):
         try:
             template = str(read_json(folder / "tokenizer_config.json").get("chat_template") or "")
         except (OSError, ValueError, UserError):
