@@ -4,21 +4,24 @@
     python configs/studies/changes_2026/again.py changes_2026_longer schedule-free base sweeps/again_longer
 
 The other runs are those of docs/results/NAME/runs.csv, but for one run of the arm that it is compared with, in each
-cell: its loss shows whether this processor gives the published ones. runs.jsonl in the directory has all of them.
+cell: its loss shows whether this processor gives the published ones. runs.jsonl in the directory has all of them. With
+--publish at the end, the new runs of the arm, when all are there, take the place of the published ones, without their
+speed, which the machine and its other programs decide; `python3 -m benchmarks.claims` then writes the pages.
 """
 
 import dataclasses
 import sys
 from pathlib import Path
 
-from lm.files import read_json
+from lm.files import read_json, to_json, write_text
 from lm.sweeps.addition import RESULTS, STUDIES, Published
 from lm.sweeps.plan import load_sweep
-from lm.sweeps.results import runs_from_csv
+from lm.sweeps.record import read_record
+from lm.sweeps.results import read_runs, runs_from_csv, runs_to_csv
 from lm.sweeps.runner import run_sweep
 
 
-def main(study: str, arm: str, control: str, workdir: str) -> int:
+def train(study: str, arm: str, control: str, workdir: Path) -> int:
     plan = load_sweep(str(STUDIES / "changes_2026" / f"{study}.py"), "full")
     arms = {arm, control, plan.sweep.baseline}
     variants = {name: v for name, v in plan.variants.items() if v.arm in arms}
@@ -35,8 +38,28 @@ def main(study: str, arm: str, control: str, workdir: str) -> int:
     record = read_json(page / "sweep.json")
     # Pages have the configs of the baseline and the placebo only.
     record["variants"] = {name: {"config": {}} | about for name, about in record["variants"].items()}
-    return run_sweep(plan, Path(workdir), 1, published=Published(record, kept))
+    return run_sweep(plan, workdir, 1, published=Published(record, kept))
+
+
+def publish(study: str, arm: str, workdir: Path) -> None:
+    page, here = RESULTS / study, read_record(workdir)
+    record, runs = read_json(page / "sweep.json"), runs_from_csv(page / "runs.csv")
+    names = {name for name, about in record["variants"].items() if about["arm"] == arm}
+    made = [run for run in read_runs(workdir) if run.phase == "final" and run.variant in names]
+    new = {run.key: dataclasses.replace(run, tokens_per_second=None) for run in made}
+    missing = [run.key for run in runs if run.phase == "final" and run.variant in names and run.key not in new]
+    if missing:
+        sys.exit(f"{len(missing)} runs are missing, the first is {missing[0]}; train them first")
+    start = {key: here["starts"][0][key] for key in record["starts"][0]}
+    start["argv"] = record["starts"][-1]["argv"]  # the sweep of the page; this file is no command of its own
+    record["starts"].append(start)
+    write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
+    write_text(page / "runs.csv", runs_to_csv([new.get(run.key, run) for run in runs]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    study, arm, control, workdir, *options = sys.argv[1:]
+    if options == ["--publish"]:
+        publish(study, arm, Path(workdir))
+    else:
+        sys.exit(train(study, arm, control, Path(workdir)))
