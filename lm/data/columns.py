@@ -39,6 +39,15 @@ def check_length(n: int) -> None:
         raise ValueError(f"a document has more than {DOCUMENT >> 20} MiB; cut it into several")
 
 
+def count_rows(file: str) -> int:
+    """Return the rows of a Parquet or Arrow file."""
+    with storage.readable(file):
+        if file.endswith(".parquet"):
+            with _open_parquet(file) as parquet:
+                return parquet.metadata.num_rows
+        return sum(batch.num_rows for batch in _read_batches(file))
+
+
 # ---- Parquet ---------------------------------------------------------------------------------------------------------
 
 
@@ -77,7 +86,14 @@ def _size(parquet: Any, group: Any, field: str) -> int:
 
 
 def read_arrow(file: str, field: str) -> Iterator[str]:
-    """Yield the values of a file in Arrow's file format, or in its stream format, as Hugging Face's datasets write it.
+    """Yield the values of a file in Arrow's file or stream format; Hugging Face's datasets write the latter."""
+    for batch in _read_batches(file, field):
+        batch.validate(full=True)
+        yield from (value.as_py() for value in batch.column(field))
+
+
+def _read_batches(file: str, field: str | None = None) -> Iterator[Any]:
+    """Yield the batches of a file, which are not validated; the column of this name is checked before the first.
 
     The file format has the stream format inside, between a magic number and an index.
     """
@@ -90,12 +106,12 @@ def read_arrow(file: str, field: str) -> Iterator[str]:
             n_listed = ipc.open_file(opened).num_record_batches
             opened.seek(len(MAGIC))
         reader = ipc.open_stream(opened)
-        check_column([(column.name, str(column.type)) for column in reader.schema], field)
+        if field is not None:
+            check_column([(column.name, str(column.type)) for column in reader.schema], field)
         n_batches = 0
         for batch in reader:
             n_batches += 1
-            batch.validate(full=True)
-            yield from (value.as_py() for value in batch.column(field))
+            yield batch
         if n_listed not in (None, n_batches):
             raise ValueError(f"it has {n_batches} batches, but its index lists {n_listed}")
 

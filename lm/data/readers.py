@@ -16,18 +16,15 @@ from typing import Any
 
 from lm.config import SPLITS
 from lm.config.values import short
-from lm.data import chats, columns, storage, tfds_directory
-from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of, shorten
+from lm.data import chats, columns, data_sets, storage, tfds_directory
+from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of
 from lm.errors import UserError
 from lm.files import expanded, parse_json
 
 FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
             ".csv": "csv", ".tsv": "csv"}  # fmt: skip
-METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
 CACHES = r"cache-\w+\.arrow"  # of its `map` and `filter`, beside the data: copies and indices
-WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-         "dev": "validation", "test": "test"}  # fmt: skip
 TO_THE_END = 2**62  # bytes or records
 BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
 
@@ -78,8 +75,10 @@ def find_spans(
     if not files:
         wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}.get(kind, f"file of {kind}")
         raise UserError(f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files')
+    if kind != "text":
+        files = data_sets.choose_files(path, listed, files, say)
     if kind == "hf":
-        splits = _find_splits(path, files, kinds, say)
+        splits = data_sets.find_splits(path, listed, files, kinds, say)
     else:
         splits = dict.fromkeys(choose_texts(files, path, say) if kind == "text" else files, "")
     spans = [span for file, split in splits.items() for span in _cut(kinds[file], file, split, n_bytes, field)]
@@ -95,44 +94,12 @@ def _with_held_out(spans: list[Span]) -> list[Span]:
     return [dataclasses.replace(span, split="") if span.split == "train" else span for span in spans]
 
 
-def _find_splits(path: str, files: list[str], kinds: dict[str, str], say) -> dict[str, str]:
-    """Return the split of each file of a data set of Hugging Face; of an unknown split only if no file names one."""
-    if len(mixed := sorted({kinds[file] for file in files})) > 1:
-        raise UserError(
-            f"config.data.source: {path} has files of several kinds; give one of them, such as {mixed[0]}:{path}"
-        )
-    splits, data_sets = {}, {}
-    for file in files:
-        parts = file.removeprefix(path.rstrip("/") + "/").split("/")
-        names = [next(iter(splits_in(part)), "") for part in parts]
-        at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
-        splits[file] = names[at]
-        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
-        data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
-    if len(data_sets) > 1 and (storage.is_url(path) or os.path.isdir(path)):  # a pattern names its files
-        one = max(data_sets.values())
-        raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
-    named = {file: split for file, split in splits.items() if split} or splits
-    if unused := [file for file in files if file not in named]:
-        say(f"not used, because no split is in the name: {shorten(unused, path)}")
-    return named
-
-
-def splits_in(name: str) -> list[str]:
-    """Return the splits that the whole words of a name stand for.
-
-    >>> splits_in("medieval-train.npy"), splits_in("contest")
-    (['train'], [])
-    """
-    return list(dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS))
-
-
 def _kind_of(file: str) -> str:
     """Return the kind of a file by its name, "" if it is not one of `SUFFIXES` or no data."""
     name = file.rpartition("/")[2]
     for compression in storage.COMPRESSIONS:
         name = name.removesuffix(compression)
-    is_data = name not in METADATA and not re.fullmatch(CACHES, name)
+    is_data = name not in data_sets.METADATA and not re.fullmatch(CACHES, name)
     return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
 
 

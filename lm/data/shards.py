@@ -13,7 +13,7 @@ from lm.config.values import short
 from lm.data import cache, tokenizers
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.corpus import Corpus, Split
-from lm.data.readers import splits_in
+from lm.data.data_sets import splits_in
 from lm.data.text_files import shorten
 from lm.errors import UserError
 from lm.files import COUNT, PointerError, expanded, is_file, is_file_name, matching_files, open_regular, read_json
@@ -58,6 +58,9 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     if manifest:
         records = shard_records(manifest)
         found = [(record["split"], location / name) for name, record in sorted(records.items())]
+        others = {file.name for file in location.iterdir() if file.suffix in (".npy", ".bin")} - records.keys()
+        if others:
+            say(f"not used, because {MANIFEST} does not list it: {shorten(sorted(others), '')}")
     else:
         records, found = {}, _find_files(location, say)
     if not found:

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -263,7 +264,7 @@ BAD = [
     ("hf:{0}", lambda root: [write(root / f"two/{i}/train.jsonl") for i in "ab"], ("several", "hf:{0}/two/b")),
     ("hf:{0}", lambda root: [write(root / f"train/{i}/a.jsonl") for i in "ab"], ("several", "hf:{0}/train")),
     ("hf:{0}/./", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
-    ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "jsonl:{0}")),
+    ("hf:{0}", lambda root: [write(root / "a.jsonl"), write(root / "b.parquet")], ("several kinds", "parquet:{0}")),
     ("hf:{0}", lambda root: [write(root / "train.parquet"), write(root / "val.parquet", [])], ("validation",)),
     ("hf:{0}", lambda root: [write(root / "train.arrow"), write(root / "val.arrow", [])], ("validation",)),
     ("hf:{0}", lambda root: write(root / "test.parquet"), ("train", "split")),
@@ -365,3 +366,170 @@ def test_a_pointer_in_place_of_a_file_of_a_checkpoint_or_a_tokenizer_is_refused(
         tokenizers.make(f"hf:{tmp_path}/tokenizer.json", ())
     with pytest.raises(UserError, match=advice):
         list(read_prompts(argparse.Namespace(prompt=[], prompt_file=str(tmp_path / "config.json"))))
+
+
+# What a folder says of itself
+
+
+def splits_of(root, kind="hf"):
+    """Return the names of the files of each split, below the root, and the lines that were printed."""
+    lines = []
+    spans = find_spans(f"{kind}:{root}", 2**40, say=lines.append)[1]
+    found = {}
+    for span in spans:
+        found.setdefault(span.split or "train", []).append(str(Path(span.path).relative_to(root)))
+    return found, lines
+
+
+def save(folder, n_files=1, n_listed=None, **state):
+    """Write a data set as `Dataset.save_to_disk` does."""
+    names = [f"data-{i:05d}-of-{n_files:05d}.arrow" for i in range(n_files)]
+    for name in names:
+        write(folder / name)
+    listed = [{"filename": name} for name in names[:n_listed]]
+    (folder / "state.json").write_text(json.dumps({"_data_files": listed, "_split": "train"} | state))
+    info = {"splits": {"train": {"num_examples": 999_999}}}  # of the data set before a selection of its rows
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return names
+
+
+@pytest.mark.parametrize("kind", ["hf", "arrow"])
+@pytest.mark.parametrize("below", ["", "train"])
+def test_the_files_of_a_saved_data_set_are_those_that_its_state_lists(kind, below, tmp_path):
+    """Saved with three files, then with one: the older ones are still there."""
+    save(tmp_path / below, 3)
+    (name,) = save(tmp_path / below, 1)
+    found, lines = splits_of(tmp_path, kind)
+    assert found == {"train": [str(Path(below, name))]}
+    assert any("state.json does not list" in line and "data-00000-of-00003.arrow" in line for line in lines)
+    (tmp_path / below / name).unlink()
+    with pytest.raises(UserError, match=f"state.json lists {name}, which is missing"):
+        splits_of(tmp_path, kind)
+
+
+def write_rows(root, *names, n=3):
+    for name in names:
+        write(root / name, DOCUMENTS[:n])
+
+
+def data_set_dict(root, *splits):
+    for split in splits:
+        save(root / split)
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+
+
+def readme(root, configs):
+    (root / "README.md").write_text(f"---\nlicense: mit\nconfigs: {json.dumps(configs)}\n---\n# A data set\n")
+
+
+def cached(root, **rows):
+    """Write a data set as the cache of `load_dataset` has it."""
+    for split in rows:
+        write_rows(root, f"web-{split}.arrow")
+    info = {"splits": {split: {"name": split, "num_examples": n} for split, n in rows.items()}}
+    (root / "dataset_info.json").write_text(json.dumps(info))
+
+
+FOLDERS = {  # what is in the folder, and the files of the splits, or what is refused
+    "a further split": (
+        lambda root: data_set_dict(root, "train", "test", "unsupervised"),
+        {"train": ["train/data-00000-of-00001.arrow"], "test": ["test/data-00000-of-00001.arrow"]},
+    ),
+    "a part of a split": (
+        lambda root: data_set_dict(root, "train", "train_small"),
+        {"train": ["train/data-00000-of-00001.arrow"]},
+    ),
+    "a single split of another name": (
+        lambda root: data_set_dict(root, "unsupervised"),
+        {"train": ["unsupervised/data-00000-of-00001.arrow"]},
+    ),
+    "a folder that is no split": (
+        lambda root: [data_set_dict(root, "train"), save(root / "test")],
+        {"train": ["train/data-00000-of-00001.arrow"]},
+    ),
+    "two splits for one": (
+        lambda root: data_set_dict(root, "train_a", "train_b"),
+        "several splits that may be train .train_a, train_b",
+    ),
+    "no split for train": (lambda root: data_set_dict(root, "a", "b"), "has the splits a, b, none of which is train"),
+    "a split that is missing": (
+        lambda root: [data_set_dict(root, "train", "test"), shutil.rmtree(root / "test")],
+        "lists the split test",
+    ),
+    "rows that indices select": (lambda root: save(root, _indices_data_files=[{"filename": "i.arrow"}]), "selection"),
+    "a damaged index": (lambda root: save(root, _data_files=[{"name": 1}]), r"state.json is corrupted: _data_files\[0"),
+    "statistics beside the data": (
+        lambda root: [write_rows(root, "data/train-00000-of-00001.parquet"), write_rows(root, "stats.json")],
+        {"train": ["data/train-00000-of-00001.parquet"]},
+    ),
+    "statistics beside data without splits": (
+        lambda root: [write_rows(root, "0.parquet"), (root / "a.json").write_text('{"rows": 3}')],
+        "such as parquet:",
+    ),
+    "a part that is missing": (
+        lambda root: write_rows(root, "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"),
+        "2 of the 3 files",
+    ),
+    "parts of two versions": (
+        lambda root: write_rows(root, *(f"train-0000{i}-of-00002.jsonl" for i in (0, 1)), "train-00000-of-00001.jsonl"),
+        "parts of two versions",
+    ),
+    "a part twice": (
+        lambda root: write_rows(root, "train-1-of-1-ab.parquet", "train-1-of-1-cd.parquet"),
+        "same number",
+    ),
+    "parts from 1 on": (
+        lambda root: write_rows(root, "train-1-of-2.jsonl", "train-2-of-2.jsonl"),
+        {"train": ["train-1-of-2.jsonl", "train-2-of-2.jsonl"]},
+    ),
+    "a Delta table": (
+        lambda root: [write_rows(root, "a.parquet"), write_rows(root, "_delta_log/0.json")],
+        "is a Delta table",
+    ),
+    "the header of README.md": (
+        lambda root: [
+            write_rows(root, "web/a.parquet", "old/a.parquet", "web/b.parquet"),
+            readme(
+                root,
+                [
+                    {
+                        "config_name": "default",
+                        "data_files": [
+                            {"split": "train", "path": ["web/a*"]},
+                            {"split": "test", "path": "web/b.parquet"},
+                        ],
+                    },
+                    {"config_name": "old", "data_files": [{"split": "train", "path": "old/*"}]},
+                ],
+            ),
+        ],
+        {"train": ["web/a.parquet"], "test": ["web/b.parquet"]},
+    ),
+    "the cache of load_dataset": (
+        lambda root: cached(root, train=3, test=3),
+        {"train": ["web-train.arrow"], "test": ["web-test.arrow"]},
+    ),
+    "another number of rows": (lambda root: cached(root, train=4), "lists 4 rows of the split train.* have 3"),
+}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_data_set_is_what_its_own_index_says(folder, tmp_path):
+    make, expected = FOLDERS[folder]
+    make(tmp_path)
+    if isinstance(expected, dict):
+        assert splits_of(tmp_path)[0] == expected
+    else:
+        with pytest.raises(UserError, match=expected) as error:
+            splits_of(tmp_path)
+        assert str(tmp_path) in str(error.value)
+
+
+def test_token_files_that_the_manifest_does_not_list_are_named_and_not_read(tmp_path):
+    write(tmp_path / "a.jsonl")
+    assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 0
+    config, lines = DataConfig(source=f"tokens:{tmp_path / 'out'}", tokenizer="byte"), []
+    n_tokens = open_corpus(config, say=str).split("train").n_tokens
+    np.save(tmp_path / "out" / "train_more.npy", np.zeros(99, np.uint16))
+    assert open_corpus(config, say=lines.append).split("train").n_tokens == n_tokens
+    assert any("manifest.json does not list it: train_more.npy" in line for line in lines)

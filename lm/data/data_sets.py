@@ -1,0 +1,280 @@
+"""What the folder of a data set says of itself: which files belong to it, to which split, and how many rows they have.
+
+Indices of Hugging Face's datasets (state.json, dataset_dict.json, dataset_info.json, the header of README.md) and the
+numbers in the names of files are followed; where the files contradict them, they are refused.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from lm.config import SPLITS
+from lm.data import columns, storage
+from lm.data.text_files import shorten
+from lm.errors import UserError
+from lm.files import COUNT, check_shape, parse_json
+
+METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
+WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+         "dev": "validation", "test": "test"}  # fmt: skip
+NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)")
+STATE = {"_data_files": [{"filename": str}]}
+MAX_BYTES = 2**24  # of an index
+
+
+def splits_in(name: str) -> list[str]:
+    """Return the splits that the whole words of a name stand for.
+
+    >>> splits_in("medieval-train.npy"), splits_in("contest")
+    (['train'], [])
+    """
+    return list(dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS))
+
+
+def choose_files(path: str, listed: list[str], files: list[str], say: Callable[[str], None]) -> list[str]:
+    """Return those of the data files of a folder that its indices list.
+
+    Args:
+        path: the folder.
+        listed: all files below it.
+        files: those of a kind that is read.
+        say: receives a line about files that are not used.
+
+    Raises:
+        UserError: an index lists other files than there are, or means something that is not read.
+    """
+    if not _is_folder(path):
+        return files  # a pattern names its files
+    if log := next((file for file in listed if "/_delta_log/" in file), None):
+        raise UserError(
+            f"{os.path.dirname(os.path.dirname(log))} is a Delta table, whose log says which files count; write its "
+            "rows to new Parquet files"
+        )
+    kept = list(files)
+    for index in (file for file in listed if _name(file) == "state.json"):
+        state = _read(index, (dict, list))
+        if "_data_files" not in state:  # of another program
+            continue
+        _check(index, state, STATE)
+        folder = _folder(index)
+        if state.get("_indices_data_files") or state.get("_indices_files"):
+            raise UserError(
+                f"{index}: the data set is a selection of rows by indices; save it again with new `datasets`"
+            )
+        wanted = {f"{folder}/{file['filename']}" for file in state["_data_files"]}
+        if missing := sorted(wanted - {*listed}):
+            raise UserError(f"{index} lists {_name(missing[0])}, which is missing; save or download the data set again")
+        kept = [file for file in kept if _folder(file) != folder or file in wanted]
+    if unused := [file for file in files if file not in kept]:
+        say(f"not used, because state.json does not list it: {shorten(unused, path)}")
+    _check_numbers(kept)
+    return kept
+
+
+def _check_numbers(files: list[str]) -> None:
+    """Raise UserError unless files named N-of-M are complete, each once."""
+    groups: dict[str, dict[int, list[tuple[int, str]]]] = {}
+    for file in files:
+        if found := NUMBERED.match(_name(file)):
+            beginning, number, total = found.groups()
+            groups.setdefault(f"{_folder(file)}/{beginning}", {}).setdefault(int(total), []).append((int(number), file))
+    for by_total in groups.values():
+        if len(by_total) > 1:
+            raise UserError(
+                f"{' and '.join(min(parts)[1] for parts in by_total.values())} are parts of two versions of a data "
+                "set; remove the older one"
+            )
+        for total, parts in by_total.items():
+            numbers, name = sorted(number for number, _ in parts), min(parts)[1]
+            if len({*numbers}) < len(numbers):
+                raise UserError(
+                    f"{name}: another file beside it has the same number of {total:,}; remove the older one"
+                )
+            if len(numbers) != total or numbers[0] not in (0, 1) or numbers[-1] - numbers[0] != total - 1:
+                raise UserError(
+                    f"{_folder(name)} has {len(numbers):,} of the {total:,} files that {_name(name)} names; download "
+                    f"the others, or give these by a pattern: {_folder(name)}/*"
+                )
+
+
+def find_splits(
+    path: str, listed: list[str], files: list[str], kinds: dict[str, str], say: Callable[[str], None]
+) -> dict[str, str]:
+    """Return the split of each file of a data set of Hugging Face: "train", "validation", "test", or "" if unknown.
+
+    An index of its folder says to which split a file belongs; without one, words of its path do.
+
+    Args:
+        path: a folder, file or pattern; the others as in `choose_files`.
+        kinds: the kind of each file.
+
+    Raises:
+        UserError: there are several data sets or kinds, or the files contradict an index.
+    """
+    named = _splits_of_index(path, listed, files) if _is_folder(path) else None
+    splits = _splits_by_name(path, files) if named is None else _choose_splits(path, named)
+    if len(mixed := {kinds[file] for file in splits}) > 1:
+        largest = max(mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind]))
+        raise UserError(
+            f"config.data.source: {path} has files of several kinds ({', '.join(sorted(mixed))}); give one of them, "
+            f"such as {largest}:{path}"
+        )
+    if unused := [file for file in files if file not in splits]:
+        reason = "it is of no split that is read" if named else "no split is in the name"
+        say(f"not used, because {reason}: {shorten(unused, path)}")
+    return splits
+
+
+def _splits_by_name(path: str, files: list[str]) -> dict[str, str]:
+    """Return the files with a split in the name, all if no file has one."""
+    splits, data_sets = {}, {}
+    for file in files:
+        parts = file.removeprefix(path.rstrip("/") + "/").split("/")
+        names = [next(iter(splits_in(part)), "") for part in parts]
+        at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
+        splits[file] = names[at]
+        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
+        data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
+    if len(data_sets) > 1 and _is_folder(path):  # a pattern names its files
+        one = max(data_sets.values())
+        raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
+    return {file: split for file, split in splits.items() if split} or splits
+
+
+def _choose_splits(path: str, named: dict[str, list[str]]) -> dict[str, str]:
+    """Return the split of each file, from the files of the splits that an index names; others are left out."""
+    splits: dict[str, str] = {}
+    for split in SPLITS:
+        names = [name for name in named if split in splits_in(name)]
+        names = [name for name in names if name in WORDS] or names
+        if len(names) > 1:
+            raise UserError(
+                f"config.data.source: {path} has several splits that may be {split} ({', '.join(names)}); give the "
+                f"files of one, such as {_pattern_of(named[names[0]][0])}"
+            )
+        splits |= {file: split for name in names for file in named[name]}
+    if not splits and len(named) > 1:
+        first = next(iter(named.values()))[0]
+        raise UserError(
+            f"config.data.source: {path} has the splits {', '.join(named)}, none of which is train; give the files of "
+            f"one, such as {_pattern_of(first)}"
+        )
+    return splits or {file: "" for files in named.values() for file in files}
+
+
+def _pattern_of(file: str) -> str:
+    """Return the source of a file and of the other parts of its split."""
+    numbered = NUMBERED.match(_name(file))
+    return f"hf:{_folder(file)}/{numbered[1]}*" if numbered else f"hf:{file}"
+
+
+def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str, list[str]] | None:
+    """Return the files of each split that an index of this folder names; None if it has none."""
+    folder = path.rstrip("/")
+    indices = {_name(file): file for file in listed if _folder(file) == folder}
+    if index := indices.get("dataset_dict.json"):
+        names = _read(index, {"splits": [str]})["splits"]
+        named = {name: [file for file in files if file.startswith(f"{folder}/{name}/")] for name in names}
+    elif "state.json" not in indices and (index := indices.get("dataset_info.json")):
+        splits = _read(index).get("splits")
+        if not isinstance(splits, dict):
+            return None
+        named = {name: [file for file in files if _is_of_split(file, name)] for name in splits}
+        if any(named.values()):
+            _check_rows(index, splits, named)
+    elif index := indices.get("README.md"):
+        patterns = _data_files(index)
+        if not patterns:
+            return None
+        named = {name: [file for file in files if _matches(file, folder, patterns[name])] for name in patterns}
+    else:
+        return None
+    if not any(named.values()):  # the files are of another layout than the index
+        return None
+    if missing := [name for name, found in named.items() if not found]:
+        raise UserError(
+            f"{index} lists the split {missing[0]}, which has no files; download it, or give the files of the others "
+            "by a pattern"
+        )
+    return named
+
+
+def _is_of_split(file: str, split: str) -> bool:
+    """Return whether a file of the cache of `load_dataset`, NAME-SPLIT.arrow or in parts, is of a split."""
+    stem = _name(file).split(".")[0]
+    found = NUMBERED.match(stem)
+    return f"-{found[1].rstrip('-') if found else stem}".endswith(f"-{split}")
+
+
+def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]]) -> None:
+    _check(index, splits, {str: {"num_examples": COUNT}})
+    for name, files in named.items():
+        expected = splits[name]["num_examples"]
+        can_count = files and all(file.endswith((".arrow", ".parquet")) for file in files)
+        if can_count and (found := sum(map(columns.count_rows, files))) != expected:
+            raise UserError(
+                f"{index} lists {expected:,} rows of the split {name}, but its files have {found:,}; prepare or "
+                "download the data set again"
+            )
+
+
+def _data_files(readme: str) -> dict[str, list[str]]:
+    """Return the patterns of each split in the header of README.md: of its only or its default configuration."""
+    import yaml
+
+    lines = _read_text(readme).splitlines()
+    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+        return {}
+    try:
+        header = yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)]))
+        configs = [config for config in header.get("configs", []) if "data_files" in config]
+        default = [config for config in configs if config.get("default") or config.get("config_name") == "default"]
+        chosen = default or configs
+        found = chosen[0]["data_files"] if len(chosen) == 1 else []
+        if not isinstance(found, list) or not all(isinstance(part, dict) for part in found):
+            return {}  # one pattern or a list of patterns, without splits
+        return {part["split"]: part["path"] if isinstance(part["path"], list) else [part["path"]] for part in found}
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
+        return {}  # a page for people, which may have any header
+
+
+def _matches(file: str, folder: str, patterns: list[str]) -> bool:
+    relative = file.removeprefix(f"{folder}/")
+    return any(fnmatch.fnmatchcase(relative, str(pattern).replace("**/", "*")) for pattern in patterns)
+
+
+def _read(index: str, shape: Any = dict) -> Any:
+    try:
+        return parse_json(_read_text(index), shape)
+    except ValueError as error:
+        raise UserError(f"{index} is corrupted: {error}; download or save the data set again") from None
+
+
+def _check(index: str, value: Any, shape: Any) -> None:
+    try:
+        check_shape(value, shape)
+    except ValueError as error:
+        raise UserError(f"{index} is corrupted: {error}; download or save the data set again") from None
+
+
+def _read_text(path: str) -> str:
+    with storage.readable(path), storage.open_file(path) as file:
+        return file.read(MAX_BYTES).decode("utf-8-sig")
+
+
+def _is_folder(path: str) -> bool:
+    return storage.is_url(path) or os.path.isdir(path)
+
+
+def _size(files: list[str]) -> int:
+    return sum(0 if storage.is_url(file) else os.path.getsize(file) for file in files)
+
+
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _name(file: str) -> str:
+    return file.rpartition("/")[2]
