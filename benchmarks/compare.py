@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks.page import fill, marked
 from lm.errors import UserError
-from lm.workdir.provenance import PACKAGES, format_command, git_state, processor, versions
+from lm.git import git_state
+from lm.workdir.provenance import PACKAGES, format_command, processor, versions
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

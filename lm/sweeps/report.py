@@ -236,8 +236,9 @@ def _range(numbers: Iterable[float], show) -> str:
 def code_lines(start: Mapping[str, Any]) -> tuple[str, str]:
     """Return the commit and the versions of one start of a command, see `lm.workdir.provenance.describe_start`."""
     git = start["git"]
-    commit = f"{git['commit']}{' with uncommitted changes' * git['dirty']}" if git else "unknown"
-    return f"commit {commit}", "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
+    unknown = next((note for note in start.get("notes", ()) if note.startswith("commit unknown")), "commit unknown")
+    commit = f"commit {git['commit']}{' with uncommitted changes' * git['dirty']}" if git else unknown
+    return commit, "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
 
 
 def _starts(a: Analysis) -> list[dict]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from lm.errors import UserError
-from lm.git import git_state
+from lm.git import describe_code
 from lm.text_tables import without_secrets
 
 # Variables that change the bits of a run: a resumption under others is refused; or may change them, and is reported.
@@ -21,7 +21,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy
 
 
 def describe_start() -> dict:
-    """Describe this process: time, host, command, versions and git commit."""
+    """Describe this process: time, host, command, versions, and the code, or what is not known of it."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
@@ -30,7 +30,7 @@ def describe_start() -> dict:
         "argv": without_secrets(sys.argv),
         "versions": versions(),
         "environment": {name: os.environ[name] for name in (*REFUSED, *REPORTED) if name in os.environ},
-        "git": git_state(),
+        **describe_code(PACKAGES),
     }
 
 
@@ -55,6 +55,7 @@ def compare_starts(before: dict, now: dict) -> list[str]:
         for name in new | old
         if new.get(name) != old.get(name)
     ]
+    lines += [note for note in now.get("notes", ()) if note not in before.get("notes", ())]
     if now["git"] and now["git"]["dirty"]:
         lines.append("the checkout has uncommitted changes: its commit does not say what this start computes")
     return lines

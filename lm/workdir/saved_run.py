@@ -20,7 +20,12 @@ WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an impo
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
 _CONFIG = {"name?": str, "train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
-_START = {"versions": {str: (str, None)}, "environment": {str: str}, "git": ({"commit": str, "dirty": bool}, None)}
+_START = {
+    "versions": {str: (str, None)},
+    "environment": {str: str},
+    "git": ({"commit": str, "dirty": bool}, None),
+    "notes?": [str],
+}
 _RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
 _SUMMARY = {
     "status": ("finished", "stopped", "interrupted", "nonfinite"), "steps": COUNT, "n_params?": COUNT,

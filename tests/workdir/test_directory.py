@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from contextlib import closing
 from pathlib import Path
@@ -10,9 +12,10 @@ import jax
 import pytest
 from tiny import with_keys
 
-from lm import files
+from lm import files, git
 from lm.config import Config
 from lm.errors import TemporaryError, UserError
+from lm.sweeps.report import code_lines
 from lm.workdir import directory, provenance, saved_run
 from lm.workdir.metrics import MetricsWriter
 
@@ -29,10 +32,153 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_the_commit_is_that_of_the_checkout():
     root = Path(__file__).parents[2]
-    git = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    if git.returncode:
+    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if head.returncode:
         pytest.skip("not a git checkout")
-    assert provenance.git_state()["commit"] == git.stdout.strip()
+    assert git.git_state()["commit"] == head.stdout.strip()
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "protocol.file.allow=always")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def changed(clone: Path) -> None:
+    (clone / "lm" / "git.py").write_text("changed")
+
+
+def large(clone: Path) -> None:
+    (clone / "lm" / "git.py").write_text("changed\n" * 100_000)
+
+
+def binary(clone: Path) -> None:
+    (clone / "lm" / "data.bin").write_bytes(bytes(range(256)))
+    _git(clone, "add", ".")
+
+
+def untracked(clone: Path) -> None:
+    _git(clone, "config", "status.showUntrackedFiles", "no")
+    for number in range(150):
+        (clone / f"{number}.py").touch()
+
+
+def detached(clone: Path) -> None:
+    _git(clone, "checkout", "--detach")
+
+
+def without_history(clone: Path) -> None:
+    _git(clone, "update-ref", "-d", "HEAD")
+
+
+def of_another_owner(clone: Path) -> None:
+    for path in (clone, *clone.rglob("*")):
+        os.chown(path, 12345, 12345)
+
+
+def in_another_checkout(clone: Path) -> None:
+    _git(clone, "rm", "--cached", "lm/git.py")
+
+
+CHECKOUTS = [
+    # what was done to a clone; is the commit known; is it dirty; in the notes; in the diff
+    (None, True, False, "", ""),
+    (changed, True, True, "", "+changed"),
+    (large, True, True, "the diff of the uncommitted changes has 900,... bytes and is not recorded", None),
+    (binary, True, True, "", "GIT binary patch"),
+    (untracked, True, True, "150 files have uncommitted changes; the first 100 are named", ""),
+    (detached, True, False, "", ""),
+    (of_another_owner, True, False, "", ""),
+    (without_history, False, None, "commit unknown: the checkout has no commit", None),
+    (in_another_checkout, False, None, "commit unknown: .* is not tracked by the git repository around it", None),
+    (
+        lambda clone: shutil.rmtree(clone / ".git"),
+        False,
+        None,
+        "commit unknown: .* is no git checkout but a copy",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "known", "dirty", "note", "diff"), CHECKOUTS)
+def test_the_code_is_recorded_or_what_is_not_known_of_it(tmp_path, monkeypatch, change, known, dirty, note, diff):
+    clone = tmp_path / "clone"
+    (clone / "lm").mkdir(parents=True)
+    (clone / "lm" / "git.py").write_text("first")
+    _git(clone, "init", "-b", "main")
+    _git(clone, "add", ".")
+    _git(clone, "commit", "-m", "first")
+    if change is of_another_owner and os.getuid():
+        pytest.skip("only root gives files away")
+    if change:
+        change(clone)
+    monkeypatch.setattr(git, "__file__", str(clone / "lm" / "git.py"))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # of a hook
+    found = git.describe_code(())
+    assert (found["git"] is not None) == known
+    assert re.search(note, "\n".join(found["notes"])), found["notes"]
+    assert bool(found["notes"]) == bool(note)
+    if known:
+        assert found["git"]["dirty"] == dirty
+        assert found["git"]["branch"] == ("HEAD" if change is detached else "main")
+    if dirty:
+        recorded = found["changes"]["diff"]
+        assert (recorded is None) if diff is None else (diff in recorded)
+        assert len(found["changes"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("git_script", "reason"),
+    [
+        (None, "git is not installed"),
+        ("#!/bin/sh\nexec sleep 60", "git did not answer"),
+        ("#!/bin/sh\necho fatal: detected dubious ownership in repository >&2; exit 128", "safe.directory"),
+        ("#!/bin/sh\nexit 3", "git failed with exit code 3"),
+        ("not a program", "git cannot be run"),
+    ],
+)
+def test_a_commit_that_git_does_not_tell_is_unknown_for_a_reason(tmp_path, monkeypatch, git_script, reason):
+    if git_script:
+        (tmp_path / "git").write_text(git_script)
+        (tmp_path / "git").chmod(0o755)
+        monkeypatch.setattr(git, "SECONDS", 0.3)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if git_script and "sh" in git_script else str(tmp_path))
+    found = git.describe_code(())
+    assert found["git"] is None
+    (note,) = found["notes"]
+    assert note.startswith("commit unknown: ")
+    assert reason in note
+    start = provenance.describe_start() | {"device": "cpu"}
+    assert reason in code_lines(start)[0]
+
+
+def test_packages_that_are_not_what_their_version_says_are_named(monkeypatch):
+    class Distribution:
+        version = "1.0"
+
+        def __init__(self, url):
+            self.url = url
+
+        def read_text(self, name):
+            return json.dumps({"url": self.url}) if self.url else None
+
+        def locate_file(self, name):
+            return "/elsewhere/site-packages"
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution("git+https://me:secret@host/jax"))
+    (note,) = git.describe_code(("jax",))["notes"]
+    assert note == "jax 1.0 was installed from git+https://host/jax"
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution(None))
+    (note,) = git.describe_code(("jax",))["notes"]
+    assert note.startswith(f"jax is imported from {Path(jax.__file__).parent}; version 1.0 is in ")
+
+
+@pytest.mark.parametrize("name", ["compare.png", "inspection.html", "runs/x/loss.png", "sweeps/x/report.md", "data/x"])
+def test_what_commands_write_does_not_make_the_checkout_dirty(name):
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a git checkout")
+    assert subprocess.run(["git", "check-ignore", "-q", name], cwd=root).returncode == 0
 
 
 def take_a_step(path: Path) -> None:
@@ -78,7 +224,7 @@ def test_resuming_with_other_execution_keys_is_reported(tmp_path, monkeypatch):
     start(tmp_path, constant)
     take_a_step(tmp_path)
     later = with_keys(constant, log_every=1, train_steps=2000)
-    monkeypatch.setattr(provenance, "git_state", lambda: None)
+    monkeypatch.setattr(provenance, "describe_code", lambda _: {"git": None})
     start(tmp_path, constant, resume=True)
     assert [line.partition(": ")[2] for line in start(tmp_path, later, resume=True)] == [
         "config.log.every: 10 -> 1 (run -> now)",
@@ -96,17 +242,19 @@ def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     record["starts"][0]["versions"]["jax"] = "0.4.1"
     record["starts"][0]["git"] = {"commit": "0123456789abcdef", "dirty": False}
     path.write_text(json.dumps(record))
-    monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "fedcba9876543210", "dirty": True})
+    state = {"commit": "fedcba9876543210", "dirty": True}
+    monkeypatch.setattr(provenance, "describe_code", lambda _: {"git": state, "notes": ["the diff is not recorded"]})
     notices = start(tmp_path, Config(), resume=True)
     assert [notice.partition(" since")[0] for notice in notices[:2]] == [
         f"jax 0.4.1 -> {jax.__version__}", "commit 0123456789ab -> fedcba987654"
     ]  # fmt: skip
-    assert "uncommitted changes" in notices[2]
+    assert notices[2] == "the diff is not recorded"
+    assert "uncommitted changes" in notices[3]
 
 
 def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is_refused(tmp_path, monkeypatch):
     one, two = ({"processes": n, "devices": 8, "device": "cpu"} for n in (1, 2))
-    monkeypatch.setattr(provenance, "git_state", lambda: None)
+    monkeypatch.setattr(provenance, "describe_code", lambda _: {"git": None})
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     start(tmp_path, Config(), devices=one)
     take_a_step(tmp_path)
