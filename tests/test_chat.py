@@ -33,7 +33,7 @@ def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp
         "--config.train.seq_len=64", "--config.optimizer.learning_rate=0.02",
     )  # fmt: skip
     assert code == 0, output
-    assert "of answers, which alone count" in output
+    assert "of which count" in output
     recorded = json.loads((workdir / "run.json").read_text())["data"]["chats"]
     assert sum(recorded.values()) == 160
 

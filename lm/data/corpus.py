@@ -60,8 +60,8 @@ class Split:
         """Return a line on the chats of the split, if it has any."""
         if not self.n_chats:
             return []
-        of_answers = f", {self.targets.n_tokens:,} of them of answers, which alone count" if self.targets else ""
-        return [f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens{of_answers}"]
+        counted = f", {self.targets.n_tokens:,} of which count (config.data.targets)" if self.targets else ""
+        return [f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens{counted}"]
 
     @property
     def all_parts(self) -> tuple[Part, ...]:

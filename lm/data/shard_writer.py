@@ -158,6 +158,8 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
         texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
         markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
         tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens, markers)
+    if _has_chats(units[0], o.field) and (warning := chats.notice(tokenizer, o.tokenizer)):
+        say(warning)
     if recorded not in (None, tokenizer.fingerprint):
         raise UserError(
             f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the finished shards; restore "

@@ -75,7 +75,8 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
             arrays = [open_shard(file, records.get(file.name)) for file in files]
             tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
             n_bytes = sum(records[file.name]["text_bytes"] for file in files) if records else None
-            opened[split] = Split(split, tokens, len(tokens), n_bytes)
+            n_chats = sum(records[file.name].get("chats", 0) for file in files) if records else 0
+            opened[split] = Split(split, tokens, len(tokens), n_bytes, n_chats=n_chats)
             # The sha256 of a manifest are trusted, because reading all shards is slow.
             digests[split] = [records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir) for f in files]
     record = {location.name: summary(manifest)} if manifest else None
@@ -120,11 +121,18 @@ def read_manifest(directory: Path) -> dict | None:
         return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
+    strange_counts = [r["chats"] for r in shard_records(manifest).values() if not _is_count(r.get("chats", 0))]
+    if strange_counts:
+        raise UserError(f"{directory / MANIFEST} is corrupted: chats is {short(strange_counts[0])}; prepare it again")
     if strange := [name for name in shard_records(manifest) if not is_file_name(name)]:
         raise UserError(
             f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; prepare the corpus again"
         )
     return manifest
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value in COUNT
 
 
 def shard_records(manifest: dict) -> dict[str, dict]:

@@ -135,6 +135,11 @@ def _entry(config, kind: str, *parts) -> Path:
 def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
     corpus = shards.open_shards(config.source.partition(":")[2], cache.user_cache(config.cache_dir), say)
+    if config.targets != "all" and any(split.n_chats for split in corpus.splits.values()):
+        raise UserError(
+            f"config.data.targets: {config.targets}, but the shards in {corpus.name} do not mark the answers of their "
+            "chats; use all, or the chats themselves as the source"
+        )
     is_of_model = tokenizer is not None
     if not is_of_model and config.tokenizer != "none":
         tokenizer = tokenizers.load(config.tokenizer, config.special_tokens, say)

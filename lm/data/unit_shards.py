@@ -13,6 +13,7 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import tokenizers
+from lm.data.chats import Chat
 from lm.data.encoding import Piece, cut, encode
 from lm.data.readers import Span, read_documents
 from lm.data.shards import SPLIT_IN_FILE_NAME
@@ -38,6 +39,7 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
     writers = {split: _Shards(o.output, split, i) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
     for piece, encoded in encode(tokenizer, _pieces(spans, o, kept, left_out)):
+        writers[piece.split].n_chats += isinstance(piece.text, Chat)
         writers[piece.split].add(encoded.ids, piece.ends, encoded.n_bytes)
     for writer in writers.values():
         writer.write()
@@ -100,7 +102,7 @@ class _Shards:
     def __init__(self, output: Path, split: str, i: int):
         self.output, self.split, self.i = output, split, i
         self.pieces: list[tuple[np.ndarray, bool, int]] = []  # of the next shard
-        self.n_tokens = 0
+        self.n_tokens = self.n_chats = 0
         self.records: list[dict] = []
 
     def add(self, ids: np.ndarray, ends: bool, n_bytes: int) -> None:
@@ -120,6 +122,7 @@ class _Shards:
         name = f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}{more}.npy"
         write_bytes(self.output / name, content)
         counts = {"documents": sum(ends), "tokens": self.n_tokens, "text_bytes": sum(sizes)}
+        counts |= {"chats": self.n_chats} if self.n_chats else {}
         record = {"file": name, "split": self.split, "size": len(content), **counts}
         self.records.append(record | {"sha256": hashlib.sha256(content).hexdigest()})
-        self.pieces, self.n_tokens = [], 0
+        self.pieces, self.n_tokens, self.n_chats = [], 0, 0

@@ -355,3 +355,12 @@ def test_prepared_shards_of_chats(tmp_path, command):
     ids = corpus.split("train").tokens
     assert tokenizer.decode(ids) == f"{TEXT}<|endoftext|>" * 40
     assert int((ids == chats.marker_ids(tokenizer)[START]).sum()) == 5 * 40
+    assert corpus.split("train").n_chats == 40
+    manifest = tmp_path / "out" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"chats": 40', '"chats": "40"'))
+    with pytest.raises(UserError, match="chats is '40'"):
+        open_shards(str(tmp_path / "out"), tmp_path, lambda line: None)
+    manifest.write_text(manifest.read_text().replace('"chats": "40"', '"chats": 40'))
+    mixed = {"mixture": (("a", f"tokens:{tmp_path / 'out'}", 1.0), ("b", source, 1.0)), "tokenizer": "byte"}
+    with pytest.raises(UserError, match=r"config.data.targets: assistant, but the shards in out do not mark"):
+        open_chats(tmp_path, **mixed)
