@@ -1,10 +1,12 @@
 """The command `lm`: `lm train ...` is `python -m lm.train ...`, and so on."""
 
+import difflib
 import importlib
 import os
 import sys
 
-from lm.errors import with_exit_code
+from lm.config.values import short
+from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
 
 COMMANDS = {
@@ -30,11 +32,19 @@ def main(argv: list[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         return complete(os.environ["COMP_LINE"].split()[1:2])
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name not in COMMANDS:
+    if name in ("-h", "--help"):
         listed = "\n".join(f"  {name:<14}{what}" for name, what in COMMANDS.items())
         print(f"usage: lm COMMAND ...; lm COMMAND --help says more\n\n{listed}")
-        return 0 if name in ("-h", "--help") else 2
-    return importlib.import_module(f"lm.{name}").main(arguments)
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name[:200], COMMANDS, n=1)
+        advice = f"did you mean {near[0]}?" if near else "lm --help lists the commands"
+        raise UserError(f"lm: unknown command {short(name)}; {advice}")
+    Parser.caller = "lm "
+    try:
+        return importlib.import_module(f"lm.{name}").main(arguments)
+    finally:
+        Parser.caller = "python -m lm."
 
 
 def complete(typed: list[str]) -> int:

@@ -4,7 +4,8 @@ import importlib.util
 import json
 import sys
 
-from lm.command_line.checkpoint import add_checkpoint
+from lm.command_line.checkpoint import STEP
+from lm.config.values import path_argument
 from lm.errors import UserError, first_line, with_exit_code
 from lm.parser import Parser
 
@@ -29,13 +30,18 @@ def main(argv: list[str] | None = None) -> int:
         "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ..."
     )
     parser = Parser("harness", what, EPILOG)
-    add_checkpoint(parser)
+    what = "the directory of the run, or of a Hugging Face checkpoint; alone, it is the first argument"
+    parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
+    parser.add_argument("--step", **STEP)
     windows = (
         "how long texts are split for perplexities: like the evaluation of a run (default), or like the harness's own "
         "models"
     )
     parser.add_argument("--windows", default="training", choices=["training", "harness"], help=windows)
-    a, others = parser.parse_known_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given and not given[0].startswith("-"):
+        given = ["--workdir", *given]
+    a, others = parser.parse_known_args(given)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lm.command_line.checkpoint import STEP
+from lm.command_line.checkpoint import STEP, add_run
 from lm.config.values import MAX_INT, path_argument, short
 from lm.errors import UserError, with_exit_code
 from lm.parser import BothSpellings, Parser
@@ -52,7 +52,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (default: as stored)")
 
     add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
-    add("--workdir", required=True, type=path_argument, metavar="DIR", help="the directory of the run")
+    add_run(commands.choices["export"], "the directory of the run")
     add("--output", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add("--step", **STEP)
 

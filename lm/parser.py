@@ -51,6 +51,12 @@ class BothSpellings(argparse.ArgumentParser):
         is_option = text.partition("=")[0] in self._option_string_actions
         return text.startswith("-") and not is_option and (option.metavar == "TEXT" or not text.startswith("--"))
 
+    def error(self, message):
+        """End with exit code 2, the mistake and an example in place of the list of all options."""
+        lines = [line.strip() for line in (self.epilog or "").splitlines()]
+        example = next((f"for example: {line}\n" for line in lines if line.startswith(("python -m ", "lm "))), "")
+        self.exit(2, f"{self.prog}: {message}\n{example}{self.prog} --help lists all options\n")
+
     def _refuse_repeated(self, arguments: list[str]) -> None:
         """Raise UserError for an option that is given twice, because argparse would keep the last in silence.
 
@@ -85,12 +91,13 @@ class Parser(BothSpellings):
     """
 
     completes = "_ARGCOMPLETE" in os.environ  # a shell asks for completions
+    caller = "python -m lm."  # "lm " if the command lm calls it
 
     def __init__(self, command: str, description: str, epilog: str = ""):
         super().__init__(
-            prog=f"python -m lm.{command}",
-            description=description,
-            epilog=epilog,
+            prog=f"{self.caller}{command}",
+            description=description.replace("python -m lm.", self.caller),
+            epilog=epilog.replace("python -m lm.", self.caller),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.command_line.checkpoint import add_trust
+from lm.command_line.checkpoint import add_run, add_trust
 from lm.config import Config, from_dict
-from lm.config.values import path_argument
 from lm.data import Corpus, batches, open_corpus, trusted
 from lm.errors import UserError, with_exit_code
 from lm.parser import Parser
@@ -20,8 +19,8 @@ from lm.workdir.saved_run import read_run
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = Parser("show", "Print the examples of a step of a run, which are computed again from its text and config.")
-    parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help="directory of the run")
-    parser.add_argument("--step", required=True, type=int, metavar="N", help="as in metrics.jsonl, from 1 on")
+    add_run(parser, "directory of the run")
+    parser.add_argument("--step", default=1, type=int, metavar="N", help="as in metrics.jsonl (default: 1, the first)")
     add_trust(parser)
     a = parser.parse_args(argv)
     saved = read_run(Path(a.workdir))

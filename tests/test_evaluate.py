@@ -154,7 +154,7 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
     os.symlink(tmp_path, "linked/evaluation")  # by somebody who sent the directory
     monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
     for arguments, message in (
-        (["--workdir=absent"], "absent/checkpoints holds no checkpoint"),
+        (["--workdir=absent"], "absent; python -m lm.runs"),
         (["--workdir=absent", "--batch-size=-1"], "--batch-size: -1 must be at least 1"),
         (["--stride=0"], "--stride: 0 must be at least 1"),
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),

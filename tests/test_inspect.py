@@ -13,7 +13,7 @@ def test_the_page_of_a_run_is_written(bench, tmp_path, capsys):
 
 
 MISTAKES = {  # of arguments, then those that are found once the run is loaded
-    "holds no checkpoint": ["--workdir=absent", "--prompt=the"],
+    "absent; python -m lm.runs": ["--workdir=absent", "--prompt=the"],
     "--prompt: 0 tokens; expected 1 to": ["--prompt="],
     "--layers: '0,-1' is not a list of layers": ["--workdir=absent", "--prompt=the", "--layers=0,-1"],
     "--output: no/page.html is not a file in an": ["--workdir=absent", "--prompt=the", "--output=no/page.html"],

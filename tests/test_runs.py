@@ -97,6 +97,59 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
     assert command(runs.main, tmp_path / "nothing")[0] == 2
 
 
+def test_runs_of_different_texts_are_compared_with_a_mark(runs_of, command, tmp_path, monkeypatch):
+    """In the table, in a line of its own and in the labels of the picture, which is beside the runs."""
+    runs_of("first")
+    runs_of("second", seed=7)
+    runs_of("fallback", data={"name": "python_docs (fallback)", "fingerprint": "f" * 64})
+    code, output = command(compare.main, "runs/first", "runs/second")
+    assert (code, "different texts" in output, "\ndata" in output) == (0, False, False)
+    drawn = []
+    monkeypatch.setattr("lm.training.loss_curve.loss_curves", lambda *given: drawn.append(given) or loss_curve([]))
+    code, output = command(compare.main, "runs/first", "runs/fallback")
+    assert code == 0
+    assert re.search(r"\ndata +text.*  python_docs \(fallback\)\n", output)
+    assert "best validation loss, of different texts" in output
+    assert "losses are of different texts, and cannot be compared" in output
+    ((names, title),) = drawn
+    assert [name.rpartition(" (python")[2] for name in names][1] == "_docs (fallback))"
+    assert title == "losses are of different texts"
+    assert (tmp_path / "runs" / "compare.png").is_file()
+    assert not (tmp_path / "compare.png").exists()
+
+
+COMMANDS_OF_A_RUN = {"generate": [], "evaluate": [], "inspect": ["--prompt=x"], "show": [], "hf": ["--output=out"]}
+
+
+@pytest.mark.parametrize("name", COMMANDS_OF_A_RUN)
+def test_a_run_is_named_by_its_directory_alone_or_with_workdir(name, command, tmp_path):
+    """A name without a run is refused with names that are near, before anything else."""
+    more = [*(["export"] if name == "hf" else []), *COMMANDS_OF_A_RUN[name]]
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.json").write_text("{")
+    for directory in (["runs/mine"], ["--workdir", "runs/mine"], ["--workdir=runs/mine"]):
+        code, output = command(__main__.main, name, *more, *directory)
+        assert (code, "runs/mine" in output, "usage" in output, "required" in output) == (2, True, False, False), output
+    for directory in (["runs/mien"], ["--workdir=runs/mien"]):
+        code, output = command(__main__.main, name, *more, *directory)
+        text = output.replace(f"{tmp_path}/", "")
+        assert (code, text) == (2, "there is no run runs/mien; did you mean runs/mine?\n")
+    code, output = command(__main__.main, name, *more, "runs/mine", "--workdir=runs/mine")
+    assert (code, "not allowed with" in output) == (2, True)
+    assert output.startswith(f"lm {name}")
+
+
+def test_mistakes_in_commands_are_answered_by_what_would_be_right(command):
+    for arguments, advice in (
+        (["trian"], "did you mean train?"), (["nonsense"], "lm --help"), (["prepare"], "did you mean data.prepare?"),
+        (["train"], "for example: lm train --config configs/shakespeare.py"),
+        (["sweep"], "for example: lm sweep --config"), (["train", "runs", "--config=a.py"], "unexpected argument"),
+    ):  # fmt: skip
+        code, output = command(__main__.main, *arguments)
+        assert (code, advice in output, "usage" in output) == (2, True, False), output
+        assert output.count("\n") <= 3
+
+
 def test_texts_of_one_name_are_told_apart_by_their_fingerprints(runs_of, command, tmp_path):
     for name, digit in (("first", "a"), ("second", "b")):
         runs_of(name, data={"name": "text:novel.txt", "fingerprint": digit * 64})
@@ -192,6 +245,6 @@ def test_a_shell_completes_commands_options_config_keys_and_their_values(tmp_pat
 def test_the_command_lm_runs_the_others(command):
     for name in __main__.COMMANDS:
         code, output = command(__main__.main, name, "--help")
-        assert (code, f"python -m lm.{name}" in output) == (0, True), name
+        assert (code, f"usage: lm {name}" in output) == (0, True), name
     assert "train a model" in command(__main__.main)[1]
     assert command(__main__.main, "trian")[0] == 2

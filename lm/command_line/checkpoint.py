@@ -28,12 +28,23 @@ STEP: dict[str, Any] = {
 }
 
 
+def add_run(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the directory of a run to a command: as --workdir DIR, or DIR alone."""
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--workdir", type=path_argument, metavar="DIR", help=what)
+    either.add_argument("alone", nargs="?", type=path_argument, metavar="DIR", help="the same", action=_AsWorkdir)
+
+
+class _AsWorkdir(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        if values is not None:  # argparse calls it for an argument that is absent, too
+            namespace.workdir = values
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add --workdir and --step to a command that reads a trained model."""
-    add = parser.add_argument
-    what = "the directory of the run, or of a Hugging Face checkpoint"
-    add("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
-    add("--step", **STEP)
+    """Add the run, by `add_run`, and --step to a command that reads a trained model."""
+    add_run(parser, "the directory of the run, or of a Hugging Face checkpoint")
+    parser.add_argument("--step", **STEP)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """The command line of python -m lm.train."""
 
 import argparse
+import os
 import textwrap
 from collections.abc import Iterator
 
@@ -31,6 +32,7 @@ config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/co
 """
 
 
+_KEYS_ARE_SET = "config keys are set with --config.SECTION.KEY=VALUE"
 CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
 DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains on
 
@@ -121,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
     for argument in rest:
         if not argument.startswith("--config."):
-            yield f"{argument[:200]}: unexpected argument; config keys are set with --config.SECTION.KEY=VALUE"
+            option = "--config" if argument.endswith(".py") else "--workdir"
+            advice = f"did you mean {option} {argument[:200]}?" if os.path.exists(argument[:200]) else _KEYS_ARE_SET
+            yield f"{argument[:200]}: unexpected argument; {advice}"
     trains = not (a.plan or a.print_config)
     if a.config.startswith("hf:") and trains and not any(argument.startswith(DATA) for argument in rest):
         yield (

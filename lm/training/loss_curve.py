@@ -26,9 +26,10 @@ def loss_curve(lines: Iterable[dict], unigram_loss: float | None = None):
     return _finished(axes)
 
 
-def loss_curves(runs: dict[str, Iterable[dict]]):
+def loss_curves(runs: dict[str, Iterable[dict]], title: str = ""):
     """Return the figure of several runs: dots and lines are validation losses, thin lines training losses."""
     axes = _axes()
+    axes.set_title(title)
     for i, (name, lines) in enumerate(runs.items()):
         _draw(axes, lines, f"C{i % 10}", f"C{i % 10}", ("", name), alpha=0.3)
     return _finished(axes)

@@ -30,7 +30,7 @@ from lm.update_rules.schedule_free import average
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_evaluations, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
-from lm.workdir.saved_run import checkpoint_steps
+from lm.workdir.saved_run import checkpoint_steps, require_run
 
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 
@@ -281,6 +281,7 @@ def read_metas(workdir: str | Path) -> dict[int, dict]:
 def _choose(directory: Path, step: int | str) -> int:
     steps = checkpoint_steps(directory.parent)
     if not steps:
+        require_run(directory.parent)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             read_json(directory.parent / "config.json")  # a damaged one says more: it may be that of a downloaded model
         raise UserError(f"{directory} holds no checkpoint")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import os
 from pathlib import Path
@@ -65,6 +66,7 @@ def read_run(workdir: Path) -> SavedRun:
     Raises:
         UserError: if config.json is missing, or it or run.json is damaged. Without run.json a run can be resumed.
     """
+    require_run(workdir)
     newest = newest_checkpoint(workdir)
     try:
         config = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
@@ -82,6 +84,17 @@ def read_run(workdir: Path) -> SavedRun:
     except ValueError as error:
         damage = f"{workdir / 'summary.json'} is corrupted: {error}; delete it"
     return SavedRun(config, newest, record["data"], record["starts"], summary, damage)
+
+
+def require_run(workdir: Path) -> None:
+    """Raise UserError if there is no such directory, with the names of runs beside it that are similar."""
+    if workdir.exists():
+        return
+    there = [path.parent.name for path in workdir.parent.glob("*/config.json")]
+    near = difflib.get_close_matches(workdir.name[:200], there, n=3, cutoff=0.4)
+    names = " or ".join(str(workdir.parent / name) for name in near)
+    advice = f"did you mean {names}?" if near else "python -m lm.runs DIR lists the runs in a directory"
+    raise UserError(f"there is no run {workdir}; {advice}")
 
 
 def holds_run(workdir: str | Path) -> bool:

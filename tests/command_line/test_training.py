@@ -39,7 +39,7 @@ BOTH_SPELLINGS = [
     (lambda arguments: parse_arguments(arguments)[0], ["--config=configs/shakespeare.py", "--print-config", "json"],
      "print_config", "json"),
     (prepare.parse_arguments, ["--verify=x", "--unit-mb=2"], "unit_mb", 2.0),
-    (generate.parse_arguments, ["--workdir=x", "--prompt_file=a_b-c"], "prompt_file", "a_b-c"),
+    (generate.parse_arguments, ["--workdir=.", "--prompt_file=a_b-c"], "prompt_file", "a_b-c"),
     (hf.parse_arguments, ["import", "x", "--workdir=x", "--seq_len=3"], "seq_len", 3),
 ]  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_an_option_that_counts_once_is_refused_a_second_time(command, monkeypatc
 
 
 def test_options_that_collect_values_and_those_without_one_may_be_repeated():
-    a = generate.parse_arguments(["--workdir=x", "--prompt=a", "--prompt", "b", "--json", "--json", "--stop=c"])
+    a = generate.parse_arguments(["--workdir=.", "--prompt=a", "--prompt", "b", "--json", "--json", "--stop=c"])
     assert (a.prompt, a.stop, a.json) == (["a", "b"], ["c"], True)
 
 

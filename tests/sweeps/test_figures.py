@@ -62,6 +62,14 @@ def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
     )  # fmt: skip
 
 
+def test_values_that_were_tried_are_labeled_before_tuned_ones_beside_them():
+    record, runs = sweep()
+    a = analyze(record, runs)
+    tuned = {name: dataclasses.replace(v, choice=v.choice._replace(point=(0.0019,))) for name, v in a.variants.items()}
+    (axes,) = figures.tuning(dataclasses.replace(a, variants=tuned)).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{rate:.3g}" for rate in GRID]
+
+
 def test_a_diverged_run_leaves_a_gap_or_a_triangle():
     record, runs = sweep()
     lost = changed(runs, DIVERGED, variant="wide", phase="tuning", point={RATE: 0.004})
