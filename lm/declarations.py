@@ -122,6 +122,10 @@ class Table(dict):
         super().__init__(parameters)
         self.name = name
 
+    def with_outer(self, outer: dict) -> "Table":
+        """Return the parameters of a module together with those of the module around it."""
+        return Table(self.name, {**outer, **self})
+
     def __missing__(self, path):
         raise KeyError(f"{self.name} has no parameter {path!r}; it has {', '.join(self)}")
 

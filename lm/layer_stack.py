@@ -6,16 +6,15 @@ over layers with equal parameters, or over the periods of a pattern, such as an 
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
-from lm import parameters
+from lm import ideas
 from lm.config import ResolvedModel, layer_windows
-from lm.layers import variants
+from lm.declarations import Table, flat, nest
+from lm.here import Here
 from lm.layers.linear import PRODUCT
 from lm.parallel import collectives
 
@@ -40,50 +39,59 @@ def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
     return tuple(window if 0 < window < limit else None for window in layer_windows(c))
 
 
-def apply_layers(block: type[nn.Module], c: ResolvedModel, stream: dict, context) -> dict:
-    """Apply n_layers blocks to the stream, inside a compact method of a Linen module.
+def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> None:
+    """Apply n_layers blocks to `here.stream` and `here.memory`.
 
-    The stream has arrays (B, T, ...) by name. A block is called as block(c, like)(stream, context, layer), and returns
-    the same names, shapes and dtypes.
+    Args:
+        block: (parameters of a layer, here) -> (stream, memory). It gets a `here` with the number of the layer, and
+            returns the names, shapes and dtypes of the stream that it got.
+        params: parameters of the model that are split by `split_layers`.
+        here: the environment of the model.
+        table: model.block_table.
 
     Raises:
         TypeError: a block returns other names, shapes or dtypes.
     """
-    for first, period, n in groups(c):
-        if n == 1:
-            module = _rematerialize(block, c, static_layer=True)(c, first, name=f"layers_{first}")
-            stream = _like(stream, module(stream, context, first))
+    shared = here.replace(stream=None, memory=None)
+    stream, memory = here.stream, here.memory
+    for first, period, n in groups(here.c, table):
+        scanned = n > 1
+        steps = [
+            _rematerialized(functools.partial(_layer, block, like), here.c, scanned)
+            for like in range(first, first + period)
+        ]
+        names = tuple(f"layers/{like}/" for like in range(first, first + period))
+        own = {name: memory.pop(name) for name in list(memory) if name.startswith(names)}
+        members = params[f"layers_{first}"]
+        if not scanned:
+            stream, kept = steps[0](members, shared, stream, own, first)
         else:
-            scan = nn.scan(
-                lambda module, stream, layer: (module(stream, context, layer), None),
-                variable_axes={"params": 0, "intermediates": 0},
-                split_rngs={},
-                length=n,
-            )
-            repeated = _Period(block, c, first, period, name=f"layers_{first}")
-            stream, _ = scan(repeated, stream, first + period * jnp.arange(n))
-    return stream
+
+            def of_period(stream, inputs, steps=steps):
+                members, memory, layer = inputs
+                kept = {}
+                for i, step in enumerate(steps):
+                    stream, of_layer = step(members[str(i)], shared, stream, memory, layer + i)
+                    kept |= of_layer
+                return stream, kept
+
+            layers = first + period * jnp.arange(n)
+            stream, kept = jax.lax.scan(of_period, stream, (members, own, layers))
+        memory |= kept
+    here.stream.update(stream)
 
 
-class _Period(nn.Module):
-    """The consecutive layers of one period of a pattern."""
-
-    block: type[nn.Module]
-    config: ResolvedModel
-    first: int
-    period: int
-
-    @nn.compact
-    def __call__(self, stream, context, layer):
-        block = _rematerialize(self.block, self.config, static_layer=False)
-        for i in range(self.period):
-            module = block(self.config, self.first + i, name=str(i))
-            stream = _like(stream, module(stream, context, layer + i))
-        return stream
+def _layer(block: Callable, like: int, params: dict, here: Here, stream: dict, memory: dict, layer):
+    path = f"layers/{like}"
+    own = {name: x for name, x in memory.items() if name.startswith(f"{path}/")}
+    here = here.replace(layer=layer, like=like, path=path, stream=dict(stream), memory=own)
+    with jax.named_scope(path):
+        after, kept = block(params, here)
+    return _checked(stream, after), kept
 
 
-def _like(before: dict, after: dict) -> dict:
-    """Return the stream after a block, whose arrays must be like those before it."""
+def _checked(before: dict, after: dict) -> dict:
+    """Return the stream after a block, whose arrays must be of the kinds of those before it."""
 
     def kinds(stream):
         return {name: f"{jnp.result_type(x)}{list(jnp.shape(x))}" for name, x in stream.items()}
@@ -98,36 +106,52 @@ def _like(before: dict, after: dict) -> dict:
     return after
 
 
-def _rematerialize(block, c, static_layer):
-    """Return the block with the checkpoint policy of config.model.remat. Gathered parameters are never saved."""
+def _rematerialized(step: Callable, c: ResolvedModel, scanned: bool) -> Callable:
+    """Return the step with the checkpoint policy of config.model.remat. Gathered parameters are never saved."""
     if c.remat == "none" and not collectives.gathers_parameters():
-        return block
-    static = (3,) if static_layer else ()  # the layer's place among the arguments of block.__call__, self included
-    return nn.remat(block, policy=REMAT_POLICIES[c.remat], prevent_cse=static_layer, static_argnums=static)
+        return step
+    policy = REMAT_POLICIES[c.remat]
+    if scanned:
+        return jax.checkpoint(step, policy=policy, prevent_cse=False)
+    return jax.checkpoint(step, policy=policy, static_argnums=4)  # the number of the layer
 
 
-@functools.lru_cache(maxsize=64)
-def groups(c: ResolvedModel) -> tuple[tuple[int, int, int], ...]:
+def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
     """Return (first layer, period, number of periods) of each group of consecutive layers that one scan runs over.
 
-    A group of one period is unrolled. Without config.model.scan_layers all are.
+    A group of one period is unrolled. Without config.model.scan_layers all are. `table` is model.block_table.
     """
-    n, found, first = c.n_layers, [], 0
+    n = c.n_layers
     if not c.scan_layers:
         return tuple((layer, 1, 1) for layer in range(n))
-    subsets = {p.layers for p in parameters.block_table(c).values() if p.layers is not None}
-    subsets |= {variants.layers_of(idea, c) for module in ("block", "attention") for idea in variants.active(c, module)}
+    subsets = {p.layers for p in table.values() if p.layers is not None}
+    subsets |= ideas.subsets(c)
     subsets -= {range(n)}
     if not subsets:
         return ((0, 1, n),)
     kinds = [tuple(layer in layers for layers in subsets) for layer in range(n)]
+    found = []
+    first = 0
     while first < n:
-        lengths = {period: _n_periods(kinds[first:], period) for period in range(1, (n - first) // 2 + 1)}
-        period = max(lengths, key=lambda period: (lengths[period] > 1) * lengths[period] * period, default=1)
-        times = lengths.get(period, 1)
-        found.append((first, period, times) if times > 1 else (first, 1, 1))
-        first += period * times if times > 1 else 1
+        period, times = _longest_repetition(kinds[first:])
+        found.append((first, period, times))
+        first += period * times
     return tuple(found)
+
+
+def _longest_repetition(kinds: list) -> tuple[int, int]:
+    """Return the period and the number of periods that cover most of the first kinds; (1, 1) if none repeats.
+
+    >>> _longest_repetition(["a", "b", "a", "b", "a"])
+    (2, 2)
+    """
+    best = 1, 1
+    for period in range(1, len(kinds) // 2 + 1):
+        times = _n_periods(kinds, period)
+        longest = best[0] * best[1] if best[1] > 1 else 0
+        if times > 1 and period * times > longest:
+            best = period, times
+    return best
 
 
 def _n_periods(kinds: list, period: int) -> int:
@@ -141,44 +165,53 @@ def _n_periods(kinds: list, period: int) -> int:
     return next(differs, len(starts))
 
 
-def split_layers(params: dict, c: ResolvedModel) -> dict:
-    """Replace the stacks in "layers" by the parameters of each group of layers, which the model reads.
+def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
+    """Replace the stacks in "layers" by the parameters of each group of layers, which `apply_layers` reads.
 
-    Parameters that are already split are returned as they are.
+    Parameters that are already split are returned as they are. `table` is model.block_table.
     """
     if "layers" not in params:
         return params
-    table, stacks = parameters.block_table(c), parameters.flat(params["layers"])
+    stacks = flat(params["layers"])
     split = {name: value for name, value in params.items() if name != "layers"}
-    single = {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in groups(c)) else {}
-    for first, period, n in groups(c):
-        members = []
-        for layer in range(first, first + period):
-            member = {}
-            for path, x in stacks.items():
-                layers = range(c.n_layers) if table[path].layers is None else table[path].layers
-                if layer in layers:
-                    row = layers.index(layer)
-                    step = layers.index(layer + period) - row if n > 1 else 1
-                    whole = n == len(layers)
-                    member[path] = single[path][row] if n == 1 else x if whole else x[row : row + n * step : step]
-            members.append(parameters.nest(member))
-        split[f"layers_{first}"] = members[0] if n == 1 else {str(i): member for i, member in enumerate(members)}
+    found = groups(c, table)
+    single = {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in found) else {}
+
+    def member(layer: int, period: int, n: int) -> dict:
+        """Return the parameters of n layers, each a period after the one before; n = 1: of one, without an axis."""
+        own = {}
+        for path, x in stacks.items():
+            layers = range(c.n_layers) if table[path].layers is None else table[path].layers
+            if layer not in layers:
+                continue
+            row = layers.index(layer)
+            if n == 1:
+                own[path] = single[path][row]
+            elif n == len(layers):
+                own[path] = x
+            else:
+                step = layers.index(layer + period) - row
+                own[path] = x[row : row + n * step : step]
+        return nest(own)
+
+    for first, period, n in found:
+        members = [member(layer, period, n) for layer in range(first, first + period)]
+        split[f"layers_{first}"] = members[0] if n == 1 else {str(i): own for i, own in enumerate(members)}
     return split
 
 
-def merge_layers(tree: dict, c: ResolvedModel) -> dict:
-    """Stack arrays of the model's modules by layer. The inverse of `split_layers`, also for what modules sow."""
-    merged = {name: value for name, value in tree.items() if not name.startswith("layers_")}
-    found: dict[tuple, dict[int, Any]] = {}  # by path, the array of each layer
-    for first, period, n in groups(c):
-        for i in range(period):
-            member = tree[f"layers_{first}"] if n == 1 else tree[f"layers_{first}"][str(i)]
-            for path, x in traverse_util.flatten_dict(member).items():
-                arrays = [x] if n == 1 else _rows(x)
-                found.setdefault(path, {}).update({first + i + k * period: arrays[k] for k in range(n)})
-    stacks = {path: jnp.stack([by_layer[i] for i in sorted(by_layer)]) for path, by_layer in found.items()}
-    return merged | {"layers": traverse_util.unflatten_dict(stacks)}
+def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
+    """Return {name: (values, layers)} of what layers keep: the values of all layers that have the name, stacked."""
+    found: dict[str, dict[int, jax.Array]] = {}
+    for first, period, n in groups(c, table):
+        for like in range(first, first + period):
+            prefix = f"layers/{like}/"
+            for path, x in memory.items():
+                if path.startswith(prefix):
+                    rows = [x] if n == 1 else _rows(x)
+                    of_name = found.setdefault(path.removeprefix(prefix), {})
+                    of_name.update({like + k * period: row for k, row in enumerate(rows)})
+    return {name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()}
 
 
 @jax.custom_vjp

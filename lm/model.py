@@ -1,9 +1,13 @@
-"""The model: thin Linen modules that pass the parameters of lm/parameters.py to the pure functions of lm/layers.
+"""The model: from token ids to logits, as equations of the parameters, top to bottom.
 
-Read Transformer first, then Block, Attention and FeedForward. From block to block goes a stream: a dict of arrays, "x"
-(the residual stream) and whatever ideas carry. Ideas are one file each in lm/layers/variants, where the sites at which
-they attach are listed. How the layers are repeated (unrolled, scanned, rematerialized) is in lm/layer_stack.py, how
-positions see each other in lm/past.py, communication between devices in lm/parallel/collectives.py.
+    1. The block: how attention and the feed-forward layer read the residual stream and add to it.
+    2. Attention and the feed-forward layer, each below the declaration of its parameters.
+    3. The model: embeddings, blocks, final norm, output head.
+
+Functions of a layer get `here`, their environment (lm/here.py): config, parameters, and what ideas carry. Ideas are one
+file each in lm/ideas; they attach where `at("...", here, x)` stands. How the block is repeated (unrolled, scanned,
+rematerialized) is in lm/layer_stack.py, how positions see each other in lm/past.py, all parameters and their initial
+values in lm/parameters.py, and the model as a Flax module in lm/linen.py.
 """
 
 import dataclasses
@@ -11,23 +15,140 @@ import functools
 import math
 from collections.abc import Callable
 
-import flax.linen as nn
-import flax.struct
 import jax
-import jax.numpy as jnp
 
-from lm import layer_stack, parameters
-from lm.config import ResolvedModel, layer_windows
-from lm.declarations import Table
-from lm.layers import norms, position_encodings, variants
-from lm.layers.attention import UNLIMITED
-from lm.layers.dropout import dropout
+from lm import ideas, layer_stack
+from lm.config import ResolvedModel
+from lm.declarations import INITIALIZERS, Parameter, Table, bias, flat, gain, query_heads, weight, width_factor
+from lm.here import Here, unchanged
+from lm.ideas import at
+from lm.layers import norms, position_encodings
+from lm.layers.feed_forward import activate, gated
 from lm.layers.layer_norms import layer_norm
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 from lm.layers.losses import Head, head_logits
-from lm.layers.variants import Here, at
 from lm.parallel import collectives
 from lm.past import Past
+
+# ---- 1. The block ----------------------------------------------------------------------------------------------
+#
+# x is the residual stream (B, T, D). attention(x) and ffn(x) are the branches, norm(name, x) is a norm with its own
+# parameters.
+
+
+def pre(x, attention, ffn, norm):
+    """Radford et al. 2019 (GPT-2)."""
+    x = x + attention(norm("attention_norm", x))
+    return x + ffn(norm("ffn_norm", x))
+
+
+def post(x, attention, ffn, norm):
+    """Vaswani et al. 2017."""
+    x = norm("attention_norm", x + attention(x))
+    return norm("ffn_norm", x + ffn(x))
+
+
+def sandwich(x, attention, ffn, norm):
+    """Ding et al. 2021 (CogView)."""
+    x = x + norm("attention_post_norm", attention(norm("attention_norm", x)))
+    return x + norm("ffn_post_norm", ffn(norm("ffn_norm", x)))
+
+
+def output(x, attention, ffn, norm):
+    """OLMo et al. 2025, arXiv:2501.00656 (OLMo 2)."""
+    x = x + norm("attention_post_norm", attention(x))
+    return x + norm("ffn_post_norm", ffn(x))
+
+
+def parallel(x, attention, ffn, norm):
+    """Wang and Komatsuzaki 2021 (GPT-J)."""
+    h = norm("norm", x)
+    return x + attention(h) + ffn(h)
+
+
+def none(x, attention, ffn, norm):
+    """Without norms."""
+    x = x + attention(x)
+    return x + ffn(x)
+
+
+BLOCKS = {f.__name__: f for f in (pre, post, sandwich, output, parallel, none)}  # by config.model.norm_placement
+
+
+def has_final_norm(c: ResolvedModel) -> bool:
+    """Return whether a norm follows the last block."""
+    return c.norm_placement not in ("post", "none")
+
+
+def norm_names(c: ResolvedModel) -> list[str]:
+    """Return the names of the norms of a block, which calls each of them once.
+
+    >>> from lm.config import ModelConfig
+    >>> norm_names(ModelConfig(norm_placement="sandwich"))
+    ['attention_norm', 'attention_post_norm', 'ffn_norm', 'ffn_post_norm']
+    """
+    names = []
+
+    def norm(name, x):
+        names.append(name)
+        return x
+
+    BLOCKS[c.norm_placement](0, lambda x: x, lambda x: x, norm)
+    return names
+
+
+def block(params: dict, here: Here) -> tuple[dict, dict]:
+    """Apply one layer. Returns the stream and the memory (see `Here`) after it."""
+    c, stream = here.c, here.stream
+    own = gathered(params, own_table(c, "block", here.like), c)
+    here = here.replace(p=own.with_outer(here.p))
+
+    def attention_branch(x):
+        p = gathered(params["attention"], attention_table(c, here.like), c)
+        with jax.named_scope("attention"):
+            y = attention(here.inside("attention", p, x), x)
+        return finished("attention", y, place=2 * here.layer + 1)
+
+    def ffn_branch(x):
+        p = gathered(params["ffn"], ffn_table(c, here.like), c)
+        with jax.named_scope("ffn"):
+            y = feed_forward(here.inside("ffn", p, x), x)
+        return finished("ffn", y, place=2 * here.layer + 2)
+
+    def finished(name, y, place):
+        y = y if c.residual_multiplier == 1 else y * c.residual_multiplier
+        return here.dropout(here.tap(f"{name}/output", y), place)
+
+    def norm(name, x):
+        with jax.named_scope(name):
+            return here.tap(f"{name}/output", normalize(c, params[name], x))
+
+    x = at("block_input", here.replace(x_BTD=stream["x"]), stream["x"])
+    residual = ideas.RESIDUALS[c.residual]
+    if residual is None:
+        x = BLOCKS[c.norm_placement](x, attention_branch, ffn_branch, norm)
+    else:
+        branches = with_norms(c, "attention", attention_branch, norm), with_norms(c, "ffn", ffn_branch, norm)
+        x = residual.block(here, x, *branches)
+    stream["x"] = here.tap("residual", x)
+    return stream, here.memory
+
+
+def with_norms(c: ResolvedModel, name: str, branch: Callable, norm: Callable) -> Callable:
+    """Return a branch together with its norms, for blocks that do not add it to a plain sum."""
+
+    def normed(x):
+        if c.norm_placement in ("pre", "sandwich"):
+            x = norm(f"{name}_norm", x)
+        y = branch(x)
+        if c.norm_placement in ("sandwich", "output"):
+            y = norm(f"{name}_post_norm", y)
+        return y
+
+    return normed
+
+
+# ---- 2. Norms, attention, feed-forward layer --------------------------------------------------------------------
 
 # Norms: (x, parameters, config) -> x.
 NORMS = {
@@ -38,219 +159,211 @@ NORMS = {
     "dyt": lambda x, p, c: norms.dyt(x, p["alpha"], p["scale_D"], p["bias_D"]),
 }
 
-# Position encodings: (positions, config, parameters) -> (what is added to the embeddings, the rotation of q and k).
-POSITION_ENCODINGS = {
-    "none": lambda at, c, p: (None, None),
-    "learned": lambda at, c, p: (p["positions"][at], None),
-    "sinusoidal": lambda at, c, p: (position_encodings.sinusoidal(at, c.d_model, order=c.sinusoidal_order), None),
-    "rope": lambda at, c, p: (None, position_encodings.rope_table(
-        at, c.rope_width or c.d_head, theta=c.rope_theta, scaling=c.rope_scaling, factor=c.rope_factor,
-        low_freq_factor=c.rope_low_freq_factor, high_freq_factor=c.rope_high_freq_factor, beta_fast=c.rope_beta_fast,
-        beta_slow=c.rope_beta_slow, original_max_positions=c.rope_original_max_positions, amplitude=c.rope_amplitude,
-        max_positions=c.max_positions or 0,
-    )),
-}  # fmt: skip
+
+def norm_table(c: ResolvedModel) -> Table:
+    """Return the parameters of a norm."""
+    table = {"scale_D": gain((c.d_model,), "D")}
+    if c.norm == "dyt":
+        table["alpha"] = Parameter((), "", "scalar", init="ones", std=0.5)
+    if c.norm == "dyt" or (c.norm == "layer" and c.norm_bias):
+        table["bias_D"] = bias((c.d_model,), "D")
+    return Table("the parameter table of a norm", table)
 
 
-@flax.struct.dataclass
-class Context:
-    """Inputs that all layers share in one call."""
-
-    tokens_BT: jax.Array
-    past: Past  # how positions see earlier ones
-    rotation: tuple[jax.Array, jax.Array] | None  # cos and sin for queries and keys; None: no rotation
-    window_rotation: tuple[jax.Array, jax.Array] | None  # those of layers with a window; None: `rotation`
-    dropout_keys_B: jax.Array | None  # one key per example; None: no dropout
-    # Called as tap(module, name, x) with each named intermediate; its result takes the place of x.
-    tap: Callable = flax.struct.field(pytree_node=False)
-    windows: tuple = flax.struct.field(pytree_node=False)  # the attention window of each layer; None: no window
-
-    def window(self, layer):
-        """Return the window of a layer. Traced layers have a static one if all are equal, as fused kernels need."""
-        if isinstance(layer, int) or len(set(self.windows)) == 1:
-            return self.windows[layer if isinstance(layer, int) else 0]
-        return jnp.asarray([window or UNLIMITED for window in self.windows])[layer]
-
-    def rotation_in(self, c: ResolvedModel, layer):
-        """Return cos and sin in a layer, which are 1 and 0 in the layers that do not rotate."""
-        found = self.rotation
-        if self.window_rotation is not None:
-            windowed = jnp.asarray(layer_windows(c), bool)[layer]
-            found = jax.tree.map(functools.partial(jnp.where, windowed), self.window_rotation, found)
-        if found is None or all(c.rope_pattern):
-            return found
-        rotates = jnp.asarray(c.rope_pattern, bool)[layer % len(c.rope_pattern)]
-        return jnp.where(rotates, found[0], 1), jnp.where(rotates, found[1], 0)
-
-    def dropout(self, x_BTD, rate: float, site: int):
-        """Apply dropout at one numbered site of the model, where each example draws from its own key."""
-        if self.dropout_keys_B is None or rate == 0:
-            return x_BTD
-        return dropout(x_BTD, jax.vmap(lambda key: jax.random.fold_in(key, site))(self.dropout_keys_B), rate)
+def normalize(c: ResolvedModel, params: dict, x_BTD):
+    """Return RMSNorm, LayerNorm, ... over the features of each position."""
+    return NORMS[c.norm](x_BTD, gathered(params, norm_table(c), c), c)
 
 
-def declare(module: nn.Module, table: Table) -> Table:
-    """Return the module's parameters by name, gathered; parameters.init_params computes their initial values."""
-    c = module.config
-
-    def declared(path, p):
-        w = module.param(path, lambda _: jnp.zeros(collectives.local_shape(p), c.param_dtype))
-        # The backward pass sums the gradients of rows of embeddings, which would lose precision in 16 bits.
-        dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
-        with jax.named_scope(path):  # names the communication in profiles
-            return collectives.gather_parameter(w, p, dtype)
-
-    return Table(type(module).__name__, {path: declared(path, p) for path, p in table.items()})
+# The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is over the same axes.
+QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
 
 
-class Norm(nn.Module):
-    """RMSNorm, LayerNorm, ... over the features of a position."""
+def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
+    """Return the parameters of attention in a layer; None: in any layer."""
+    D, H, G, K = c.d_model, query_heads(c), c.n_kv_heads, c.d_head
+    table = {
+        "w_q_DHK": weight(c, (D, H, K), "DHK"),
+        "w_k_DGK": weight(c, (D, G, K), "DGK"),
+        "w_v_DGK": weight(c, (D, G, K), "DGK"),
+        "w_o_HKD": weight(c, (c.n_heads, K, D), "HKD", contract="HK", residual=True),
+    }
+    if c.attn_bias:
+        table["b_q_HK"] = bias((H, K), "HK")
+        table["b_k_GK"] = bias((G, K), "GK")
+        table["b_v_GK"] = bias((G, K), "GK")
+    if c.attn_bias if c.attn_out_bias is None else c.attn_out_bias:
+        table["b_o_D"] = bias((D,), "D")
+    if c.qk_norm:
+        shapes = {"K": (K,), "HK": (H, K), "GK": (G, K)}
+        q_axes, k_axes = QK_NORM_AXES[c.qk_norm_over]
+        table[f"q_scale_{q_axes}"] = gain(shapes[q_axes], q_axes)
+        table[f"k_scale_{k_axes}"] = gain(shapes[k_axes], k_axes)
+    table = _joined(table, ideas.declared(c, "attention"))
+    return Table("the parameter table of attention", of_layer(table, layer))
 
-    config: ResolvedModel
 
-    @nn.compact
-    def __call__(self, x_BTD):
-        return NORMS[self.config.norm](x_BTD, declare(self, parameters.norm_table(self.config)), self.config)
-
-
-class Attention(nn.Module):
-    """Causal self-attention, or a mixer in its place, with its projections, QK-norm and rotation."""
-
-    config: ResolvedModel
-    like: int
-
-    @nn.compact
-    def __call__(self, x_BTD, stream: dict, context: Context, layer):
-        c, p = self.config, declare(self, parameters.attention_table(self.config, self.like))
-        here = Here(c, p, x_BTD, layer, self.like, context, self)
-        q_BTHK = project(x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
-        k_BTGK = project(x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
-        v_BTGK = project(x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
-        if c.qk_norm:
-            q_axes, k_axes = parameters.QK_NORM_AXES[c.qk_norm_over]
+def attention(here: Here, x_BTD):
+    """Return softmax(q k^T / sqrt(K)) v of each head, projected to the residual stream."""
+    c, p = here.c, here.p
+    with jax.named_scope("queries_keys_values"):
+        q_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_q_DHK"], p.get("b_q_HK"))
+        k_BTGK = einsum("BTD,DGK->BTGK", x_BTD, p["w_k_DGK"], p.get("b_k_GK"))
+        v_BTGK = einsum("BTD,DGK->BTGK", x_BTD, p["w_v_DGK"], p.get("b_v_GK"))
+    if c.qk_norm:
+        with jax.named_scope("norm_of_queries_and_keys"):
+            q_axes, k_axes = QK_NORM_AXES[c.qk_norm_over]
             q_BTHK = norms.rms_norm(q_BTHK, p[f"q_scale_{q_axes}"], eps=c.norm_eps)
             k_BTGK = norms.rms_norm(k_BTGK, p[f"k_scale_{k_axes}"], eps=c.norm_eps)
-        if (rotation := context.rotation_in(c, layer)) is not None:
+    rotation = here.rotation_of_layer()
+    if rotation is not None:
+        with jax.named_scope("rotation"):
             q_BTHK = position_encodings.apply_rope(q_BTHK, *rotation, pairing=c.rope_pairing)
             k_BTGK = position_encodings.apply_rope(k_BTGK, *rotation, pairing=c.rope_pairing)
-        scale = c.attn_scale or 1 / math.sqrt(c.d_head)
-        scale = math.sqrt(c.mup_base_d_head) / c.d_head if c.parametrization == "mup" else scale
-        options = {"softcap": c.attn_softcap, "scale": scale, "implementation": c.attention}
-        stream, (q_BTHK, k_BTGK) = at(variants.QUERIES_KEYS, here, stream, (q_BTHK, k_BTGK))
-        stream, v_BTGK = at(variants.VALUES, here, stream, v_BTGK)
-        if (mixer := variants.mixer(c, self.like)) is None:
-            stream, options = at(variants.SCORES, here, stream, options)
-            o_BTHK = context.past.attend(self, q_BTHK, k_BTGK, v_BTGK, context.window(layer), **options)
-        else:
-            stream, o_BTHK = mixer.apply(here, stream, (q_BTHK, k_BTGK, v_BTGK))
-        stream, o_BTHK = at(variants.HEADS, here, stream, o_BTHK, v_BTGK)
-        o_BTHK = context.tap(self, "heads", o_BTHK)
-        return stream, project(o_BTHK, p["w_o_HKD"], p.get("b_o_D"), n_in=2)
+    q_BTHK, k_BTGK = at("queries_keys", here, (q_BTHK, k_BTGK))
+    v_BTGK = at("values", here, v_BTGK)
+
+    mixer = ideas.mixer(c, here.like)
+    if mixer is None:
+        # softmax(scale q k^T) v over the keys of `here.past`: `attend` of lm/layers/attention.py
+        with jax.named_scope("softmax_of_scores_times_values"):
+            options = {"softcap": c.attn_softcap, "scale": score_scale(c), "implementation": c.attention}
+            options = at("scores", here, options)
+            o_BTHK = here.past.attend(here, q_BTHK, k_BTGK, v_BTGK, here.window(), **options)
+    else:
+        o_BTHK = mixer.apply(here, (q_BTHK, k_BTGK, v_BTGK))
+    o_BTHK = here.tap("heads", at("heads", here, o_BTHK, v_BTGK))
+    with jax.named_scope("output_projection"):
+        return einsum("BTHK,HKD->BTD", o_BTHK, p["w_o_HKD"], p.get("b_o_D"))
 
 
-class FeedForward(nn.Module):
-    """The MLP, the gated linear unit or another kind of lm/layers/variants."""
-
-    config: ResolvedModel
-    like: int
-
-    @nn.compact
-    def __call__(self, x_BTD, stream: dict, context: Context, layer):
-        c, p = self.config, declare(self, parameters.ffn_table(self.config, self.like))
-        here = Here(c, p, x_BTD, layer, self.like, context, self)
-        kind = variants.feed_forward(c, self.like)
-        return kind.apply(here, stream, x_BTD, lambda h_BTF: context.tap(self, "hidden", h_BTF))
+def score_scale(c: ResolvedModel) -> float:
+    """Return the factor of attention scores."""
+    if c.parametrization == "mup":
+        return math.sqrt(c.mup_base_d_head) / c.d_head
+    return c.attn_scale or 1 / math.sqrt(c.d_head)
 
 
-class Block(nn.Module):
-    """One layer: attention and feed-forward, each a branch of the residual stream.
+def mlp_table(c: ResolvedModel) -> dict[str, Parameter]:
+    D, F = c.d_model, c.d_ff
+    table = {
+        "w_in_DF": weight(c, (D, F), "DF"),
+        "w_out_FD": weight(c, (F, D), "FD", contract="F", residual=True),
+    }
+    if c.ffn_bias:
+        table |= {"b_in_F": bias((F,), "F"), "b_out_D": bias((D,), "D")}
+    return table
 
-    With the plain sum and norms at the inputs of the branches:
 
-        x = x + dropout(Attention(norm(x)))
-        x = x + dropout(FeedForward(norm(x)))
+def mlp(here: Here, x_BTD):
+    """Return activation(x w_in + b_in) w_out + b_out."""
+    c, p = here.c, here.p
+    h_BTF = activate(einsum("BTD,DF->BTF", x_BTD, p["w_in_DF"], p.get("b_in_F")), c.activation)
+    h_BTF = here.tap("hidden", at("ffn_hidden", here, h_BTF))
+    return einsum("BTF,FD->BTD", h_BTF, p["w_out_FD"], p.get("b_out_D"))
 
-    `like` is a layer with the same parameters, known while tracing; `layer` may be traced.
+
+def glu_table(c: ResolvedModel) -> dict[str, Parameter]:
+    D, F = c.d_model, c.d_ff
+    table = {
+        "w_gate_DF": weight(c, (D, F), "DF"),
+        "w_up_DF": weight(c, (D, F), "DF"),
+        "w_down_FD": weight(c, (F, D), "FD", contract="F", residual=True),
+    }
+    if c.ffn_bias:
+        table |= {"b_gate_F": bias((F,), "F"), "b_up_F": bias((F,), "F"), "b_down_D": bias((D,), "D")}
+    return table
+
+
+def glu(here: Here, x_BTD):
+    """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down: SwiGLU, with silu."""
+    c, p = here.c, here.p
+    gate_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_gate_DF"], p.get("b_gate_F"))
+    up_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_up_DF"], p.get("b_up_F"))
+    h_BTF = gated(gate_BTF, up_BTF, c.activation)
+    h_BTF = here.tap("hidden", at("ffn_hidden", here, h_BTF))
+    return einsum("BTF,FD->BTD", h_BTF, p["w_down_FD"], p.get("b_down_D"))
+
+
+FEED_FORWARDS = {"mlp": (mlp_table, mlp), "glu": (glu_table, glu)}
+
+
+def feed_forward(here: Here, x_BTD):
+    """Return the output of the feed-forward layer, or of the idea in its place."""
+    idea = ideas.feed_forward(here.c, here.like)
+    if idea is not None:
+        if ideas.applied("ffn_hidden", here.c):
+            raise ValueError(f"ideas of the site ffn_hidden need an MLP or a GLU, not ffn = {here.c.ffn}")
+        return idea.apply(here, x_BTD)
+    _, function = FEED_FORWARDS[plain_feed_forward(here.c)]
+    return function(here, x_BTD)
+
+
+def plain_feed_forward(c: ResolvedModel) -> str:
+    """Return the kind of the feed-forward layers in which no idea takes their place."""
+    return ideas.FEED_FORWARDS[c.ffn].OTHERS if c.ffn in ideas.FEED_FORWARDS else c.ffn
+
+
+def default_d_ff(c) -> int:
+    """Return 4 d_model for an MLP, and for others 8/3 d_model, as many weights, in multiples of 64.
+
+    >>> from lm.config import ModelConfig
+    >>> default_d_ff(ModelConfig(ffn="glu", d_model=512))
+    1344
     """
-
-    config: ResolvedModel
-    like: int
-
-    @nn.compact
-    def __call__(self, stream: dict, context: Context, layer) -> dict:
-        c, residual = self.config, variants.RESIDUALS[self.config.residual]
-        norms_at, _ = parameters.NORM_PLACEMENTS[c.norm_placement]
-        p = declare(self, parameters.own_table(c, "block", self.like))
-
-        def norm(place, name, x_BTD):
-            return context.tap(self, f"{name}/output", Norm(c, name=name)(x_BTD)) if place in norms_at else x_BTD
-
-        def branch(name, module, x_BTD, stream, site):
-            stream, y_BTD = module(c, self.like, name=name)(x_BTD, stream, context, layer)
-            y_BTD = y_BTD if c.residual_multiplier == 1 else y_BTD * c.residual_multiplier
-            y_BTD = context.dropout(context.tap(self, f"{name}/output", y_BTD), c.dropout, site)
-            stream = residual.add(here, stream, name, norm("output", f"{name}_post_norm", y_BTD))
-            return stream | {"x": norm("sum", f"{name}_norm", stream["x"])}
-
-        here = Here(c, p, stream["x"], layer, self.like, context, self)
-        stream, x_BTD = at(variants.BLOCK_INPUT, here, stream, stream["x"])
-        stream |= {"x": x_BTD}
-
-        x_BTD = norm("both inputs", "norm", residual.read(here, stream, "attention"))
-        stream = branch("attention", Attention, norm("input", "attention_norm", x_BTD), stream, 2 * layer + 1)
-        if "both inputs" not in norms_at:
-            x_BTD = residual.read(here, stream, "ffn")
-        stream = branch("ffn", FeedForward, norm("input", "ffn_norm", x_BTD), stream, 2 * layer + 2)
-        return stream | {"x": context.tap(self, "residual", stream["x"])}
+    if c.ffn == "mlp":
+        return 4 * c.d_model
+    return max(64, (8 * c.d_model + 96) // 192 * 64)  # floor(8 d / 3 / 64 + 1/2) * 64 in integers
 
 
-class Transformer(nn.Module):
-    """Decoder-only Transformer from token ids (B, T) to the stream after the final norm; its "x" is (B, T, D).
-
-    The arguments of a call are those of `Context`.
-    """
-
-    config: ResolvedModel
-
-    @nn.compact
-    def __call__(self, tokens_BT, past: Past, dropout_keys_B=None, tap=lambda module, name, x: x) -> dict:
-        c = self.config
-        p = declare(self, parameters.own_table(c, "model"))
-        at_T = collectives.local_positions(tokens_BT.shape[-1]) if past.positions is None else past.positions
-        added, rotation = POSITION_ENCODINGS[c.positions](at_T, c, p)
-        window_rotation = None
-        if c.rope_window_theta is not None:
-            own = dataclasses.replace(c, rope_theta=c.rope_window_theta, rope_scaling="none")
-            _, window_rotation = POSITION_ENCODINGS[c.positions](at_T, own, p)
-        windows = layer_stack.windows(c, tokens_BT.shape[-1] if past.positions is None else None)
-        context = Context(tokens_BT, past, rotation, window_rotation, dropout_keys_B, tap, windows)
-        x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
-        x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
-        x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
-        x_BTD = context.dropout(tap(self, "embedding", x_BTD), c.dropout, site=0)
-
-        here = Here(c, p, x_BTD, None, None, context, self)
-        stream, x_BTD = at(variants.EMBEDDING, here, {}, x_BTD)
-        stream |= variants.carried(c, x_BTD) | {"x": x_BTD}
-        stream = layer_stack.apply_layers(Block, c, stream, context)
-        x_BTD = stream["x"]
-        if parameters.has_final_norm(c):
-            x_BTD = tap(self, "final_norm/output", Norm(c, name="final_norm")(x_BTD))
-        stream, x_BTD = at(variants.LAST_HIDDEN, here, stream, x_BTD)
-        factor = parameters.width_factor(c) * c.logit_divisor
-        return stream | {"x": x_BTD if factor == 1 else x_BTD / factor}
+def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
+    """Return the parameters of the feed-forward layer in a layer; None: in any layer."""
+    others = tuple(i for i in range(c.n_layers) if ideas.feed_forward(c, i) is None)
+    table: dict[str, Parameter] = {}
+    if others or not c.n_layers:
+        own, _ = FEED_FORWARDS[plain_feed_forward(c)]
+        layers = range(c.n_layers) if len(others) == c.n_layers else others
+        table = {name: dataclasses.replace(p, layers=layers) for name, p in own(c).items()}
+    table = _joined(table, ideas.declared(c, "ffn"))
+    return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
 
 
-def head(params: dict, c: ResolvedModel) -> Head:
-    """Return the output head; a tied one is the embedding table."""
-    table = parameters.parameter_table(c)
-    path = "embedding" if c.tie_embeddings else "head/w_DV"
-    with jax.named_scope(path):
-        w = collectives.gather_parameter(parameters.flat(params)[path], table[path], c.compute_dtype)
-    return Head(w, params.get("head", {}).get("b_V"), softcap=c.logit_softcap, transposed=c.tie_embeddings)
+# ---- 3. The model ------------------------------------------------------------------------------------------------
+
+# Position encodings: (positions, config, parameters) -> (what is added to the embeddings, the rotation of q and k).
+POSITION_ENCODINGS = {
+    "none": lambda positions, c, p: (None, None),
+    "learned": lambda positions, c, p: (p["positions"][positions], None),
+    "sinusoidal": lambda positions, c, p: (
+        position_encodings.sinusoidal(positions, c.d_model, order=c.sinusoidal_order),
+        None,
+    ),
+    "rope": lambda positions, c, p: (None, rotation_angles(positions, c)),
+}
 
 
-def forward(params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segments=None, past=None, **options):
+def rotation_angles(positions, c: ResolvedModel):
+    """Return cos and sin of RoPE's angles at these positions."""
+    return position_encodings.rope_table(
+        positions,
+        c.rope_width or c.d_head,
+        theta=c.rope_theta,
+        scaling=c.rope_scaling,
+        factor=c.rope_factor,
+        low_freq_factor=c.rope_low_freq_factor,
+        high_freq_factor=c.rope_high_freq_factor,
+        beta_fast=c.rope_beta_fast,
+        beta_slow=c.rope_beta_slow,
+        original_max_positions=c.rope_original_max_positions,
+        amplitude=c.rope_amplitude,
+        max_positions=c.max_positions or 0,
+    )
+
+
+def forward(
+    params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segments=None, past=None, dropout_keys_B=None,
+    tap: Callable = unchanged, memory: dict | None = None,
+) -> dict:  # fmt: skip
     """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry, such as loss terms.
 
     Args:
@@ -259,17 +372,139 @@ def forward(params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segmen
         tokens_BT: integers (B, T).
         positions, segments: see `Past`.
         past: in place of both: how positions see earlier ones.
-        **options: dropout_keys_B and tap, see `Context`. mutable=["intermediates"]: also return what hooks sow.
+        dropout_keys_B: one key per example; None: no dropout.
+        tap: called as tap(here, name, x) with each named intermediate; its result takes the place of x.
+        memory: see `Here`; what layers keep is written to this dict.
     """
-    params = layer_stack.split_layers(params, c)
-    return Transformer(c).apply({"params": params}, tokens_BT, past or Past(positions, segments), **options)
+    params = layer_stack.split_layers(params, c, block_table(c))
+    past = past or Past(positions, segments)
+    p = gathered(params, own_table(c, "model"), c)
+    T = tokens_BT.shape[-1]
+    positions_T = collectives.local_positions(T) if past.positions is None else past.positions
+    added, rotation = POSITION_ENCODINGS[c.positions](positions_T, c, p)
+    window_rotation = None
+    if c.rope_window_theta is not None:
+        with_windows = dataclasses.replace(c, rope_theta=c.rope_window_theta, rope_scaling="none")
+        _, window_rotation = POSITION_ENCODINGS[c.positions](positions_T, with_windows, p)
+    here = Here(
+        tokens_BT, past, rotation, window_rotation, dropout_keys_B, c=c, p=p, hook=tap,
+        windows=layer_stack.windows(c, T if past.positions is None else None),
+        stream={}, memory={} if memory is None else memory,
+    )  # fmt: skip
+
+    with jax.named_scope("embedding"):
+        x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
+        x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
+        x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
+    x_BTD = here.dropout(here.tap("embedding", x_BTD), place=0)
+    x_BTD = at("embedding", here, x_BTD)
+
+    here.stream.update(ideas.carried(c, x_BTD) | {"x": x_BTD})
+    passed_on = {name: p[name] for name in ideas.passed_on(c, "model")}
+    layer_stack.apply_layers(block, params, here.replace(p=passed_on), block_table(c))
+    x_BTD = at("last_residual", here, here.stream["x"])
+
+    if has_final_norm(c):
+        with jax.named_scope("final_norm"):
+            x_BTD = here.tap("final_norm/output", normalize(c, params["final_norm"], x_BTD))
+    divisor = width_factor(c) * c.logit_divisor
+    here.stream["x"] = x_BTD if divisor == 1 else x_BTD / divisor
+    return here.stream
+
+
+def head(params: dict, c: ResolvedModel) -> Head:
+    """Return the output head; a tied one is the embedding table."""
+    path = "embedding" if c.tie_embeddings else "head/w_DV"
+    table = own_table(c, "model") | head_table(c)
+    with jax.named_scope(path):
+        w = collectives.gather_parameter(flat(params)[path], table[path], c.compute_dtype)
+    b_V = params.get("head", {}).get("b_V")
+    if not ideas.applied("logits", c):
+        return Head(w, b_V, softcap=c.logit_softcap, transposed=c.tie_embeddings)
+    p = dict(gathered(params, Table("the table of ideas of the model", ideas.declared(c, "model")), c))
+    after = functools.partial(_with_ideas, c)
+    return Head(w, b_V, p, softcap=c.logit_softcap, transposed=c.tie_embeddings, after=after)
+
+
+def _with_ideas(c: ResolvedModel, p: dict, logits_BTV):
+    return at("logits", Here(None, Past(), c=c, p=p, stream={}), logits_BTV)
 
 
 def hidden(params: dict, c: ResolvedModel, tokens_BT, **inputs):
-    """Return the last hidden states (B, T, D), after the final norm. Arguments as for `forward`, but mutable."""
+    """Return the last hidden states (B, T, D), after the final norm. Arguments as for `forward`."""
     return forward(params, c, tokens_BT, **inputs)["x"]
 
 
 def logits(params: dict, c: ResolvedModel, tokens_BT, **inputs):
     """Return next-token logits (B, T, V) in float32. Arguments as for `forward`."""
     return head_logits(hidden(params, c, tokens_BT, **inputs), head(params, c))
+
+
+# ---- The parameters of the parts together -----------------------------------------------------------------------
+
+
+def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
+    """Return the parameters that "model" or "block" has itself, not in a module within it."""
+    table = {}
+    if module == "model":
+        embed_std = c.embed_std or INITIALIZERS[c.init][2]
+        table["embedding"] = Parameter((c.vocab_size, c.d_model), "VD", "embedding", init="normal", std=embed_std)
+        if c.tie_embeddings:  # the head multiplies with it
+            table["embedding"] = dataclasses.replace(table["embedding"], contract="D")
+        if c.positions == "learned":
+            shape = c.max_positions, c.d_model
+            table["positions"] = Parameter(shape, "TD", "embedding", init="normal", std=embed_std)
+    table = _joined(table, ideas.declared(c, module))
+    return Table(f"the parameter table of the {module}", of_layer(table, layer))
+
+
+def block_table(c: ResolvedModel) -> Table:
+    """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only these have it."""
+    table: dict[str, Parameter] = {}
+    for name in norm_names(c):
+        table |= with_prefix(name, norm_table(c))
+    table |= own_table(c, "block")
+    table |= with_prefix("attention", attention_table(c)) | with_prefix("ffn", ffn_table(c))
+    return Table("the parameter table of a block", table)
+
+
+def head_table(c: ResolvedModel) -> dict[str, Parameter]:
+    """Return the parameters of the output head by path, none if it is tied to the embeddings."""
+    if c.tie_embeddings:
+        return {}
+    # Under muP the variance is that of a head of the base width under the standard parametrization.
+    base = dataclasses.replace(c, parametrization="standard")
+    w = weight(base, (round(c.d_model / width_factor(c)), c.vocab_size), "DV")
+    table = {"head/w_DV": dataclasses.replace(w, shape=(c.d_model, c.vocab_size))}
+    if c.head_bias:
+        table["head/b_V"] = bias((c.vocab_size,), "V")
+    return table
+
+
+def gathered(params: dict, table: Table, c: ResolvedModel) -> Table:
+    """Return the parameters of a table by name, whole: over fsdp each device has a part of them."""
+
+    def one(name: str, p: Parameter):
+        # The backward pass sums the gradients of rows of embeddings, which would lose precision in 16 bits.
+        dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
+        with jax.named_scope(name):  # names the communication in profiles
+            return collectives.gather_parameter(params[name], p, dtype)
+
+    return Table(table.name, {name: one(name, p) for name, p in table.items()})
+
+
+def with_prefix(prefix: str, table: Table) -> dict[str, Parameter]:
+    """Return the parameters by path."""
+    return {f"{prefix}/{name}": p for name, p in table.items()}
+
+
+def of_layer(table: dict, layer: int | None) -> dict:
+    """Return the parameters that a layer has; None: those of all layers."""
+    return {name: p for name, p in table.items() if None in (layer, p.layers) or layer in p.layers}
+
+
+def _joined(table: dict, more: dict) -> dict:
+    """Return both, which belong to one module. Raises ValueError if they have a name in common."""
+    if both := sorted(table.keys() & more.keys()):
+        raise ValueError(f"{both[0]} is declared twice in one module of lm/model.py; rename one")
+    return table | more

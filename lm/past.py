@@ -24,11 +24,11 @@ class Past:
     # document.
     segments: Any = None
 
-    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
+    def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
         """Return the attention of the queries over the keys up to their own, (B, T, H, K).
 
-        `module` is the module of lm/model.py that asks, which can keep variables. For `window` see `Mask`, for the rest
-        `causal_attention`.
+        `here` is the environment of the layer (lm/here.py), whose memory a cache uses. For `window` see `Mask`, for the
+        rest `causal_attention`.
         """
         keys = self.keys(k_BTGK, v_BTGK, bias_BSH)
         return causal_attention(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **keys, **options)
@@ -49,11 +49,11 @@ class Past:
         contiguous = in_order and positions.shape == k_positions.shape
         return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
 
-    def last(self, module, name: str, x_BTC, n: int):
+    def last(self, here, name: str, x_BTC, n: int):
         """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
 
-        Vectors before the start of a document are 0. `module` as for `attend`; `name` is that of its cache, unique in
-        the module.
+        Vectors before the start of a document are 0. `here` as for `attend`; `name` is that of its cache, unique in the
+        module.
 
         >>> Past().last(None, "x", jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0, :, :, 0].tolist()
         [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
@@ -70,7 +70,7 @@ class Past:
 
         return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=-2)
 
-    def running_sum(self, module, name: str, x_BTC):
+    def running_sum(self, here, name: str, x_BTC):
         """Return the sum over each position and all earlier ones of its document, (B, T, C). Arguments as for `last`.
 
         >>> Past(segments=jnp.array([[1, 1, 2]])).running_sum(None, "x", jnp.array([[[1.0], [2.0], [4.0]]]))[0, :, 0]
@@ -88,13 +88,13 @@ class Past:
         starts_BT1 = jnp.broadcast_to(starts_BT[..., None], x_BTC.shape)
         return jax.lax.associative_scan(add, (x_BTC, starts_BT1), axis=x_BTC.ndim - 2)[0]
 
-    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
         """Return the outputs (B, T, ...) of a recurrence over the positions of each document.
 
         It runs over chunks of `size` positions, and in decoding of one.
 
         Args:
-            module, name: as for `last`.
+            here, name: as for `last`.
             chunk: (state, inputs of C positions of one text, document_C) -> (next state, outputs of C positions), for
                 any C. Numbers in document_C ascend: positions with 0 continue the document of the state, those of
                 another number see each other only, and the next state is that of the last position. Inputs of 0 must
@@ -149,16 +149,16 @@ class Past:
 class OwnPosition(Past):
     """Each position sees itself only. Generation checks with it that a model mixes positions in no other way."""
 
-    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+    def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         return jnp.repeat(v_BTGK, q_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2)
 
-    def last(self, module, name: str, x_BTC, n: int):
+    def last(self, here, name: str, x_BTC, n: int):
         return jnp.pad(x_BTC[..., None, :], [(0, 0)] * (x_BTC.ndim - 1) + [(n - 1, 0), (0, 0)])
 
-    def running_sum(self, module, name: str, x_BTC):
+    def running_sum(self, here, name: str, x_BTC):
         return x_BTC
 
-    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
         shape_BT = jax.tree.leaves(inputs)[0].shape[: n_batch + 1]
         documents = Past(segments=jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT))
-        return documents.recurrence(module, name, chunk, state, inputs, size, n_batch=n_batch)
+        return documents.recurrence(here, name, chunk, state, inputs, size, n_batch=n_batch)

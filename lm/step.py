@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lm import model, parameters, spikes
+from lm import ideas, model, parameters, spikes
 from lm.config import Resolved
 from lm.config.values import divisors
 from lm.data.batches import gather
-from lm.layers import losses, variants
+from lm.layers import losses
 from lm.optimizers import averaged, learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
@@ -135,7 +135,7 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     if progress is None:
         return sums, {}
     terms = {name: (LOSS_TERMS[name](sums, head), weight) for name, weight in _own_weights(config).items()}
-    of_ideas = variants.loss_terms(config.model, stream, fields, cross_entropy, progress)
+    of_ideas = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
     if both := of_ideas.keys() & LOSS_TERMS.keys():
         raise ValueError(f"an idea's term of the loss has the name {min(both)} of config.train; rename it")
     return sums, terms | of_ideas
@@ -152,7 +152,7 @@ def _own_weights(config: Resolved) -> dict[str, float]:
 
 def loss_terms(config: Resolved) -> list[str]:
     """Return the names of the terms of the loss beside the cross-entropy."""
-    return [*_own_weights(config), *variants.loss_weights(config.model, 0.0)]
+    return [*_own_weights(config), *ideas.loss_weights(config.model, 0.0)]
 
 
 def loss_sum(params: dict, batch: dict, config: Resolved):

@@ -5,27 +5,27 @@ import dataclasses
 import pytest
 from tiny import tiny
 
-from lm import layer_stack, model, optimizers, parameters, step
+from lm import declarations, ideas, layer_stack, model, optimizers, parameters, step
 from lm.config import DataConfig
 from lm.config.schema import schema
 from lm.data import open_corpus
-from lm.layers import attention, feed_forward, layer_norms, position_encodings, variants
+from lm.layers import attention, feed_forward, layer_norms, position_encodings
 from lm.optimizers import make_optimizer
 
 # (config key, a table that is indexed by the key's value)
 TABLES = [
     ("model.norm", model.NORMS),
     ("model.norm_algorithm", layer_norms.LAYER_NORMS),
-    ("model.norm_placement", parameters.NORM_PLACEMENTS),
-    ("model.ffn", variants.FEED_FORWARDS),
-    ("model.residual", variants.RESIDUALS),
+    ("model.norm_placement", model.BLOCKS),
+    ("model.ffn", (*model.FEED_FORWARDS, *ideas.FEED_FORWARDS)),
+    ("model.residual", ideas.RESIDUALS),
     ("model.activation", feed_forward.ACTIVATIONS),
     ("model.positions", model.POSITION_ENCODINGS),
     ("model.rope_pairing", position_encodings.PAIRINGS),
     ("model.rope_scaling", position_encodings.ROPE_SCALINGS),
     ("model.sinusoidal_order", position_encodings.SINUSOID_ORDERS),
-    ("model.qk_norm_over", parameters.QK_NORM_AXES),
-    ("model.init", parameters.INITIALIZERS),
+    ("model.qk_norm_over", model.QK_NORM_AXES),
+    ("model.init", declarations.INITIALIZERS),
     ("model.attention", ("auto", *attention.IMPLEMENTATIONS)),
     ("model.remat", layer_stack.REMAT_POLICIES),
     ("optimizer.name", optimizers.UPDATE_RULES),
@@ -58,4 +58,4 @@ def test_a_choice_without_an_implementation_is_an_error(tmp_path):
 
 def test_a_missing_parameter_is_an_error_that_names_the_table():
     with pytest.raises(KeyError, match=r"the parameter table of attention has no parameter 'w_x_DHK'; it has w_q_DHK"):
-        parameters.attention_table(tiny().model)["w_x_DHK"]
+        model.attention_table(tiny().model)["w_x_DHK"]

@@ -142,6 +142,9 @@ def apply(text: str, place: str, code: str) -> str:
         lines = re.findall(rf"\n{dictionary[1]}(?:: .*)? = {{", text)
         assert len(lines) == 1, f"there is no dictionary {dictionary[1]}"
         return text.replace(lines[0], f"{lines[0]}\n    {code},".replace(",,", ","))
+    if site := re.fullmatch(r"in the site (\w+)", place):
+        (line,) = re.findall(rf'\n    "{site[1]}": {{(?:  #.*)?(?=\n)', text)
+        return text.replace(line, f"{line}\n        {code},")
     if beside := re.fullmatch(r'(before|in place of) "(.*)"', place):
         lines = [line for line in text.splitlines() if line.strip().startswith(beside[2])]
         assert len(lines) == 1, f"{len(lines)} lines start with {beside[2]!r}"

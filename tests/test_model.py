@@ -12,16 +12,15 @@ from references import numpy_model
 from running import slow
 from tiny import jit_gradients, redrawn, state_of, tiny, unstack_layers
 
-from lm import model
+from lm import ideas, model
 from lm.config import ModelConfig
-from lm.layers import variants
 from lm.layers.losses import head_logits
 
 T = 8
 TOKENS = np.arange(T * T).reshape(T, T)  # all different: each token has its own row of the embedding table
 OTHER = T * T  # an id that is not in TOKENS
 
-# --- Every key of ModelConfig is in exactly one list. Those of ideas are tested in tests/test_variants.py.
+# --- Every key of ModelConfig is in exactly one list. Those of ideas are tested in tests/test_ideas.py.
 
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_theta": 4.0}
 YARN = {"rope_scaling": "yarn", "rope_factor": 8.0, "rope_theta": 4.0, "rope_original_max_positions": 8}
@@ -58,10 +57,14 @@ def test_every_model_key_is_in_exactly_one_list():
     compared -= {"norm_placement", *SIZES, *IMPLEMENTATION}  # "post" is missing
     compared |= {"compute_dtype"}  # below
     compared |= {"n_experts", "experts_per_token", "normalize_experts"}  # with transformers, tests/huggingface
-    ideas = {key for sites in variants.SITES.values() for site in sites for key in site}  # and others of experts:
-    ideas |= {"shared_expert", "moe_first_layer", "residual"}  # every parameter has an effect, tests/test_variants.py
-    ideas -= {*ARCHITECTURE, *compared, *variants.LOSSES}
-    lists = [set(ARCHITECTURE), compared, SIZES, ideas, IMPLEMENTATION, TRAINING_ONLY]
+    of_ideas = {key for site in ideas.SITES.values() for key in site}  # and others of experts:
+    of_ideas |= {
+        "shared_expert",
+        "moe_first_layer",
+        "residual",
+    }  # every parameter has an effect, tests/test_ideas.py
+    of_ideas -= {*ARCHITECTURE, *compared, "multi_token_prediction"}
+    lists = [set(ARCHITECTURE), compared, SIZES, of_ideas, IMPLEMENTATION, TRAINING_ONLY]
     assert sum(map(len, lists)) == len(set.union(*lists))
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
 

@@ -97,7 +97,7 @@ def moved(factor: int, rule: str = "adamw", tokens=TOKENS, **more) -> dict[str, 
     def outputs(params):
         residuals = []
 
-        def tap(module, name, x):
+        def tap(here, name, x):
             residuals.extend([x] if name == "residual" else [])
             return x
 

@@ -12,7 +12,7 @@ import pytest
 from running import slow
 from tiny import tiny, unstack_layers
 
-from lm import layer_stack, parameters
+from lm import layer_stack, model, parameters
 from lm.declarations import Parameter, bias
 from lm.parameters import count, flat, init_params, parameter_table
 
@@ -119,13 +119,14 @@ def test_initial_values_are_the_same_under_jit():
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_split_and_merge_are_inverse_for_more_than_ten_layers(scan_layers):
-    """Layers are sorted by number: layers_10 follows layers_9, not layers_1."""
+def test_layers_are_split_by_number(scan_layers):
+    """layers_10 follows layers_9, not layers_1; a scan over equal layers gets their stack."""
     c = tiny(model={"n_layers": 11, "scan_layers": scan_layers}).model
     params = {"embedding": np.zeros(3), "layers": {"ffn": {"w_up_DF": np.arange(44.0).reshape(11, 2, 2)}}}
-    split = layer_stack.split_layers(params, c)
-    chex.assert_trees_all_equal(layer_stack.merge_layers(split, c), params)
-    if not scan_layers:
+    split = layer_stack.split_layers(params, c, model.block_table(c))
+    if scan_layers:
+        chex.assert_trees_all_equal(split["layers_0"]["0"], params["layers"])
+    else:
         np.testing.assert_array_equal(split["layers_10"]["ffn"]["w_up_DF"], [[40, 41], [42, 43]])
 
 
@@ -137,7 +138,7 @@ def test_the_derivative_of_split_layers_equals_that_of_indexing():
         return sum((i + 1) * jnp.sum(jnp.sin(rows[i]) * head) for i in range(3))
 
     def split(p):
-        return [layer_stack.split_layers(p, c)[f"layers_{i}"]["ffn"]["w_up_DF"] for i in range(3)]
+        return [layer_stack.split_layers(p, c, model.block_table(c))[f"layers_{i}"]["ffn"]["w_up_DF"] for i in range(3)]
 
     ours = jax.grad(lambda p: loss(split(p), p["head"]))(params)
     plain = jax.grad(lambda p: loss(p["layers"]["ffn"]["w_up_DF"], p["head"]))(params)
@@ -229,6 +230,6 @@ def test_bfloat16_parameters_are_the_rounded_float32_ones():
 
 def test_attention_may_declare_a_parameter_for_some_layers(monkeypatch):
     """As docs/changing-the-model.md says of a layer in place of attention."""
-    monkeypatch.setattr(parameters, "bias", lambda *args: dataclasses.replace(bias(*args), layers=(0,)))
+    monkeypatch.setattr(model, "bias", lambda *args: dataclasses.replace(bias(*args), layers=(0,)))
     c = tiny(model={"attn_bias": True}).model
-    assert ["b_q_HK" in parameters.attention_table(c, layer) for layer in (0, 1, None)] == [True, False, True]
+    assert ["b_q_HK" in model.attention_table(c, layer) for layer in (0, 1, None)] == [True, False, True]

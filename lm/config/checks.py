@@ -16,7 +16,7 @@ from lm.config.values import checked, close_match, divisors, short, show
 from lm.files import MAX_NAME, is_name
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
-MIXERS = ("gated_delta",)  # keys of MIXERS in lm/layers/variants: layers without attention scores
+MIXERS = ("gated_delta",)  # keys of the site mixer in lm/ideas: layers without attention scores
 SCORES = ("attn_sink", "attn_forget", "attn_differential", "attn_softcap", "attn_scale", "window_pattern")
 OTHER_STREAMS = ("depth_attention", "hyper_connections")  # values of model.residual whose layers do not read one sum
 Problem = tuple[str, str]

@@ -1,8 +1,8 @@
 """Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
 
+from lm import ideas
 from lm.config import ResolvedModel, layer_windows
 from lm.declarations import query_heads
-from lm.layers import variants
 from lm.parameters import parameter_table
 
 
@@ -41,9 +41,9 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     keys = sum(
         width * (seq_len if full_square else mean_attended_keys(seq_len, window))
         for layer, window in enumerate(layer_windows(config))
-        if variants.mixer(config, layer) is None
+        if ideas.mixer(config, layer) is None
     )
-    return 6 * (matmul_params(config) + variants.products(config)) + 12 * keys
+    return 6 * (matmul_params(config) + ideas.products(config)) + 12 * keys
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:

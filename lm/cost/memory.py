@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from lm import layer_stack, parameters
+from lm import ideas, layer_stack, parameters
 from lm.config import MeshConfig, Resolved, ResolvedModel
 from lm.cost.devices import Device
 from lm.declarations import query_heads
 from lm.errors import UserError
 from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
-from lm.layers import variants
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
 
@@ -193,7 +192,7 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / _itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
-    mixers = filter(None, (variants.mixer(m, layer) for layer in range(m.n_layers)))
+    mixers = filter(None, (ideas.mixer(m, layer) for layer in range(m.n_layers)))
     mixed = float32 * sum(mixer.activations(m) for mixer in mixers) / m.n_layers / sizes["tensor"]
     return layer_activations(config, sizes) + lanes + gathered + scores + mixed
 
@@ -213,7 +212,7 @@ def carried_features(config: Resolved) -> int:
     """Return how many numbers per token ideas carry from layer to layer."""
     m = config.model
     x_1D = jax.ShapeDtypeStruct((1, m.d_model), m.compute_dtype)
-    carried = jax.eval_shape(functools.partial(variants.carried, m), x_1D)
+    carried = jax.eval_shape(functools.partial(ideas.carried, m), x_1D)
     return sum(a.size for a in carried.values() if a.ndim)  # terms of the loss have one number for all tokens
 
 
@@ -262,7 +261,7 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
             segments=config.data.packing == "documents",
             contiguous=sizes["sequence"] == 1,
             n_queries=config.train.seq_len,
-            more_scores=any(getattr(m, key) not in variants.OFF for key in variants.SCORES),
+            more_scores=any(getattr(m, key) not in ideas.OFF for key in ideas.SITES["scores"]),
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
@@ -276,7 +275,7 @@ def _windows(config: Resolved) -> tuple[int | None, ...]:
 
 
 def _attending_layers(m: ResolvedModel) -> list[int]:
-    return [layer for layer in range(m.n_layers) if variants.mixer(m, layer) is None]
+    return [layer for layer in range(m.n_layers) if ideas.mixer(m, layer) is None]
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:

@@ -21,7 +21,7 @@ from lm import layer_stack, model, parameters
 from lm.config import Resolved, ResolvedModel
 from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
-from lm.generation.kv_cache import COLLECTION, Prefill, decode
+from lm.generation.kv_cache import Prefill, decode
 from lm.layers.losses import head_logits
 from lm.log_probabilities import padded
 from lm.parallel.sharding import replicate_inside
@@ -192,7 +192,7 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
     table = parameters.parameter_table(c)
     cast = {"weight": c.compute_dtype, "embedding": c.compute_dtype}
     flat = {path: p.astype(cast.get(table[path].kind, p.dtype)) for path, p in parameters.flat(params).items()}
-    return layer_stack.split_layers(parameters.nest(flat), c)
+    return layer_stack.split_layers(parameters.nest(flat), c, model.block_table(c))
 
 
 def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
@@ -254,9 +254,9 @@ def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
 
 def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
     """Return the last hidden states (B, T, D) and the new cache."""
-    variables = {"params": decoder.params, COLLECTION: cache}
-    stream, changed = model.Transformer(decoder.config).apply(variables, tokens_BT, past, mutable=[COLLECTION])
-    return stream["x"], changed[COLLECTION]
+    memory = dict(cache)
+    h_BTD = model.hidden(decoder.params, decoder.config, tokens_BT, past=past, memory=memory)
+    return h_BTD, memory
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):

@@ -9,8 +9,8 @@ starts later. All keys of one step are therefore written to the same slot. Slot 
 t % S == s. In a layer with a window, S is at most the size of the window: the cache is a ring buffer, and a new token
 replaces one outside of the window. All other layers have a slot for every time.
 
-`Prefill` and `Decode` replace the `Past` of the model and store the cache in the variables of its modules: keys and
-values, and what ideas keep of earlier positions.
+`Prefill` and `Decode` replace the `Past` of the model and keep the cache in `here.memory`: keys and values, and what
+ideas keep of earlier positions.
 """
 
 import math
@@ -23,8 +23,6 @@ import jax.numpy as jnp
 from lm.layers.attention import Mask
 from lm.layers.linear import softcap as apply_softcap
 from lm.past import Past
-
-COLLECTION = "cache"  # the Linen collection that holds the cache
 
 
 def slot_times(last, n_slots: int):
@@ -50,11 +48,11 @@ def _heads_first(x_BSGK):
     return jnp.swapaxes(x_BSGK, 1, 2).reshape(-1, x_BSGK.shape[1], x_BSGK.shape[3])
 
 
-def _keep(module, name: str, x) -> None:
+def _keep(here, name: str, x) -> None:
     """Put an array into the empty cache; raises ValueError if the module has put one of this name there."""
-    if module.has_variable(COLLECTION, name):
-        raise ValueError(f"{'/'.join(module.path)} has two caches with the name {name!r}; rename one")
-    module.put_variable(COLLECTION, name, x)
+    if here.named(name) in here.memory:
+        raise ValueError(f"{here.path} has two caches with the name {name!r}; rename one")
+    here.keep(name, x)
 
 
 @flax.struct.dataclass
@@ -64,29 +62,29 @@ class Prefill(Past):
     lengths_B: Any = None  # the number of tokens of each prompt; tokens after them are padding
     n_slots: int = flax.struct.field(pytree_node=False, default=0)  # tokens per text that the cache can hold
 
-    def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+    def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
         for name, x in _cached(k_BTGK, v_BTGK, options).items():
-            _keep(module, name, fill(x, self.lengths_B, n_slots))
-        return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
+            _keep(here, name, fill(x, self.lengths_B, n_slots))
+        return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
-    def last(self, module, name: str, x_BTC, n: int):
-        x_BTnC = super().last(module, name, x_BTC, n)
-        _keep(module, name, self._at_end(x_BTnC)[:, 0, 1:])
+    def last(self, here, name: str, x_BTC, n: int):
+        x_BTnC = super().last(here, name, x_BTC, n)
+        _keep(here, name, self._at_end(x_BTnC)[:, 0, 1:])
         return x_BTnC
 
-    def running_sum(self, module, name: str, x_BTC):
-        sum_BTC = super().running_sum(module, name, x_BTC)
-        _keep(module, name, self._at_end(sum_BTC))
+    def running_sum(self, here, name: str, x_BTC):
+        sum_BTC = super().running_sum(here, name, x_BTC)
+        _keep(here, name, self._at_end(sum_BTC))
         return sum_BTC
 
-    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
         def kept(x_BT):  # padding must not change the state
             is_token_BT = jnp.arange(x_BT.shape[1]) < self.lengths_B[:, None]
             return jnp.where(is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0)
 
         state_B, outputs_BT = self._recur(name, chunk, state, jax.tree.map(kept, inputs), size, n_batch)
-        _keep(module, name, state_B)
+        _keep(here, name, state_B)
         return outputs_BT
 
     def _at_end(self, x_BT):
@@ -102,32 +100,32 @@ class Decode(Past):
     time: Any = None  # of the new tokens
     starts_B: Any = None  # the time of the first token of each text
 
-    def attend(self, module, q_B1HK, k_B1GK, v_B1GK, window, **options):
+    def attend(self, here, q_B1HK, k_B1GK, v_B1GK, window, **options):
         slots = {}
         for name, new_B1GK in _cached(k_B1GK, v_B1GK, options).items():
-            slots_CSK = module.get_variable(COLLECTION, name)
+            slots_CSK = here.kept(name)
             slot = self.time % slots_CSK.shape[1]
             slots[name] = jax.lax.dynamic_update_slice_in_dim(slots_CSK, _heads_first(new_B1GK), slot, axis=1)
-            module.put_variable(COLLECTION, name, slots[name])
+            here.keep(name, slots[name])
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
         visible_B1S = Mask(self.positions, k_positions_BS, window=window).visible()
         options = {name: options.get(name) for name in ("softcap", "scale", "sink_H")}
         return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, slots.get("bias"), **options)
 
-    def last(self, module, name: str, x_B1C, n: int):
-        x_BnC = jnp.concatenate([module.get_variable(COLLECTION, name), x_B1C], axis=1)
-        module.put_variable(COLLECTION, name, x_BnC[:, 1:])
+    def last(self, here, name: str, x_B1C, n: int):
+        x_BnC = jnp.concatenate([here.kept(name), x_B1C], axis=1)
+        here.keep(name, x_BnC[:, 1:])
         return x_BnC[:, None]
 
-    def running_sum(self, module, name: str, x_B1C):
-        sum_B1C = module.get_variable(COLLECTION, name) + x_B1C
-        module.put_variable(COLLECTION, name, sum_B1C)
+    def running_sum(self, here, name: str, x_B1C):
+        sum_B1C = here.kept(name) + x_B1C
+        here.keep(name, sum_B1C)
         return sum_B1C
 
-    def recurrence(self, module, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
-        state_B = module.get_variable(COLLECTION, name)
+    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
+        state_B = here.kept(name)
         state_B, outputs_B1 = jax.vmap(chunk, in_axes=(0, 0, None))(state_B, inputs, jnp.zeros(1, jnp.int32))
-        module.put_variable(COLLECTION, name, state_B)
+        here.keep(name, state_B)
         return outputs_B1
 
 

@@ -1,7 +1,7 @@
 """Capture and patch named intermediates of a model, as pure functions.
 
-lm/model.py calls `tap(module, name, x)` with its intermediates, and lets positions see each other through a `Past`,
-which is replaced here. Without a tap its calls return their argument, so they leave no trace in a compiled program.
+lm/model.py calls `here.tap(name, x)` with its intermediates, and lets positions see each other through a `Past`, which
+is replaced here. Without a hook these calls return their argument, so they leave no trace in a compiled program.
 
 The layers are unrolled here, whether the run scanned over them or not, so that each has names of its own.
 """
@@ -141,25 +141,22 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
     computes its scores and weights.
     """
 
-    def tap_module(module, name, x):
-        return tap(_name_of(module, name), x)
+    def hook(here, name, x):
+        return tap(here.named(name), x)
 
     @flax.struct.dataclass
     class Tapped(Past):
-        def attend(self, module, q_THK, k_SGK, v_SGK, window, **options):
-            here = functools.partial(tap_module, module)
-            q_THK, k_SGK, v_SGK = here("q", q_THK), here("k", k_SGK), here("v", v_SGK)
-            options |= {"tap": here} if materializes(_name_of(module)) else {}
-            return super().attend(module, q_THK, k_SGK, v_SGK, window, **options)
+        def attend(self, here, q_THK, k_SGK, v_SGK, window, **options):
+            q_THK = here.tap("q", q_THK)
+            k_SGK = here.tap("k", k_SGK)
+            v_SGK = here.tap("v", v_SGK)
+            if materializes(here.path):
+                options["tap"] = here.tap
+            return super().attend(here, q_THK, k_SGK, v_SGK, window, **options)
 
     c = dataclasses.replace(c, scan_layers=False, remat="none")
-    h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=tap_module)
+    h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=hook)
     return tap("logits", head_logits(h_TD, model.head(params, c)))
-
-
-def _name_of(module, *name: str) -> str:
-    """Return "layers/2/attention/q" for the name "q" in the module with the path ("layers_2", "attention")."""
-    return re.sub(r"^layers_(\d+)", r"layers/\1", "/".join((*module.path, *name)))
 
 
 @functools.lru_cache

@@ -1,4 +1,4 @@
-"""Feed-forward layers: activations, the MLP, and the gated linear unit."""
+"""Activations of feed-forward layers, and gates."""
 
 import functools
 
@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from lm.kernels import platform
-from lm.layers.linear import project
 from lm.layers.recomputed import recomputed
 
 
@@ -55,48 +54,26 @@ ACTIVATIONS = {f.__name__: f for f in (relu, silu, gelu, relu_squared)}
 ACTIVATIONS |= {"gelu_tanh": functools.partial(gelu, approximate=True), "sigmoid": jax.nn.sigmoid}
 
 
-def mlp(x, w_in, w_out, *, activation, b_in=None, b_out=None, tap=lambda h: h):
-    """Return activation(x w_in + b_in) w_out + b_out.
+def activate(x, activation: str):
+    """Return an activation of x, a key of ACTIVATIONS, which the backward pass computes again: this is cheaper than to
+    store and read its parts.
 
-    Args:
-        x: (..., D).
-        w_in, w_out: (D, F) and (F, D).
-        activation: a key of ACTIVATIONS.
-        b_in, b_out: (F,) and (D,), or None.
-        tap: a function that observes or replaces the hidden activations (..., F).
-
-    Returns:
-        (..., D).
-
-    >>> mlp(jnp.array([1.0, -2.0]), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # max(1, 0) + max(-2, 0)
-    Array([1.], dtype=float32)
+    >>> activate(jnp.array([-1.0, 2.0]), "relu")
+    Array([0., 2.], dtype=float32)
     """
-    hidden = recomputed(functools.partial(_activate, activation))  # see glu
-    return project(tap(hidden(project(x, w_in, b_in))), w_out, b_out)
+    return recomputed(functools.partial(_activate, activation))(x)
 
 
-def glu(x, w_gate, w_up, w_down, *, activation, b_gate=None, b_up=None, b_down=None, tap=lambda h: h):
-    """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down.
+def gated(gate, up, activation: str):
+    """Return activation(gate) * up, what a gated linear unit multiplies with its last weight.
 
     With sigmoid this is the GLU of Dauphin et al. 2017 (arXiv:1612.08083), with silu SwiGLU, with gelu GEGLU (Shazeer
-    2020, arXiv:2002.05202, section 2).
+    2020, arXiv:2002.05202, section 2). The backward pass computes it again.
 
-    Args:
-        x: (..., D).
-        w_gate, w_up, w_down: (D, F), (D, F) and (F, D).
-        activation: a key of ACTIVATIONS.
-        b_gate, b_up, b_down: (F,), (F,) and (D,), or None.
-        tap: a function that observes or replaces the hidden activations (..., F).
-
-    Returns:
-        (..., D).
-
-    >>> glu(jnp.array([1.0, 2.0]), jnp.eye(2), jnp.eye(2), jnp.ones((2, 1)), activation="relu")  # 1 * 1 + 2 * 2
-    Array([5.], dtype=float32)
+    >>> gated(jnp.array([-1.0, 2.0]), jnp.array([3.0, 3.0]), "relu")
+    Array([-0.,  6.], dtype=float32)
     """
-    # The backward pass computes the activation again: cheaper than to store and read its parts.
-    gated = recomputed(lambda gate, up: _activate(activation, gate) * up)
-    return project(tap(gated(project(x, w_gate, b_gate), project(x, w_up, b_up))), w_down, b_down)
+    return recomputed(lambda gate, up: _activate(activation, gate) * up)(gate, up)
 
 
 def _activate(activation, x):

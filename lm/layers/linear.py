@@ -11,33 +11,33 @@ from lm.kernels import cpu_products
 PRODUCT = "product"  # marks products for jax.checkpoint policies that cannot recognize them by their primitive
 
 
-def project(x, w, b=None, *, n_in=1):
-    """Multiply the last `n_in` axes of `x` with the first `n_in` axes of a weight, and add a bias.
+def einsum(equation, x, w, b=None):
+    """Return the product of activations with a weight, plus a bias, as in einsum("BTD,DHK->BTHK", x, w).
 
-    With n_in = 1 this is einsum("...D,DHK->...HK", x, w) or einsum("...D,DF->...F", x, w); with n_in = 2 it is
-    einsum("...HK,HKD->...D", x, w). The product is accumulated in float32 or wider, and rounded to the dtype of `x`.
+    B stands for any leading axes, also for none. The axes that the weight begins with and the result lacks are summed,
+    and are the last of x. The sum is accumulated in float32 or wider, and rounded to the dtype of x. This is the only
+    function that multiplies with weights in a layer, in the form that is fast on the platform.
 
     Args:
-        x: activations (..., *in).
-        w: weight (*in, *out), cast to the dtype of `x` (mixed precision keeps float32 weights). Its gradient has the
-            weight's own dtype.
-        b: bias (*out), or None.
-        n_in: number of contracted axes.
-
-    Returns:
-        (..., *out) in the dtype of `x`.
+        equation: the letters of x, w and the result.
+        x: activations.
+        w: weight, cast to the dtype of x (mixed precision keeps float32 weights). Its gradient has the weight's own
+            dtype.
+        b: bias, of the axes that w adds; or None.
 
     Raises:
-        ValueError: the axes of `x` and `w` differ.
+        ValueError: the equation is of another kind, or the axes of x and w differ.
 
-    >>> project(jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
+    >>> einsum("BTD,DHK->BTHK", jnp.ones((5, 4)), jnp.ones((4, 2, 3))).shape
     (5, 2, 3)
     """
+    n_in = _n_summed(equation)
     leading, inputs = x.shape[: x.ndim - n_in], x.shape[x.ndim - n_in :]
     if inputs != w.shape[:n_in]:
-        raise ValueError(f"project: x {x.shape} does not end in the first {n_in} axes of the weight {w.shape}")
+        raise ValueError(f"einsum: {equation}: x {x.shape} does not end in the first axes of the weight {w.shape}")
     # One leading axis: with two, XLA:CPU copies and transposes to sum the weight's gradient, at half the speed.
-    x, w = x.reshape(-1, *inputs), w.astype(x.dtype)
+    x = x.reshape(-1, *inputs)
+    w = w.astype(x.dtype)
     if cpu_products.enabled(x):
         y = cpu_products.project(x, w, n_in)
         y = checkpoint_name((y if b is None else y + b).astype(x.dtype), PRODUCT)
@@ -47,8 +47,22 @@ def project(x, w, b=None, *, n_in=1):
     return y.reshape(*leading, *w.shape[n_in:])
 
 
+@functools.cache
+def _n_summed(equation: str) -> int:
+    """Return the number of axes that a product sums.
+
+    >>> _n_summed("BTHK,HKD->BTD")
+    2
+    """
+    of_x, of_w, out = equation.replace("->", ",").split(",")
+    n = sum(letter not in out for letter in of_w)
+    if not n or of_x[-n:] != of_w[:n] or of_x[:-n] + of_w[n:] != out:
+        raise ValueError(f"einsum: {equation}: the weight must begin with the last axes of x, as in BTHK,HKD->BTD")
+    return n
+
+
 def project_to_float32(x, w, b=None, *, transposed=False):
-    """Multiply like `project`, but return the unrounded accumulator, float32 or wider.
+    """Multiply like `einsum`, but return the unrounded accumulator, float32 or wider.
 
     Logits need this: in bfloat16 a logit of 10 would be rounded to a multiple of 1/16. The products of the backward
     pass still multiply in the dtype of `x`.

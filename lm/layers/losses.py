@@ -6,6 +6,7 @@ Losses are weighted sums, returned with the sum of the weights. Only the caller 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,13 +18,15 @@ from lm.layers.linear import project_to_float32, softcap
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The output head: logits = softcap(h w + b)."""
+    """The output head: logits = after(p, softcap(h w + b))."""
 
     w: jax.Array  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
     b_V: jax.Array | None = None
+    p: dict | None = None  # parameters of `after`
     # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
     transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+    after: Callable | None = dataclasses.field(default=None, metadata={"static": True})  # None: nothing
 
 
 def head_logits(h_BTD, head: Head):
@@ -32,7 +35,9 @@ def head_logits(h_BTD, head: Head):
     >>> head_logits(jnp.array([1.0, 2.0]), Head(jnp.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])))
     Array([1., 2., 3.], dtype=float32)
     """
-    return softcap(project_to_float32(h_BTD, head.w, head.b_V, transposed=head.transposed), head.softcap)
+    logits_BTV = project_to_float32(h_BTD, head.w, head.b_V, transposed=head.transposed)
+    logits_BTV = softcap(logits_BTV, head.softcap)
+    return logits_BTV if head.after is None else head.after(head.p, logits_BTV)
 
 
 class Sums(NamedTuple):

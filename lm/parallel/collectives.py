@@ -92,13 +92,6 @@ def sum_gradients(grads: dict, table: Table) -> dict:
     return nest({path: sum_one(path, g) for path, g in flat(grads).items()})
 
 
-def local_shape(p: Parameter) -> tuple[int, ...]:
-    """Return the shape of a device's shard of a parameter; outside of `map_over_batch` its full shape."""
-    if not _is_mapped("fsdp"):
-        return p.shape
-    return tuple(n // axis_size("fsdp") if axis == "fsdp" else n for n, axis in zip(p.shape, _spec(p), strict=True))
-
-
 def gather_parameter(w, p: Parameter, dtype):
     """All-gather the device's shard w of a parameter over fsdp, if it is sharded there; else return it as it is.
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import jax
 
+from lm import ideas
 from lm.config import Config, as_resolved, to_dict
 from lm.errors import UserError
 from lm.files import COUNT, files_below, read_json, to_json, write_text
-from lm.layers import variants
 from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
 from lm.workdir.directory import fill
@@ -52,7 +52,7 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
     o, steps = config.optimizer, config.train.steps
     if o.schedule != "wsd" or o.decay_steps is not None:
         raise UserError("--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps = none")
-    if steps != old["train"]["steps"] and (changing := variants.changing_terms(as_resolved(config).model)):
+    if steps != old["train"]["steps"] and (changing := ideas.changing_terms(as_resolved(config).model)):
         raise UserError(f"--branch_from: the weights in the loss of {changing} depend on train.steps")
     problems, changed = compare_configs(old, config)
     if problems:

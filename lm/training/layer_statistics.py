@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 
 from lm import layer_stack, model, parameters
@@ -83,30 +82,31 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     def mean(x_BT):
         return collectives.sum_over_batch(jnp.sum(jnp.where(is_token_BT, x_BT, 0))) / n_tokens
 
-    def tap(module, name, x_BTD):
+    def tap(here, name, x_BTD):
         if name in ACTIVATIONS:
             mean_square = mean(jnp.mean(jnp.square(x_BTD.astype(jnp.float32)), axis=-1))
-            module.sow("intermediates", ACTIVATIONS[name], jnp.sqrt(mean_square))
+            here.keep(ACTIVATIONS[name], jnp.sqrt(mean_square))
         return x_BTD
 
     @flax.struct.dataclass
     class Measured(Past):
-        def attend(self, module, q_BTHK, k_BTGK, v_BTGK, window, **options):
+        def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
             keys = self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
             scoring = {name: x for name, x in (options | keys).items() if name not in ("implementation", "v_BSGK")}
             mask = self.mask(q_BTHK.shape[-3], window)
             max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(q_BTHK, mask=mask, **scoring)
             max_logit = jnp.max(jnp.where(is_token_BT[..., None], max_logit_BTH, -jnp.inf))
-            module.sow("intermediates", "layers/max_logit", collectives.max_over_batch(max_logit))
-            module.sow("intermediates", "layers/entropy", mean(jnp.mean(entropy_BTH, axis=-1)))
-            module.sow("intermediates", "layers/max_entropy", mean(max_entropy_BT))
-            return super().attend(module, q_BTHK, k_BTGK, v_BTGK, window, **options)
+            here.keep("layers/max_logit", collectives.max_over_batch(max_logit))
+            here.keep("layers/entropy", mean(jnp.mean(entropy_BTH, axis=-1)))
+            here.keep("layers/max_entropy", mean(max_entropy_BT))
+            return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
     past, c = Measured(fields.get("positions"), segments), config.model
-    _, sown = model.forward(params, c, fields["inputs"], past=past, tap=tap, mutable=["intermediates"])
-    sown = jax.tree.map(lambda values: values[0], sown["intermediates"], is_leaf=lambda x: isinstance(x, tuple))
-    layers = layer_stack.merge_layers(sown, c)["layers"]
-    attention = layers.pop("attention", {})
+    measured: dict = {}
+    model.forward(params, c, fields["inputs"], past=past, tap=tap, memory=measured)
+    layers = layer_stack.by_layer(measured, c, model.block_table(c))
+    of_attention = [name for name in layers if name.startswith("attention/")]
+    attention = {name.removeprefix("attention/"): layers.pop(name) for name in of_attention}
     if any(len(values_N) < c.n_layers for values_N in attention.values()):
         attention = {}  # a layer with another mixer: values without it would stand for other layers
     return {"attention": attention, "activations": layers}

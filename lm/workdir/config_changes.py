@@ -70,10 +70,10 @@ def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
     """
     if new == old:
         return None
-    from lm.layers import variants  # imports jax
+    from lm import ideas  # imports jax
 
     line, optimizer = f"config.train.steps: {old} -> {new} (run -> now)", config.optimizer
-    if steps_made and (changing := variants.changing_terms(config.model)):
+    if steps_made and (changing := ideas.changing_terms(config.model)):
         return f"{line}: the weights in the loss of {changing} in the steps already trained would change"
     ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
     if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):

@@ -176,7 +176,7 @@ def test_the_cache_has_the_minimum_size():
             return decoding._apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=8))[1]
 
         cache = jax.eval_shape(prefill, np.zeros((2, 8), np.int32), np.array([3, 8]))
-        leaves = [cache[f"layers_{i}"]["attention"][name] for i in (0, 1) for name in ("k", "v")]
+        leaves = [cache[f"layers/{i}/attention/{name}"] for i in (0, 1) for name in ("k", "v")]
         assert [leaf.shape for leaf in leaves] == [(2, 3, 4)] * 2 + [(2, 8, 4)] * 2
         assert {leaf.dtype.name for leaf in leaves} == {dtype}
 

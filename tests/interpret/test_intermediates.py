@@ -10,10 +10,9 @@ from references import numpy_model
 from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
-from lm import model, past
+from lm import ideas, model, past
 from lm.errors import UserError
 from lm.interpret import capture, logit_lens, names, patch
-from lm.layers import variants
 from lm.trained_model import TrainedModel
 
 HEADS = {"attn_gate": "element", "attn_differential": True, "attn_exclusive": "full"}
@@ -176,12 +175,15 @@ def test_second_derivatives_are_those_of_reverse_mode(run, captured):
 @pytest.mark.parametrize("residual", ["hyper_connections", "own"])
 def test_a_patch_that_no_layer_reads_is_refused(residual, monkeypatch):
     """Branches of a user's own residual kind, like those of hyper-connections, may read another array than x."""
-    own = types.SimpleNamespace(
-        carry=lambda c, x_BTD: {"own_BTD": x_BTD},
-        read=lambda here, stream, branch: stream["own_BTD"],
-        add=lambda here, stream, branch, y: stream | dict.fromkeys(("own_BTD", "x"), stream["own_BTD"] + y),
-    )
-    monkeypatch.setitem(variants.RESIDUALS, "own", own)
+
+    def block(here, x, attention, ffn):
+        own = here.stream["own_BTD"]
+        own = own + attention(own)
+        here.stream["own_BTD"] = own + ffn(own)
+        return here.stream["own_BTD"]
+
+    own = types.SimpleNamespace(carry=lambda c, x_BTD: {"own_BTD": x_BTD}, block=block)
+    monkeypatch.setitem(ideas.RESIDUALS, "own", own)
     run = run_of(residual=residual)
     read = ["layers/0/ffn/output", "layers/1/residual"]
     jax.eval_shape(lambda: patch(run, IDS, dict.fromkeys(read, 0)))
@@ -218,7 +220,7 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
 
         return jax.jit(jax.grad(loss)).lower(redrawn(c)).as_text()
 
-    def tap(module, name, x):
+    def tap(here, name, x):
         tapped.add(name)
         return x
 
@@ -230,8 +232,8 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
 
 def test_two_intermediates_of_one_name_are_refused(monkeypatch):
     """A patch would replace both, and only one be captured."""
-    tapped = types.SimpleNamespace(apply=lambda here, stream, v: (stream, here.context.tap(here.module, "v", v)))
-    monkeypatch.setitem(variants.VALUES, "norm_bias", tapped)  # any key that is true
+    tapped = types.SimpleNamespace(apply=lambda here, v: here.tap("v", v))
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", tapped)  # any key that is true
     with pytest.raises(ValueError, match="two intermediates have the name layers/0/attention/v; rename one"):
         names(run_of(d_ff=28))
 

@@ -185,11 +185,9 @@ def test_the_page_says_which_layers_are_left_out(run, measured):
 
 
 def test_a_layer_without_attention_has_no_maps(monkeypatch):
-    class Mixed(model.Attention):
-        def __call__(self, x_BTD, stream, context, layer):
-            return super().__call__(x_BTD, stream, context, layer) if self.like == 1 else (stream, x_BTD)
-
-    monkeypatch.setattr(model, "Attention", Mixed)
+    attention = model.attention
+    mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like == 1 else x_BTD  # noqa: E731
+    monkeypatch.setattr(model, "attention", mixed)
     config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "d_ff": 20})  # of no other test
     assert list(measure(TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER), TEXT).weights) == [1]
 

@@ -11,7 +11,7 @@ from arrays import normal
 from running import slow
 
 from lm.kernels import cpu_products
-from lm.layers.linear import project, project_to_float32
+from lm.layers.linear import einsum, project_to_float32
 
 
 @pytest.mark.parametrize("batch", [slow(()), (2, 3)])
@@ -65,7 +65,11 @@ def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enab
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
 @pytest.mark.parametrize(
-    ("product", "of_w"), [(project, (8, 6)), (functools.partial(project_to_float32, transposed=True), (7, 8))]
+    ("product", "of_w"),
+    [
+        (functools.partial(einsum, "BTD,DF->BTF"), (8, 6)),
+        (functools.partial(project_to_float32, transposed=True), (7, 8)),
+    ],
 )
 def test_16_bit_products_are_row_major_with_float32_results_on_a_cpu(product, of_w):
     """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed or slower."""

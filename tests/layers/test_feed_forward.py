@@ -8,12 +8,30 @@ from arrays import normal
 from references import numpy_model
 from running import slow
 
-from lm.layers import variants
-from lm.layers.feed_forward import ACTIVATIONS, glu, mlp
+from lm import model
+from lm.config import ModelConfig
+from lm.here import Here
+from lm.layers.feed_forward import ACTIVATIONS
 from lm.parallel.collectives import save_all_but_gathered
 
 X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
 B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
+
+
+def apply(function, names: str, x, *arrays, activation):
+    """Return a feed-forward layer of lm/model.py with these parameters."""
+    p = dict(zip(names.split(), arrays, strict=False))
+    here = Here(None, None, c=ModelConfig(activation=activation), p=p)
+    return function(here, x)
+
+
+def mlp(x, w_in, w_out, b_in=None, b_out=None, *, activation):
+    return apply(model.mlp, "w_in_DF w_out_FD b_in_F b_out_D", x, w_in, w_out, b_in, b_out, activation=activation)
+
+
+def glu(x, w_gate, w_up, w_down, b_gate=None, b_up=None, b_down=None, *, activation):
+    names = "w_gate_DF w_up_DF w_down_FD b_gate_F b_up_F b_down_D"
+    return apply(model.glu, names, x, w_gate, w_up, w_down, b_gate, b_up, b_down, activation=activation)
 
 
 @pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_tanh"])
@@ -85,8 +103,10 @@ def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weight
 
 
 def test_default_widths_of_glu_are_the_nearest_multiples_of_64_and_those_of_mlp_4_times_d_model():
-    of_glu = variants.FEED_FORWARDS["glu"].default_d_ff
+    def of_glu(d_model):
+        return model.default_d_ff(ModelConfig(ffn="glu", d_model=d_model))
+
     # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64. 64 is the least width.
     assert [of_glu(d_model) for d_model in (512, 768, 4096, 8)] == [1344, 2048, 10944, 64]
     assert max(abs(of_glu(d_model) - 8 / 3 * d_model) for d_model in range(24, 600)) <= 32
-    assert variants.FEED_FORWARDS["mlp"].default_d_ff(512) == 2048
+    assert model.default_d_ff(ModelConfig(ffn="mlp", d_model=512)) == 2048

@@ -7,7 +7,7 @@ import pytest
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.layers.variants.gated_delta import CHUNK, chunk
+from lm.ideas.gated_delta import CHUNK, chunk
 from lm.parallel.collectives import save_all_but_gathered
 from lm.past import Past
 

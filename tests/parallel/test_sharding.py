@@ -12,7 +12,7 @@ from on_devices import config_of
 from running import on_devices, python, slow
 from tiny import tiny
 
-from lm import parameters
+from lm import model, parameters
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
 from lm.cost.hlo import parse_collectives
@@ -225,7 +225,7 @@ def test_no_loop_over_the_layers_passes_on_the_whole_weights_of_all_layers(tmp_p
     of_layers = f'"known_trip_count":{{"n":"{n_layers}"}}'  # a scatter may be a loop, too
     loops = [line for line in text.splitlines() if " while(" in line and of_layers in line]
     assert len(loops) == 2
-    for p in parameters.block_table(config_of({"sections": SCANNED}).model).values():
+    for p in model.block_table(config_of({"sections": SCANNED}).model).values():
         if p.kind == "weight":
             assert not any(f"[{n_layers},{','.join(map(str, p.shape))}]" in loop for loop in loops)
 
@@ -237,7 +237,7 @@ INITIALIZE = """
 import functools, re, sys
 import jax; jax.config.update("jax_num_cpu_devices", 8)
 from tiny import tiny
-from lm import parameters
+from lm import model, parameters
 from lm.parallel import sharding
 from lm.parallel.mesh import make_mesh
 from lm.config import MESH_AXES

@@ -7,11 +7,10 @@ import pytest
 from running import slow
 from tiny import tiny
 
-from lm import parameters
+from lm import model, parameters
 from lm.data.corpus import Corpus, Split
 from lm.declarations import Parameter
 from lm.errors import UserError
-from lm.layers.variants import glu
 from lm.sweeps import Budget, Sweep
 from lm.sweeps import variants as module
 from lm.sweeps.plan import Plan, PlannedVariant
@@ -51,7 +50,8 @@ def test_widths_that_cannot_match_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"):
         matched(tiny(), tiny(model={"n_layers": 1, "d_ff": 1}))
     for n_layers, shape in ((7, lambda c: (c.d_ff, c.d_ff)), (8, lambda c: (3, 3))):  # tables of no other test
-        monkeypatch.setattr(glu, "table", lambda c, shape=shape: {"mine_XY": Parameter(shape(c), "XY", "weight", "X")})
+        table = lambda c, shape=shape: {"mine_XY": Parameter(shape(c), "XY", "weight", "X")}  # noqa: E731
+        monkeypatch.setitem(model.FEED_FORWARDS, "glu", (table, model.glu))
         with pytest.raises(UserError, match=r"match_params: .* ffn = glu .* not linear"):
             matched(tiny(model={"n_layers": n_layers}), tiny())
 

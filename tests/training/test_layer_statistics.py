@@ -55,11 +55,9 @@ def test_attention_is_that_of_the_equations():
 def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     """A user's layer may have another mixer. The first value of the others would stand for layer 0."""
 
-    class Mixed(model.Attention):
-        def __call__(self, x_BTD, stream, context, layer):
-            return super().__call__(x_BTD, stream, context, layer) if self.like in layers else (stream, x_BTD)
-
-    monkeypatch.setattr(model, "Attention", Mixed)
+    attention = model.attention
+    mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like in layers else x_BTD  # noqa: E731
+    monkeypatch.setattr(model, "attention", mixed)
     config = tiny(model={"d_ff": 20 + len(layers)})  # of no other test, whose compiled programs would lack the mixer
     found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
     assert found["attention"] == {}

@@ -2,15 +2,15 @@
 
 import jax.numpy as jnp
 
-from lm.layers import variants
+from lm import ideas
 
 
 def test_a_run_names_parameters_that_its_loss_does_not_read(train, tmp_path, monkeypatch):
     class OfTheInput:
-        def apply(here, stream, v_BTGK):
-            return stream, jnp.zeros_like(v_BTGK) + here.x_BTD[..., None, : v_BTGK.shape[-1]]
+        def apply(here, v_BTGK):
+            return jnp.zeros_like(v_BTGK) + here.x_BTD[..., None, : v_BTGK.shape[-1]]
 
-    monkeypatch.setitem(variants.VALUES, "norm_bias", OfTheInput)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", OfTheInput)  # any key that is true
     arguments = ["--config.train.steps=1", "--config.train.seed=777", "--config.eval.every=0"]
     code, output = train(tmp_path / "run", *arguments)
     assert code == 0

@@ -11,7 +11,7 @@ from tiny import with_keys
 
 from lm import files
 from lm.config import Config, ModelConfig, OptimizerConfig, from_dict, to_dict
-from lm.layers.variants import moe
+from lm.ideas import moe
 from lm.optimizers import learning_rate_schedule
 from lm.workdir import config_changes
 

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 
 from lm.declarations import weight
 from lm.errors import UserError
-from lm.layers import feed_forward
-from lm.layers.variants import glu
+from lm.layers.feed_forward import ACTIVATIONS, gated
+from lm.layers.linear import einsum
 
 OTHERS = "glu"  # the feed-forward layer of the layers before config.model.moe_first_layer
-default_d_ff = glu.default_d_ff
 
 
 def layers(c):
@@ -54,18 +53,22 @@ def loss_weights(c, progress):
     return {"moe_balance": c.moe_balance, "router_z": c.router_z}
 
 
-def apply(here, stream, x_BTD, tap):
+def apply(here, x_BTD):
     c, p = here.c, here.p
     logits_BTE = jnp.einsum("...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32)
     probabilities_BTE = jax.nn.softmax(logits_BTE)
     weights_BTk, experts_BTk = jax.lax.top_k(probabilities_BTE, c.experts_per_token)
     if c.normalize_experts:
         weights_BTk /= jnp.sum(weights_BTk, axis=-1, keepdims=True)
-    y_BTD = dispatch(x_BTD, weights_BTk, experts_BTk, p, feed_forward.ACTIVATIONS[c.activation])
+    y_BTD = dispatch(x_BTD, weights_BTk, experts_BTk, p, ACTIVATIONS[c.activation])
     if c.shared_expert:
-        shared = p["w_shared_gate_DF"], p["w_shared_up_DF"], p["w_shared_down_FD"]
-        y_BTD += feed_forward.glu(x_BTD, *shared, activation=c.activation, tap=tap)
-    return stream | _loss_terms(c, stream, logits_BTE, probabilities_BTE, experts_BTk), y_BTD
+        gate_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_shared_gate_DF"])
+        up_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_shared_up_DF"])
+        h_BTF = here.tap("hidden", gated(gate_BTF, up_BTF, c.activation))
+        y_BTD += einsum("BTF,FD->BTD", h_BTF, p["w_shared_down_FD"])
+    for name, term in _loss_terms(c, logits_BTE, probabilities_BTE, experts_BTk).items():
+        here.stream[name] += term
+    return y_BTD
 
 
 def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
@@ -81,11 +84,10 @@ def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
     return jnp.sum(weights_BTk[..., None].astype(y.dtype) * y_BTkD, axis=-2)
 
 
-def _loss_terms(c, stream, logits_BTE, probabilities_BTE, experts_BTk):
+def _loss_terms(c, logits_BTE, probabilities_BTE, experts_BTk) -> dict:
     T = logits_BTE.shape[-2]
     chosen_BTE = jnp.sum(jax.nn.one_hot(experts_BTk, c.n_experts), axis=-2)
     f_BE = jnp.mean(chosen_BTE, axis=-2) * c.n_experts / c.experts_per_token
     balance = T * jnp.sum(f_BE * jnp.mean(probabilities_BTE, axis=-2))
     router_z = jnp.sum(jnp.square(jax.nn.logsumexp(logits_BTE, axis=-1)))
-    found = {"loss/moe_balance": balance, "loss/router_z": router_z}
-    return {name: stream[name] + term for name, term in found.items()}
+    return {"loss/moe_balance": balance, "loss/router_z": router_z}

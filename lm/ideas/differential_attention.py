@@ -7,13 +7,13 @@ lm/declarations.py doubles the queries; the output projection is that of H heads
 import jax
 
 from lm.declarations import weight
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 
 
 def table(c):
     return {"w_lambda_DH": weight(c, (c.d_model, c.n_heads), "DH")}
 
 
-def apply(here, stream, a_BTQK, v_BTGK):
-    gate_BTH = jax.nn.sigmoid(project(here.x_BTD, here.p["w_lambda_DH"]))
-    return stream, a_BTQK[..., 0::2, :] - gate_BTH[..., None] * a_BTQK[..., 1::2, :]
+def apply(here, a_BTQK, v_BTGK):
+    gate_BTH = jax.nn.sigmoid(einsum("BTD,DH->BTH", here.x_BTD, here.p["w_lambda_DH"]))
+    return a_BTQK[..., 0::2, :] - gate_BTH[..., None] * a_BTQK[..., 1::2, :]

@@ -1,4 +1,4 @@
-"""Every idea of lm/layers/variants keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
+"""Every idea of lm/ideas keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
 
 A new idea adds a row, and its keys to some of the configs of PAIRS, in which each two ideas meet. Fast tests run each
 promise for half of these configs; the slow ones for all, for each idea alone, and on meshes of 8 devices.
@@ -20,7 +20,7 @@ from products import forward_flops
 from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
-from lm import layer_stack, model, optimizers, parameters, past
+from lm import ideas, layer_stack, model, optimizers, parameters, past, step
 from lm.config import MESH_AXES, checks
 from lm.cost import flops
 from lm.declarations import Parameter
@@ -28,8 +28,7 @@ from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
-from lm.layers import variants
-from lm.layers.variants import OFF, attention_gate
+from lm.ideas import OFF, attention_gate
 from lm.parallel import collectives, sharding
 from lm.step import _sums, batch_fields, init_state, loss_terms, train_steps
 from lm.training.layer_statistics import layer_statistics
@@ -174,16 +173,16 @@ def of_own_documents(c):
 
 
 def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
-    keys = {key for sites in variants.SITES.values() for site in sites for key in site}
-    ideas = {key for row in VARIANTS.values() for key in row.keys} | set(variants.LOSSES)
-    assert keys <= ideas
+    keys = {key for site in ideas.SITES.values() for key in site}
+    tested = {key for row in VARIANTS.values() for key in row.keys} | {"multi_token_prediction"}
+    assert keys <= tested
     default = tiny().model
     assert all(getattr(default, key) in OFF for key in keys)
     missing = {name for name, row in VARIANTS.items() if not any(row.keys.items() <= on.items() for on in PAIRS)}
     assert missing == {"YaRN, another base in layers with a window", "parallel branches, multipliers"}  # of others
     on = [{(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()} for c in PAIRS]
-    ideas = set().union(*on) - {(key, True) for key in ("positions", "n_experts", "n_layers")}
-    for a, b in itertools.combinations(ideas, 2):
+    both = set().union(*on) - {(key, True) for key in ("positions", "n_experts", "n_layers")}
+    for a, b in itertools.combinations(both, 2):
         assert a[0] == b[0] or {a, b} in APART or any({a, b} <= found for found in on), (a, b)
     assert not [problem for c in PAIRS for problem in checks.problems(config_of(Row(c)))]
     assert all(list(checks.problems(config_of(Row(dict(pair))))) for pair in APART[1:])
@@ -235,15 +234,15 @@ def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatc
     """An attention that takes keys and values from elsewhere leaves their weights."""
 
     class Keys:
-        def apply(here, stream, qk):
-            return stream, (qk[0], jnp.zeros_like(qk[1]) + here.x_BTD[..., None, :4])
+        def apply(here, qk):
+            return (qk[0], jnp.zeros_like(qk[1]) + here.x_BTD[..., None, :4])
 
     class Values:
-        def apply(here, stream, v_BTGK):
-            return stream, jnp.zeros_like(v_BTGK) + here.x_BTD[..., None, :4]
+        def apply(here, v_BTGK):
+            return jnp.zeros_like(v_BTGK) + here.x_BTD[..., None, :4]
 
-    monkeypatch.setitem(variants.QUERIES_KEYS, "norm_bias", Keys)  # any key that is true
-    monkeypatch.setitem(variants.VALUES, "norm_bias", Values)
+    monkeypatch.setitem(ideas.SITES["queries_keys"], "norm_bias", Keys)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Values)
     found = unused(fsdp, qk_norm=False, **keys)
     assert re.findall(r"layers/\S*?(?=[,:])", found) == ["layers/attention/w_k_DGK", "layers/attention/w_v_DGK"]
 
@@ -257,7 +256,8 @@ def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters(mo
             assert all(p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items())
     for letter in optimizers.WIDTHS | sharding.RULES.keys():
         table = {f"mine_{letter}": Parameter((7,), letter, "scalar")}
-        monkeypatch.setitem(variants.VALUES, "norm_bias", types.SimpleNamespace(table=lambda c, table=table: table))
+        idea = types.SimpleNamespace(table=lambda c, table=table: table)
+        monkeypatch.setitem(ideas.SITES["values"], "norm_bias", idea)
         fresh_tables()
         with pytest.raises(ValueError, match=f"mine_{letter}: an axis {letter} has .* elements, but this one 7"):
             parameters.parameter_table(tiny().model)
@@ -319,8 +319,8 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
             found |= {"q": args[0].dtype, "k": options["k_BSGK"].dtype, "v": options["v_BSGK"].dtype}
             return out
 
-        def tap(module, name, x, found=found):
-            found["/".join((*module.path, name))] = x.dtype
+        def tap(here, name, x, found=found):
+            found[here.named(name)] = x.dtype
             return x
 
         monkeypatch.setattr(past, "causal_attention", attention)
@@ -336,14 +336,16 @@ def test_its_flops_are_those_of_the_traced_program(row):
     assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize(("site", "layers"), [("HEADS", 4), ("BLOCK_INPUT", 4), ("EMBEDDING", 1), ("FEED_FORWARDS", 2)])
+@pytest.mark.parametrize(
+    ("site", "layers"), [("heads", 4), ("block_input", 4), ("ffn_hidden", 4), ("embedding", 1), ("ffn", 2)]
+)
 def test_products_of_activations_are_counted_where_they_are(site, layers, monkeypatch):
     c = config_of(Row({"ffn": "moe", "n_experts": 4, "moe_first_layer": 2})).model
     plain = flops.flops_per_token(c, T)
-    if site == "FEED_FORWARDS":
-        monkeypatch.setattr(variants.FEED_FORWARDS["moe"], "products", lambda c: 100, raising=False)
+    if site == "ffn":
+        monkeypatch.setattr(ideas.FEED_FORWARDS["moe"], "products", lambda c: 100, raising=False)
     else:  # any key that is true
-        monkeypatch.setitem(getattr(variants, site), "norm_bias", types.SimpleNamespace(products=lambda c: 100))
+        monkeypatch.setitem(ideas.SITES[site], "norm_bias", types.SimpleNamespace(products=lambda c: 100))
     assert flops.flops_per_token(c, T) - plain == 6 * 100 * layers
 
 
@@ -429,12 +431,12 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
     """A convolution written as a shift of the values would generate wrong text in silence, or see later tokens."""
 
     class Shifted:
-        def apply(here, stream, v_BTGK):
+        def apply(here, v_BTGK):
             before, after = max(shift, 0), max(-shift, 0)
             padded = jnp.pad(v_BTGK, [*[(0, 0)] * (v_BTGK.ndim - 3), (before, after), (0, 0), (0, 0)])
-            return stream, v_BTGK + padded[..., after : after + v_BTGK.shape[-3], :, :]
+            return v_BTGK + padded[..., after : after + v_BTGK.shape[-3], :, :]
 
-    monkeypatch.setitem(variants.VALUES, "norm_bias", Shifted)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Shifted)  # any key that is true
     c = tiny(model={"d_ff": 20 + shift}).model  # of no other test, whose compiled programs would lack the idea
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
@@ -444,22 +446,27 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
 @pytest.mark.parametrize(
     ("site", "found", "said"),
     [
-        ("HEADS", lambda stream, o_BTHK: (stream, o_BTHK.astype(jnp.float32)), "some_idea: .* the value's dtype"),
-        ("EMBEDDING", lambda stream, x_BTD: (stream, x_BTD + jnp.zeros(16)), "some_idea: .* the value's dtype"),
-        ("QUERIES_KEYS", lambda stream, qk: (stream, (qk[0] * jnp.ones(4), qk[1])), "some_idea: .* the value's dtype"),
-        ("HEADS", lambda stream, o_BTHK: o_BTHK, r"some_idea: apply returns \(stream, value\)"),  # an array of B = 2
-        ("HEADS", lambda stream, o_BTHK: (o_BTHK, stream), r"some_idea: apply returns \(stream, value\)"),
-        ("HEADS", lambda stream, o_BTHK: (stream | {"mine": o_BTHK}, o_BTHK), r"'mine' .* nothing into .*`carry`"),
-        ("FFN", lambda stream, x_BTD: (stream, x_BTD.astype(jnp.float32)), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
+        ("heads", lambda stream, o_BTHK: o_BTHK.astype(jnp.float32), "some_idea: .* heads gave bfloat16 .* float32"),
+        ("embedding", lambda stream, x_BTD: x_BTD + jnp.zeros(16), "some_idea: .* embedding gave bfloat16 .* float32"),
+        (
+            "ffn_hidden",
+            lambda stream, h_BTF: h_BTF + jnp.zeros(24),
+            "some_idea: .* ffn_hidden gave bfloat16",
+        ),
+        ("last_residual", lambda stream, x_BTD: x_BTD + jnp.zeros(16), "some_idea: .* gave bfloat16 .* float32"),
+        ("queries_keys", lambda stream, qk: (qk[0] * jnp.ones(4), qk[1]), "some_idea: .* 'bfloat16'.* got .*'float32'"),
+        ("heads", lambda stream, o_BTHK: (stream, o_BTHK), "some_idea: .* return the value alone"),
+        ("heads", lambda stream, o_BTHK: stream.update(mine=o_BTHK) or o_BTHK, r"'mine' .* nothing into .*`carry`"),
+        ("ffn", lambda stream, x_BTD: x_BTD.astype(jnp.float32), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
     ],
 )
 def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site, found, said, scan_layers, monkeypatch):
     """A scan would refuse some of them, but unrolled layers would go on in float32 in silence."""
-    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, stream, x, *others: found(stream, x))
-    if site == "FFN":
-        monkeypatch.setattr(variants.glu, "apply", idea.apply)
+    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, x, *others: found(here.stream, x))
+    if site == "ffn":
+        monkeypatch.setattr(model, "feed_forward", idea.apply)
     else:
-        monkeypatch.setitem(getattr(variants, site), "norm_bias", idea)  # any key that is true
+        monkeypatch.setitem(ideas.SITES[site], "norm_bias", idea)  # any key that is true
     c = tiny(model={"compute_dtype": "bfloat16", "scan_layers": scan_layers}).model
     with pytest.raises(TypeError, match=said):
         jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
@@ -485,8 +492,8 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site,
 )
 def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_refused(idea, said, monkeypatch):
     """They would be left out, or be one, in silence."""
-    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, stream, x_BTD: (stream, x_BTD), **idea)
-    monkeypatch.setitem(variants.LAST_HIDDEN, "norm_bias", idea)  # any key that is true
+    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, x_BTD: x_BTD, **idea)
+    monkeypatch.setitem(ideas.SITES["last_residual"], "norm_bias", idea)  # any key that is true
     config = tiny(model={"multi_token_prediction": True, "residual_scalars": True})
     fields = batch_fields({"tokens": TOKENS % 19})
     with pytest.raises(ValueError, match=said):
@@ -510,7 +517,7 @@ def test_layers_that_do_not_exist_and_names_of_other_parameters_are_refused(
         table=lambda c: {name: Parameter((), "", "scalar")},
         layers=lambda c: layers,
     )
-    monkeypatch.setitem(variants.VALUES, "norm_bias", idea)
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", idea)
     fresh_tables()
     with pytest.raises(ValueError, match=said):
         parameters.parameter_table(tiny(model={"d_ff": 28}).model)
@@ -518,20 +525,19 @@ def test_layers_that_do_not_exist_and_names_of_other_parameters_are_refused(
 
 def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
     """The layers of the second kind would take the place of those of the first."""
-    first = types.SimpleNamespace(table=variants.glu.table, layers=lambda c: (0,), OTHERS="moe")
-    monkeypatch.setitem(variants.FEED_FORWARDS, "glu", first)
-    monkeypatch.setitem(variants.FEED_FORWARDS, "moe", variants.glu)
+    first = types.SimpleNamespace(table=model.glu_table, layers=lambda c: (0,), OTHERS="glu")
+    monkeypatch.setitem(ideas.FEED_FORWARDS, "moe", first)
     with pytest.raises(ValueError, match="w_down_FD is declared twice"):
-        parameters.ffn_table(tiny().model)
+        model.ffn_table(tiny(model={"ffn": "moe", "d_ff": 24}).model)
 
 
 def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     """And the checks of configs know the keys of such ideas, and of those of its scores."""
-    assert tuple(variants.MIXERS) == checks.MIXERS
-    assert variants.SCORES.keys() <= {*checks.SCORES}
-    monkeypatch.setitem(variants.MIXERS, "norm_bias", types.SimpleNamespace(__name__="some_idea"))
+    assert tuple(ideas.SITES["mixer"]) == checks.MIXERS
+    assert ideas.SITES["scores"].keys() <= {*checks.SCORES}
+    monkeypatch.setitem(ideas.SITES["mixer"], "norm_bias", types.SimpleNamespace(__name__="some_idea"))
     with pytest.raises(ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"):
-        variants.mixer(tiny(model={"gated_delta": "all"}).model, 1)
+        ideas.mixer(tiny(model={"gated_delta": "all"}).model, 1)
 
 
 @pytest.mark.slow
@@ -550,16 +556,16 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
         def table(c):
             return {"some_scale_GK": Parameter((c.n_kv_heads, c.d_head), "GK", "norm", init="normal", std=1.0)}
 
-        def apply(here, stream, v_BTGK):
-            return stream, v_BTGK * (1 + here.p["some_scale_GK"])
+        def apply(here, v_BTGK):
+            return v_BTGK * (1 + here.p["some_scale_GK"])
 
     scanned = tiny(model={"n_layers": 6, "scan_layers": True}).model
     unrolled = dataclasses.replace(scanned, scan_layers=False)
     plain = parameters.flat(parameters.init_params(scanned, 0))
     Some.layers = lambda c: layers
-    monkeypatch.setitem(variants.VALUES, "norm_bias", Some)
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Some)
     fresh_tables()
-    assert layer_stack.groups(scanned) == groups
+    assert layer_stack.groups(scanned, model.block_table(scanned)) == groups
     params = parameters.init_params(scanned, 0)
     ours = parameters.flat(params)
     assert ours["layers/attention/some_scale_GK"].shape == (len(layers), 2, 4)
@@ -570,17 +576,15 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
     ]
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-4)
     assert np.abs(found[0][1]["layers"]["attention"]["some_scale_GK"]).min(axis=(1, 2)).min() > 0
-    params = jax.device_get(params)
-    split = layer_stack.split_layers(params, scanned)
-    chex.assert_trees_all_equal(layer_stack.merge_layers(split, scanned), params)
 
 
 def test_layers_may_differ_without_parameters(monkeypatch, fresh_tables):
     """A scan over all layers would apply the idea in all of them, or in none, in silence."""
     idea = types.SimpleNamespace(layers=lambda c: (1, 3), products=lambda c: 0)
-    monkeypatch.setitem(variants.MIXERS, "norm_bias", idea)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["mixer"], "norm_bias", idea)  # any key that is true
     fresh_tables()
-    assert layer_stack.groups(tiny(model={"n_layers": 4, "scan_layers": True}).model) == ((0, 2, 2),)
+    c = tiny(model={"n_layers": 4, "scan_layers": True}).model
+    assert layer_stack.groups(c, model.block_table(c)) == ((0, 2, 2),)
 
 
 @pytest.mark.slow
@@ -599,40 +603,111 @@ def test_statistics_of_a_weight_that_some_layers_have(fresh_tables, monkeypatch)
         np.testing.assert_allclose(found["layers"][layer], np.sqrt(np.mean(values**2)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(scan_layers, fresh_tables, monkeypatch):
+    """nanochat's backout: x - a x_mid before the final norm. Declared twice, the second a would have the gradient 0."""
+
+    class Backout:
+        def table(c):
+            return {"backout": Parameter((), "", "scalar", init="ones", std=0.2)}
+
+        def carry(c, x_BTD):
+            return {"middle_BTD": x_BTD}
+
+        def block_input(here, x_BTD):
+            here.stream["middle_BTD"] = jnp.where(here.layer == 1, x_BTD, here.stream["middle_BTD"])
+            return x_BTD * (1 + here.p["backout"])
+
+        def last_residual(here, x_BTD):
+            return x_BTD - here.p["backout"] * here.stream["middle_BTD"]
+
+    c = tiny(model={"norm_placement": "none", "scan_layers": scan_layers}).model
+    plain = redrawn(c)
+    monkeypatch.setitem(ideas.SITES["block_input"], "norm_bias", Backout)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["last_residual"], "norm_bias", Backout)
+    fresh_tables()
+    assert [path for path in parameters.parameter_table(c) if path.endswith("backout")] == ["backout"]
+    a, h = 0.3, 1e-3
+    with_idea = jax.jit(lambda a: jnp.sum(jnp.sin(model.hidden(plain | {"backout": a}, c, TOKENS % 19))))
+    found = jax.grad(with_idea)(a)
+    assert float(found) == pytest.approx(float(with_idea(a + h) - with_idea(a - h)) / (2 * h), rel=1e-2)
+    seen = {}
+
+    def tap(here, name, x):
+        return seen.setdefault(here.named(name), x)
+
+    if not scan_layers:
+        h_BTD = model.hidden(plain | {"backout": a}, c, TOKENS % 19, tap=tap)
+        np.testing.assert_allclose(h_BTD, seen["layers/1/residual"] - a * seen["layers/0/residual"], rtol=1e-5)
+
+
+def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
+    """A scale of each hidden feature, and a temperature of the logits, in the loss of whole logits and of chunks."""
+    scale = types.SimpleNamespace(
+        table=lambda c: {"own_scale_F": Parameter((c.d_ff,), "F", "norm")},
+        apply=lambda here, h_BTF: h_BTF * here.p["own_scale_F"],
+    )
+    temperature = types.SimpleNamespace(
+        table=lambda c: {"log_temperature": Parameter((), "", "scalar")},
+        apply=lambda here, logits_BTV: logits_BTV * jnp.exp(here.p["log_temperature"]),
+    )
+    config = tiny()
+    params, batch = redrawn(config.model), {"tokens": np.arange(36).reshape(4, 9) % 19}
+    monkeypatch.setitem(ideas.SITES["ffn_hidden"], "norm_bias", scale)  # any key that is true
+    monkeypatch.setitem(ideas.SITES["logits"], "norm_bias", temperature)
+    fresh_tables()
+    factors_NF = jnp.linspace(0.5, 2, 48).reshape(2, 24)
+    changed = params | {"log_temperature": jnp.float32(0.5), "layers": dict(params["layers"])}
+    changed["layers"]["ffn"] = params["layers"]["ffn"] | {"own_scale_F": factors_NF}
+    folded = params | {"head": {"w_DV": params["head"]["w_DV"] * np.exp(0.5)}, "layers": dict(params["layers"])}
+    w_NFD = params["layers"]["ffn"]["w_down_FD"] * factors_NF[..., None]
+    folded["layers"]["ffn"] = params["layers"]["ffn"] | {"w_down_FD": w_NFD, "own_scale_F": jnp.ones((2, 24))}
+    expected = model.logits(folded | {"log_temperature": jnp.float32(0)}, config.model, TOKENS % 19)
+    np.testing.assert_allclose(model.logits(changed, config.model, TOKENS % 19), expected, rtol=1e-4, atol=1e-5)
+    chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=8))
+    found = [step.gradients(state_of(c, changed), batch, c) for c in (config, chunked)]
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
+    assert abs(found[0][1]["log_temperature"]) > 1e-3
+    assert np.abs(found[0][1]["layers"]["ffn"]["own_scale_F"]).min() > 0
+
+
+def test_experts_refuse_ideas_of_hidden_features(monkeypatch):
+    """They would be ignored in silence."""
+    monkeypatch.setitem(ideas.SITES["ffn_hidden"], "norm_bias", types.SimpleNamespace(apply=lambda here, h: h))
+    c = tiny(model={"ffn": "moe", "n_experts": 4, "d_ff": 12}).model
+    with pytest.raises(ValueError, match=r"ffn_hidden.*moe"):
+        jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
+
+
 @pytest.fixture
 def fresh_tables():
     """Return a function that forgets the tables of all configs, and call it at the end."""
 
-    def forget():
-        parameters.parameter_table.cache_clear()
-        layer_stack.groups.cache_clear()
-
-    yield forget
-    forget()
+    yield parameters.parameter_table.cache_clear
+    parameters.parameter_table.cache_clear()
 
 
 def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     """here.last and here.running_sum decode as in the full forward pass, and see their own document only."""
 
     class LookBack:
-        def apply(here, stream, v_BTGK):
+        def apply(here, v_BTGK):
             flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
             last_BTnC = here.last("v_last", flat_BTC, 3)
             sum_BTC = here.running_sum("v_sum", flat_BTC)
             own_BTC = sum_BTC - here.last("v_sums", sum_BTC, 2)[..., 0, :]  # a difference of sums
-            return stream, (jnp.einsum("...nC,n->...C", last_BTnC, jnp.array([0.5, -1, 2.0])) + own_BTC).reshape(
-                v_BTGK.shape
-            )
+            weighted_BTC = jnp.einsum("...nC,n->...C", last_BTnC, jnp.array([0.5, -1, 2.0]))
+            return (weighted_BTC + own_BTC).reshape(v_BTGK.shape)
 
     class Forget:
-        def apply(here, stream, options):
+        def apply(here, options):
             shape = (*here.x_BTD.shape[:-1], here.c.n_heads)
             f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
             sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
-            return stream, options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
+            return options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
 
-    monkeypatch.setitem(variants.VALUES, "norm_bias", LookBack)
-    monkeypatch.setitem(variants.SCORES, "norm_bias", Forget)
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", LookBack)
+    monkeypatch.setitem(ideas.SITES["scores"], "norm_bias", Forget)
     test_cached_decoding_equals_the_full_forward_pass(Row({}))
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
     last = past.Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
@@ -643,13 +718,13 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
 def test_two_caches_of_one_name_in_a_module_are_refused(name, monkeypatch):
     """Decoding would read one in place of the other in silence. Attention's own are k, v and bias."""
 
-    def apply(here, stream, v_BTGK):
+    def apply(here, v_BTGK):
         flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
         sums = [here.running_sum(name, x_BTC) for x_BTC in ([flat_BTC] if name == "k" else [flat_BTC, 2 * flat_BTC])]
-        return stream, sum(sums).reshape(v_BTGK.shape)
+        return sum(sums).reshape(v_BTGK.shape)
 
-    monkeypatch.setitem(variants.VALUES, "norm_bias", types.SimpleNamespace(apply=apply))  # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply))  # any key that is true
     c = tiny().model
-    decoder = decoding.Decoder(layer_stack.split_layers(redrawn(c), c), c, T, c.vocab_size)
-    with pytest.raises(ValueError, match=f"layers_0/attention has two caches with the name '{name}'; rename one"):
+    decoder = decoding.Decoder(layer_stack.split_layers(redrawn(c), c, model.block_table(c)), c, T, c.vocab_size)
+    with pytest.raises(ValueError, match=f"layers/0/attention has two caches with the name '{name}'; rename one"):
         jax.eval_shape(lambda: decoding._apply(decoder, {}, TOKENS, Prefill(lengths_B=np.array([3, 2]), n_slots=T)))

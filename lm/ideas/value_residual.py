@@ -17,7 +17,8 @@ def carry(c, x_BTD):
     return {"v_first_BTGK": jnp.zeros((*x_BTD.shape[:-1], c.n_kv_heads, c.d_head), x_BTD.dtype)}
 
 
-def apply(here, stream, v_BTGK):
-    first_BTGK = jnp.where(here.layer == 0, v_BTGK, stream["v_first_BTGK"])
+def apply(here, v_BTGK):
+    first_BTGK = jnp.where(here.layer == 0, v_BTGK, here.stream["v_first_BTGK"])
+    here.stream["v_first_BTGK"] = first_BTGK
     a = here.p["value_mix"].astype(v_BTGK.dtype) if here.c.value_residual == "learned" else 0.5
-    return stream | {"v_first_BTGK": first_BTGK}, (1 - a) * v_BTGK + a * first_BTGK
+    return (1 - a) * v_BTGK + a * first_BTGK

@@ -42,16 +42,29 @@ def carry(c, x_BTD):
     return {"streams_BTCD": jnp.repeat(x_BTD[..., None, :], N_STREAMS, axis=-2)}
 
 
-def read(here, stream, branch: str):
+def block(here, x_BTD, attention, ffn):
+    streams_BTCD = here.stream["streams_BTCD"]
+    for name, branch in (("attention", attention), ("ffn", ffn)):
+        y_BTD = branch(_read(here, streams_BTCD, name))
+        streams_BTCD = _add(here, streams_BTCD, name, y_BTD)
+    here.stream["streams_BTCD"] = streams_BTCD
+    return jnp.mean(streams_BTCD, axis=-2)
+
+
+def _read(here, streams_BTCD, branch: str):
+    """Return pre X, the input (B, T, D) of a branch."""
+
     # Biases are stored as differences from their values of step 0.
     def weighted(streams_BTCD, *maps):
-        pre_BTC = jax.nn.sigmoid(_logits(streams_BTCD, *maps, here.c.norm_eps) - jnp.log(N_STREAMS - 1.0))
+        logits_BTC = _logits(streams_BTCD, *maps, here.c.norm_eps)
+        pre_BTC = jax.nn.sigmoid(logits_BTC - jnp.log(N_STREAMS - 1.0))
         return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
 
-    return recomputed(weighted)(stream["streams_BTCD"], *_maps(here, branch, slice(0, N_STREAMS)))
+    return recomputed(weighted)(streams_BTCD, *_maps(here, branch, slice(0, N_STREAMS)))
 
 
-def add(here, stream, branch: str, y_BTD) -> dict:
+def _add(here, streams_BTCD, branch: str, y_BTD):
+    """Return R X + post y."""
     n = N_STREAMS
 
     def mixed(streams_BTCD, y_BTD, *maps):
@@ -64,8 +77,7 @@ def add(here, stream, branch: str, y_BTD) -> dict:
         return streams_BTCD + post_BTC[..., None] * y_BTD[..., None, :]
 
     # The backward pass computes both functions again from the streams, which are narrower than what lies in between.
-    streams_BTCD = recomputed(mixed)(stream["streams_BTCD"], y_BTD, *_maps(here, branch, slice(n, None)))
-    return stream | {"streams_BTCD": streams_BTCD, "x": jnp.mean(streams_BTCD, axis=-2)}
+    return recomputed(mixed)(streams_BTCD, y_BTD, *_maps(here, branch, slice(n, None)))
 
 
 def _maps(here, branch: str, columns: slice):

@@ -17,10 +17,10 @@ def table(c):
     return {"exclusive_H": Parameter((c.n_heads,), "H", "scalar")} if c.attn_exclusive == "learned" else {}
 
 
-def apply(here, stream, o_BTHK, v_BTGK):
+def apply(here, o_BTHK, v_BTGK):
     v_BTHK = jnp.repeat(v_BTGK, o_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2).astype(jnp.float32)
     along = jnp.sum(o_BTHK * v_BTHK, axis=-1, keepdims=True)
     along /= jnp.maximum(jnp.sum(v_BTHK * v_BTHK, axis=-1, keepdims=True), EPS)
     if here.c.attn_exclusive == "learned":
         along *= jnp.tanh(here.p["exclusive_H"].astype(jnp.float32))[:, None]
-    return stream, (o_BTHK - along * v_BTHK).astype(o_BTHK.dtype)
+    return (o_BTHK - along * v_BTHK).astype(o_BTHK.dtype)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.declarations import Parameter, gain, weight
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
@@ -47,17 +47,18 @@ def activations(c):
     return c.n_heads * c.d_head * (7 + c.d_head / CHUNK)
 
 
-def apply(here, stream, qkv):
+def apply(here, qkv):
     c, p = here.c, here.p
     q_BTHK, k_BTHK, v_BTHK = (jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv)
     q_BTHK, k_BTHK = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q_BTHK, k_BTHK))
-    decay_BTH, write_BTH = (project(here.x_BTD, p[f"w_{name}_DH"]).astype(jnp.float32) for name in ("decay", "write"))
+    decay_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_decay_DH"]).astype(jnp.float32)
+    write_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_write_DH"]).astype(jnp.float32)
     step_BTH = jax.nn.softplus(decay_BTH + p["decay_step_H"].astype(jnp.float32))
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
     inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
     chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))  # keeps inputs and states only
     o_BTHK = here.recurrence("delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK)
-    return stream, rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
+    return rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
 
 
 def chunk(S_KV, inputs, document_T):

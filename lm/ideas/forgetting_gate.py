@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from lm.declarations import bias, query_heads, weight
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 
 
 def table(c):
     return {"w_forget_DH": weight(c, (c.d_model, query_heads(c)), "DH"), "b_forget_H": bias((query_heads(c),), "H")}
 
 
-def apply(here, stream, options):
-    logits_BTH = project(here.x_BTD, here.p["w_forget_DH"], here.p["b_forget_H"])
+def apply(here, options):
+    logits_BTH = einsum("BTD,DH->BTH", here.x_BTD, here.p["w_forget_DH"], here.p["b_forget_H"])
     log_f_BTH = jax.nn.log_sigmoid(logits_BTH.astype(jnp.float32))
-    return stream, options | {"bias_BSH": -here.running_sum("forgotten", log_f_BTH)}
+    return options | {"bias_BSH": -here.running_sum("forgotten", log_f_BTH)}

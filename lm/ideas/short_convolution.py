@@ -27,11 +27,11 @@ class ShortConvolution:
         name = f"w_conv_{self.place}_J{axes}"
         return {name: Parameter((KERNEL, *shape), f"J{axes}", "scalar", "J", batch=axes)}
 
-    def apply(self, here, stream, value):
+    def apply(self, here, value):
         if self.place == "keys":
             q_BTHK, k_BTGK = value
-            return stream, (q_BTHK, self._convolve(here, k_BTGK))
-        return stream, self._convolve(here, value)
+            return q_BTHK, self._convolve(here, k_BTGK)
+        return self._convolve(here, value)
 
     def _convolve(self, here, x):
         flat_BTC = x if self.place == "stream" else x.reshape(*x.shape[:-2], -1)

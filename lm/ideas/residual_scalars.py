@@ -14,6 +14,7 @@ def carry(c, x_BTD):
     return {"x0_BTD": x_BTD}
 
 
-def apply(here, stream, x_BTD):
-    a, b = (here.p[name].astype(x_BTD.dtype) for name in ("residual_scale", "embedding_scale"))
-    return stream, a * x_BTD + b * stream["x0_BTD"]
+def apply(here, x_BTD):
+    a = here.p["residual_scale"].astype(x_BTD.dtype)
+    b = here.p["embedding_scale"].astype(x_BTD.dtype)
+    return a * x_BTD + b * here.stream["x0_BTD"]

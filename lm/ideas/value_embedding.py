@@ -9,7 +9,7 @@ import math
 import jax
 
 from lm.declarations import Parameter, width_factor
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 
 GATE_INPUTS = 12  # the first features of x
 
@@ -27,7 +27,8 @@ def table(c):
     }
 
 
-def apply(here, stream, v_BTGK):
-    gate_BTG = 3 * jax.nn.sigmoid(project(here.x_BTD[..., :GATE_INPUTS], here.p["w_value_gate_CG"]))
-    e_BTGK = here.p["value_embedding_VGK"][here.context.tokens_BT].astype(v_BTGK.dtype)
-    return stream, v_BTGK + gate_BTG[..., None] * e_BTGK
+def apply(here, v_BTGK):
+    first_BTC = here.x_BTD[..., :GATE_INPUTS]
+    gate_BTG = 3 * jax.nn.sigmoid(einsum("BTC,CG->BTG", first_BTC, here.p["w_value_gate_CG"]))
+    e_BTGK = here.p["value_embedding_VGK"][here.tokens_BT].astype(v_BTGK.dtype)
+    return v_BTGK + gate_BTG[..., None] * e_BTGK

@@ -12,13 +12,12 @@ from lm.declarations import Parameter
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
-BRANCHES = ("attention", "ffn")
-
 
 def table(c):
     n_outputs = 2 * c.n_layers + 1
     # Two products with each output: the scores and the mean.
-    return {f"{name}_depth_D": Parameter((c.d_model,), "D", "scalar", "D", used=2 * n_outputs) for name in BRANCHES}
+    w_D = Parameter((c.d_model,), "D", "scalar", "D", used=2 * n_outputs)
+    return {"attention_depth_D": w_D, "ffn_depth_D": w_D}
 
 
 def carry(c, x_BTD):
@@ -26,14 +25,9 @@ def carry(c, x_BTD):
     return {"outputs_BTYD": jnp.concatenate([x_BTD[..., None, :], later], axis=-2)}
 
 
-def read(here, stream, branch: str):
-    return stream["x"]
-
-
-def add(here, stream, branch: str, y_BTD) -> dict:
-    last = 2 * here.layer + 1 + BRANCHES.index(branch)
-    places_Y = jnp.arange(stream["outputs_BTYD"].shape[-2])
-    outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], stream["outputs_BTYD"])
+def block(here, x_BTD, attention, ffn):
+    outputs_BTYD = here.stream["outputs_BTYD"]
+    places_Y = jnp.arange(outputs_BTYD.shape[-2])
 
     @recomputed  # the backward pass normalizes the outputs again
     def mean(outputs_BTYD, w_D, exists_Y):
@@ -42,5 +36,10 @@ def add(here, stream, branch: str, y_BTD) -> dict:
         weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf)).astype(outputs_BTYD.dtype)
         return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
 
-    x_BTD = mean(outputs_BTYD, here.p[f"{branch}_depth_D"], places_Y <= last)
-    return stream | {"outputs_BTYD": outputs_BTYD, "x": x_BTD}
+    for i, (name, branch) in enumerate((("attention", attention), ("ffn", ffn))):
+        last = 2 * here.layer + 1 + i
+        y_BTD = branch(x_BTD)
+        outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], outputs_BTYD)
+        x_BTD = mean(outputs_BTYD, here.p[f"{name}_depth_D"], places_Y <= last)
+    here.stream["outputs_BTYD"] = outputs_BTYD
+    return x_BTD

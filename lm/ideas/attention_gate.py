@@ -7,7 +7,7 @@ head_identity, element_identity  o <- 2 o sigmoid(x W) with W = 0: at step 0 the
 import jax
 
 from lm.declarations import Parameter, weight
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 
 
 def table(c):
@@ -19,9 +19,11 @@ def table(c):
     return {f"w_gate_{axes}": weight(c, shape, axes)}
 
 
-def apply(here, stream, o_BTHK, v_BTGK):
+def apply(here, o_BTHK, v_BTGK):
     if here.c.attn_gate.startswith("element"):
-        gate_BTHK = jax.nn.sigmoid(project(here.x_BTD, here.p["w_gate_DHK"]))
+        gate_BTHK = jax.nn.sigmoid(einsum("BTD,DHK->BTHK", here.x_BTD, here.p["w_gate_DHK"]))
     else:
-        gate_BTHK = jax.nn.sigmoid(project(here.x_BTD, here.p["w_gate_DH"]))[..., None]
-    return stream, (2 if here.c.attn_gate.endswith("_identity") else 1) * o_BTHK * gate_BTHK
+        gate_BTH = jax.nn.sigmoid(einsum("BTD,DH->BTH", here.x_BTD, here.p["w_gate_DH"]))
+        gate_BTHK = gate_BTH[..., None]
+    factor = 2 if here.c.attn_gate.endswith("_identity") else 1
+    return factor * o_BTHK * gate_BTHK

@@ -6,7 +6,7 @@ a = 0 at step 0: the model starts as the one without it.
 import jax
 
 from lm.declarations import Parameter
-from lm.layers.linear import project
+from lm.layers.linear import einsum
 
 GATE_INPUTS = 24  # the first features of x
 
@@ -16,7 +16,7 @@ def table(c):
     return {"shift_scale": Parameter((), "", "scalar"), "w_shift_C1": Parameter((n, 1), "C1", "scalar", "C")}
 
 
-def apply(here, stream, x_BTD):
-    gate_BT1 = jax.nn.sigmoid(project(x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
+def apply(here, x_BTD):
+    gate_BT1 = jax.nn.sigmoid(einsum("BTC,CI->BTI", x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
     previous_BTD = here.last("shift", x_BTD, 2)[..., 0, :]
-    return stream, x_BTD + here.p["shift_scale"].astype(x_BTD.dtype) * gate_BT1 * previous_BTD
+    return x_BTD + here.p["shift_scale"].astype(x_BTD.dtype) * gate_BT1 * previous_BTD

@@ -10,5 +10,5 @@ def table(c):
     return {"sink_H": Parameter((query_heads(c),), "H", "scalar")}
 
 
-def apply(here, stream, options):
-    return stream, options | {"sink_H": here.p["sink_H"]}
+def apply(here, options):
+    return options | {"sink_H": here.p["sink_H"]}
