@@ -185,6 +185,19 @@ def lasting_output() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
+def keep_stdout_to_python() -> None:
+    """Let what libraries print vanish, and keep what Python prints: Gloo greets each process by a line."""
+    stream = sys.stdout._stream if isinstance(sys.stdout, _Lasting) else sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
+        stream.flush()
+        own = open(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors="json", buffering=1)  # noqa: SIM115
+        _silence(stream)
+        if isinstance(sys.stdout, _Lasting):
+            sys.stdout._stream = own
+        else:
+            sys.stdout = own
+
+
 def _fail(code: int, message: str) -> int:
     try:
         say(message, sys.stderr)

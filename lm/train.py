@@ -2,10 +2,11 @@
 
 import argparse
 import functools
+import os
 import sys
 
 from lm import runtime
-from lm.command_line.training import as_python, parse_arguments
+from lm.command_line.training import as_python, parse_arguments, process_id
 from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
 from lm.errors import lasting_output, with_exit_code
@@ -63,6 +64,8 @@ def train(a: argparse.Namespace, config: Config) -> int:
         return 0
     if not mirror and not a.branch_from:  # which may start from a copy, without the other run
         check_init_from(config, saved)
+    if process_id(a) is not None:  # no warnings such as that of a SIGTERM, which each process repeats; errors remain
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
     from lm.scoring.in_training import sample, task_scorer

@@ -5,7 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 
-from lm.command_line.loading import load
+from lm.command_line.loading import load, print_warning
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
@@ -48,12 +48,20 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
     try:
         resuming = bool(a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir)))
-        config = load(a.config, overrides, resuming=resuming)
+        warn = print_warning if process_id(a) in (None, "0") else lambda text: None  # process 0 alone prints
+        config = load(a.config, overrides, warn, resuming=resuming)
     except UserError as error:
         problems += error.problems
     if problems:
         raise UserError(*problems)
     return a, config
+
+
+def process_id(a: argparse.Namespace) -> str | None:
+    """Return the number of this process among those of its run, as far as it is known before they connect."""
+    names = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    given = None if a.process_id is None else str(a.process_id)
+    return given or next((os.environ[name] for name in names if name in os.environ), None)
 
 
 def as_python(config: Config) -> str:

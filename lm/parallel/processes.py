@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from lm.errors import TemporaryError, UserError, first_line
+from lm.errors import TemporaryError, UserError, first_line, keep_stdout_to_python
 from lm.files import to_json
 from lm.parallel import rendezvous
 from lm.text_tables import say
@@ -60,6 +60,7 @@ def connect(
     if i == 0:
         say(f"waiting for {n} processes at {address}, at most {timeout} s (--connect_timeout)")
     rendezvous.meet(address, n, i, timeout)
+    keep_stdout_to_python()
     try:
         jax.distributed.initialize(
             address, n, i, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS

@@ -137,3 +137,24 @@ def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branche
         _, config = parse_arguments([*arguments, *old])
         assert config.optimizer.momentum == 0.9
         assert capsys.readouterr().err.startswith("WARNING: config.optimizer.momentum: 0.9 has no effect")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "prints"),
+    [
+        ([], {}, True),
+        (["--process_id=0"], {}, True),
+        (["--process_id=1"], {}, False),
+        ([], {"SLURM_PROCID": "0"}, True),
+        ([], {"SLURM_PROCID": "3"}, False),
+        ([], {"OMPI_COMM_WORLD_RANK": "1"}, False),
+        (["--process_id=0"], {"SLURM_PROCID": "3"}, True),
+    ],
+)
+def test_of_several_processes_the_first_alone_warns(arguments, environment, prints, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if arguments:
+        arguments = [*arguments, "--coordinator_address=127.0.0.1:9999", "--num_processes=4"]
+    parse_arguments([f"--config={ROOT}/configs/shakespeare.py", "--config.train.steps=4", *arguments])
+    assert ("warmup_steps is" in capsys.readouterr().err) == prints

@@ -65,7 +65,9 @@ def test_several_processes_have_the_losses_of_one(bench, tmp_path, n):
     assert summary_of(workdir)["status"] == "finished"
     assert len(list(workdir.glob("samples/*"))) == bool(sampled)
     for i in range(1, n):
-        assert "step" not in output_of(workdir, i)
+        assert output_of(workdir, i) == ""  # also no line of Gloo, and no second warning of the config
+    assert "Gloo" not in output_of(workdir, 0)
+    assert "step 12/12" in output_of(workdir, 0)
 
 
 @pytest.mark.slow
