@@ -13,7 +13,9 @@ DENSE = ("--config.model.dropout=0", "--config.train.batch_size=4")
 
 
 def processes(bench, workdir, n: int, *more: str, **options):
-    return several(bench, workdir, n, *DENSE, *more, **options)
+    given = {word.partition("=")[0] for word in more}
+    dense = [word for word in DENSE if word.partition("=")[0] not in given]
+    return several(bench, workdir, n, *dense, *more, **options)
 
 
 def output_of(workdir, i: int) -> str:
