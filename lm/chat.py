@@ -9,10 +9,14 @@ from collections.abc import Iterator
 import lm
 from lm.command_line.checkpoint import STEP
 from lm.config.values import path_argument
+from lm.data import chats
+from lm.data.chats import Turn
 from lm.errors import UserError, with_exit_code
+from lm.files import read_json
 from lm.generation import options
 from lm.parser import Parser
 from lm.text_tables import say, write
+from lm.workdir.saved_run import WEIGHTS_OF
 
 EPILOG = """\
 examples:
@@ -46,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     given = {name: getattr(a, name) for name in OPTIONS}
     options.check_options(given, options.flag)
     run = lm.load(a.workdir, a.step)
-    from lm.generation.chat import Conversation, check_chats
+    from lm.generation.chat import Conversation
     from lm.generation.filters import Sampling  # imports jax
 
     n_tokens, seed = given.pop("n_tokens"), given.pop("seed")
@@ -66,6 +70,32 @@ def main(argv: list[str] | None = None) -> int:
             continue
         write("\n")
     return 0
+
+
+def check_chats(run) -> str | None:
+    """Return a warning about a model that does not know the turns of chats; None if it does.
+
+    Raises:
+        UserError: its tokenizer cannot write them.
+    """
+    if run.tokenizer is None:
+        raise UserError(f"{run.path} has no tokenizer, only token ids; a chat needs text")
+    try:
+        chats.encode(run.tokenizer, [chats.render(Turn(role, "")) for role in ("user", "assistant")])
+    except UserError:
+        raise UserError(
+            f"{run.path}: its tokenizer cannot write the markers of chats ({chats.START}user ...); train on chats "
+            '(docs/data.md, "Chats"), or continue texts with lm.generate'
+        ) from None
+    if run.config.data.targets == "assistant":
+        return None
+    try:
+        record = read_json(run.path / "run.json", {"data": ({"name": str}, None)})["data"] or {}
+    except FileNotFoundError:
+        record = {"name": WEIGHTS_OF}
+    if record.get("chats") or (record.get("name", "").startswith(WEIGHTS_OF) and chats.marker_ids(run.tokenizer)):
+        return None
+    return f"WARNING: {run.path} was not trained on chats ({chats.START}user ...), so its answers continue any text"
 
 
 def messages() -> Iterator[str]:

@@ -6,13 +6,10 @@ from lm.data import chats
 from lm.data.chats import Part, Turn
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
-from lm.files import read_json
 from lm.generation.decoding import CachedText, Decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation
 from lm.text_tables import plural
-from lm.trained_model import TrainedModel
-from lm.workdir.saved_run import WEIGHTS_OF
 
 
 class Conversation:
@@ -102,29 +99,3 @@ class Conversation:
         if finish == "end_of_text" and not is_complete:
             ids.pop()  # another token ended the answer
         ids += self._encode([newline] if is_complete else [marker, newline]).tolist()
-
-
-def check_chats(run: TrainedModel) -> str | None:
-    """Return a warning about a model that does not know the turns of chats; None if it does.
-
-    Raises:
-        UserError: its tokenizer cannot write them.
-    """
-    if run.tokenizer is None:
-        raise UserError(f"{run.path} has no tokenizer, only token ids; a chat needs text")
-    try:
-        chats.encode(run.tokenizer, [chats.render(Turn(role, "")) for role in ("user", "assistant")])
-    except UserError:
-        raise UserError(
-            f"{run.path}: its tokenizer cannot write the markers of chats ({chats.START}user ...); train on chats "
-            '(docs/data.md, "Chats"), or continue texts with lm.generate'
-        ) from None
-    if run.config.data.targets == "assistant":
-        return None
-    try:
-        record = read_json(run.path / "run.json", {"data": ({"name": str}, None)})["data"] or {}
-    except FileNotFoundError:
-        record = {"name": WEIGHTS_OF}
-    if record.get("chats") or (record.get("name", "").startswith(WEIGHTS_OF) and chats.marker_ids(run.tokenizer)):
-        return None
-    return f"WARNING: {run.path} was not trained on chats ({chats.START}user ...), so its answers continue any text"

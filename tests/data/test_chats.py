@@ -1,5 +1,6 @@
 """Chats: the same documents from each format, markers that nobody can write, and answers as the only targets."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from lm.errors import UserError
 from lm.scoring.predictions import score_split
 from lm.show import examples
 from lm.step import target_weights
+from lm.training.run import resolve_config
 
 STORED = json.loads((Path(__file__).parents[1] / "references" / "special_tokens.json").read_text(encoding="utf-8"))
 QWEN_LIKE = STORED["tokenizer"]  # it has the markers as special tokens
@@ -278,11 +280,27 @@ def test_a_mixture_of_chats_and_texts_trains_on_answers_and_on_all_of_the_texts(
     assert unigram_loss(corpus, "validation", 256) > 0
 
 
-def test_targets_without_answers_are_refused(tmp_path, problems):
+def test_targets_without_answers_are_refused(tmp_path):
+    """Before training: no chats at all, a split without answers, or none in the windows that are evaluated."""
     questions = [[{"role": "user", "content": "anybody there?"}]]
     corpus = open_chats(tmp_path, [TURNS] * 6 + questions * 12)
     assert any("config.data.targets: the test split has no answers" in line for line in check_corpus(corpus, 4, 256))
     assert not any("targets" in line for line in check_corpus(open_chats(tmp_path), 4, 256))
+    texts = open_chats(tmp_path, ["a text of one line"] * 40)
+    late = [[{"role": "user", "content": "x" * 500}, {"role": "assistant", "content": "y"}]] * 9
+    for corpus, max_batches, refusal in (
+        (texts, 0, "config.data.targets: assistant, but chats.jsonl has no chats in the field 'messages'"),
+        (open_chats(tmp_path, late), 2, "config.eval.max_batches: 2 batches of the validation split have no answers"),
+        (open_chats(tmp_path, late), 80, None),
+        (open_chats(tmp_path), 0, None),
+    ):
+        config = tiny(
+            model={"vocab_size": 256},
+            data={"targets": "assistant", "field": "messages"},
+            eval={"every": 1, "max_batches": max_batches},
+        )
+        with contextlib.nullcontext() if refusal is None else pytest.raises(UserError, match=refusal):
+            resolve_config(config, corpus)
 
 
 # Losses

@@ -6,10 +6,11 @@ import pytest
 from tiny import redrawn, tiny
 
 import lm
+from lm.chat import check_chats
 from lm.data import chats, tokenizers
 from lm.data.chats import Chat, Turn
 from lm.errors import UserError
-from lm.generation import chat, decoding
+from lm.generation import decoding
 from lm.generation.chat import Conversation
 from lm.generation.decoding import CachedText, make_decoder
 from lm.generation.filters import Sampling
@@ -134,5 +135,5 @@ def test_models_that_do_not_know_chats_are_named(bench):
     """A byte tokenizer can write the markers although the model does not know them; letters cannot."""
     run = lm.load(bench.reference())
     with pytest.raises(UserError, match="cannot write the markers of chats"):
-        chat.check_chats(run)
-    assert "was not trained on chats" in chat.check_chats(dataclasses.replace(run, tokenizer=TOKENIZERS["byte"]))
+        check_chats(run)
+    assert "was not trained on chats" in check_chats(dataclasses.replace(run, tokenizer=TOKENIZERS["byte"]))
