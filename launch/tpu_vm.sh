@@ -14,14 +14,16 @@
 set -euo pipefail
 
 dry=; if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
-run() { if [ -n "$dry" ]; then printf '%q ' "$@"; echo; else "$@"; fi; }
+# Print a command as a person would type it: only words that need quotes have them.
+show() { for word; do case $word in *[!A-Za-z0-9_./:=@%+,-]*|'') word=${word@Q} ;; esac; printf '%s ' "$word"; done; echo; }
+run() { if [ -n "$dry" ]; then show "$@"; else "$@"; fi; }
 zone() { run "$@" ${ZONE:+--zone="$ZONE"}; }
 tpu() { zone gcloud compute tpus tpu-vm "$@"; }
 queue() { zone gcloud compute tpus queued-resources "$@"; }
 on_all() { tpu ssh "$1" --worker=all --command="$2"; }
 # Quote an argument for the shell of the hosts.
 quoted() { printf '%q' "$1"; }
-usage() { sed -n '2,13p' "$0" >&2; exit 2; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 [ $# -ge 2 ] || usage
 action=$1 name=$2

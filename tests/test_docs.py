@@ -154,13 +154,16 @@ def apply(text: str, place: str, code: str) -> str:
     raise AssertionError(f"unknown place {place!r}")
 
 
-def test_the_loop_of_architecture_runs(command):
-    (code,) = re.findall(r"^```python\n(.*?)^```", read(ROOT / "docs" / "architecture.md"), re.DOTALL | re.MULTILINE)
+def test_the_loop_and_the_layers_of_architecture_run(command):
+    code, layers = re.findall(
+        r"^```python\n(.*?)^```", read(ROOT / "docs" / "architecture.md"), re.DOTALL | re.MULTILINE
+    )
     tiny = ["train.steps=2", "train.batch_size=2", "train.seq_len=8", "model.d_model=16", "model.n_layers=1"]
     code = code.replace("configs/", f"{ROOT}/configs/").replace('"train.steps=100"', ", ".join(map(repr, tiny)))
     found: dict = {}
     _, output = command(lambda _: exec(code, found))
     assert found["state"].step == 2
+    assert command(lambda _: exec(layers, {}))[1] == "(2, 10, 64)\n"
     assert f"\n1 {float(found['metrics']['loss'])}\n{{'loss': " in output
 
 

@@ -105,7 +105,7 @@ DEVICES = {
 
 
 def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
-    """Split "NAME:COUNT" into a name of DEVICES and a number of devices, in a number of TPU slices.
+    """Split "NAME:COUNT", or "NAME" for one, into a name of DEVICES and a number of devices, in a number of TPU slices.
 
     Raises:
         UserError: the name is unknown, the count is not between 1 and 99,999, or there are no such slices.
@@ -113,7 +113,8 @@ def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
     >>> parse_device("h100:64")
     ('h100', 64)
     """
-    name, _, count = text.partition(":")
+    name, colon, count = text.partition(":")
+    count = count if colon else "1"
     if name not in DEVICES or not re.fullmatch(r"0*[1-9][0-9]{0,4}", count):
         raise UserError(
             f"--device: {text[:100]!r} is not NAME:COUNT, such as h100:64; the names are {', '.join(DEVICES)}, and the "

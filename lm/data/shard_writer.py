@@ -32,7 +32,7 @@ from lm.data.unit_shards import hash_unit, write_unit
 from lm.errors import UserError
 from lm.files import read_json, to_json, write_text
 from lm.locks import lock
-from lm.text_tables import say, without_secrets
+from lm.text_tables import plural, say, without_secrets
 
 FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
@@ -194,7 +194,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
         return path.is_file() and path.stat().st_size == shard["size"]
 
     missing = [i for i, done in enumerate(manifest["units"]) if done is None or not all(map(is_there, done["shards"]))]
-    say(f"{len(units)} units, {len(units) - len(missing)} already finished")
+    say(f"{plural(len(units), 'unit')}, {len(units) - len(missing)} already finished")
     if not missing:
         return
     sizes = [sum(span.size for span in unit) for unit in units]

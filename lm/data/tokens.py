@@ -22,7 +22,7 @@ from lm.data.markov import LETTERS
 from lm.data.tokenizers import CharTokenizer, Tokenizer
 from lm.errors import Unavailable, UserError
 from lm.files import COUNT, read_bytes, read_json
-from lm.text_tables import without_secrets
+from lm.text_tables import plural, without_secrets
 
 FORMAT = 1  # of the tokens; part of their fingerprints
 
@@ -206,8 +206,10 @@ def _learn_tokenizer(config, source: sources.Source, say) -> Tokenizer:
     of_all = learn(*source.documents.values())
     if others := sorted(set(of_all.pieces) - set(of_train.pieces)):
         shown = ", ".join(map(short, others[:5])) + (", ..." if len(others) > 5 else "")
+        noun = {"char": "character"}.get(kind, kind)
+        occur = "occurs" if len(others) == 1 else "occur"
         say(
-            f"{len(others):,} of the {of_all.vocab_size:,} {kind}s of {source.name} occur in no training text: "
+            f"{len(others):,} of the {plural(of_all.vocab_size, noun)} of {source.name} {occur} in no training text: "
             f"{shown}; for <unk> in their place, --config.data.unk=true"
         )
     return of_all

@@ -137,7 +137,9 @@ class Loop:
         """Write and show an evaluation line, unless it was written before a resumption; returns it."""
         if line not in self.writer.lines_of(line["step"]):
             self.writer.write(line)
-            self.progress.evaluation(line)
+            known = self.sources.get(line["split"])
+            whole = known and batches.n_eval_windows(known.split, known.config, 0)
+            self.progress.evaluation(line, is_part=bool(whole) and line["windows"] < whole)
         return line
 
     def write_scores(self, kind: str, state: TrainState, step: int) -> None:

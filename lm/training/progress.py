@@ -34,13 +34,14 @@ class Progress:
             self._bar.n = line["step"]
             self._bar.set_description_str(text)
 
-    def evaluation(self, line: dict) -> None:
-        """Show an evaluation line."""
+    def evaluation(self, line: dict, *, is_part: bool = False) -> None:
+        """Show an evaluation line; is_part: of the first tokens of the split only."""
         hidden = ("step", "split", "windows", "data")
         shown = {key: value for key, value in line.items() if key not in hidden and value is not None}
         shown |= {f"loss of {name}": loss for name, loss in shown.pop("losses", {}).items()}
         values = "  ".join(f"{key} {x:.4f}" if isinstance(x, float) else f"{key} {x}" for key, x in shown.items())
-        self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}: {values}")
+        covered = f" (first {shown['tokens']:,} tokens)" if is_part else ""
+        self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}{covered}: {values}")
 
     def say(self, text: str) -> None:
         """Show a line that stays."""

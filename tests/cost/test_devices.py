@@ -20,6 +20,7 @@ def test_parse_device():
     for text, n_slices in (("v5p:256", 3), ("v5p:256", 0), ("h100:16", 2)):
         with pytest.raises(UserError, match=rf"--slices: {n_slices} does not divide {text}"):
             parse_device(text, n_slices)
-    for text in ("h100", "h900:8", "h100:0", "h100:x", "", "h100:²", "h100:" + "9" * 5000, "h100:100000"):
+    assert parse_device("h100") == ("h100", 1)
+    for text in ("h100:", "h900:8", "h100:0", "h100:x", "", "h100:²", "h100:" + "9" * 5000, "h100:100000"):
         with pytest.raises(UserError, match=r"is not NAME:COUNT.*h100"):
             parse_device(text)

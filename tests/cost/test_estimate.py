@@ -165,5 +165,5 @@ def test_a_plan_may_use_attention_that_this_machine_lacks(command, tmp_path):
 
 def test_an_unknown_device_is_an_error_before_jax_is_imported(command, monkeypatch):
     monkeypatch.setattr("lm.runtime.start_jax", lambda *a, **k: pytest.fail("started jax"))
-    code, output = command(main, f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--device=h100")
+    code, output = command(main, f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--device=h900")
     assert (code, "is not NAME:COUNT" in output) == (2, True)

@@ -66,7 +66,7 @@ def test_the_vocabulary_has_all_splits_and_what_the_training_text_lacks_is_print
     corpus = open_corpus(config(source=source), say=lines.append)
     assert corpus.tokenizer.chars == "abc"
     (notice,) = (line for line in lines if "training text" in line)
-    assert notice.startswith("2 of the 3 chars of late.txt occur in no training text: 'b', 'c'")
+    assert notice.startswith("2 of the 3 characters of late.txt occur in no training text: 'b', 'c'")
     assert "--config.data.unk=true" in notice
     (tmp_path / "long.txt").write_text("a " * 1000 + "b" * 100)
     open_corpus(config(source=f"text:{tmp_path / 'long.txt'}", tokenizer="word"), say=lines.append)

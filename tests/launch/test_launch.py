@@ -333,7 +333,10 @@ def test_tpu_vm_commands():
     assert "queued-resources describe x" in commands("status", "x")
     assert "queued-resources delete x --force" in commands("delete", "x")
     assert "--worker=all" in commands("setup", "x")
-    started = commands("start", "x", "bucket", "--", "--config", "configs/gpt2_124m.py").replace("\\", "")
+    started = commands("start", "x", "bucket", "--", "--config", "configs/gpt2_124m.py")
+    assert "\\" not in started  # it can be read
+    usage = tpu_vm(dry_run=False)
+    assert (usage.returncode, "#" in usage.stderr, "tpu_vm.sh create NAME" in usage.stderr) == (2, False, True)
     assert "lm.train --config configs/gpt2_124m.py  --workdir ~/runs/x --resume --platform tpu --multihost" in started
     assert "pkill" in commands("stop", "x")
     done = tpu_vm("start", "x", "gs://bucket", "--", "--config", "configs/gpt2_124m.py")

@@ -212,6 +212,17 @@ def test_a_file_gets_plain_lines():
     assert stream.getvalue().splitlines() == PLAIN
 
 
+def test_an_evaluation_of_a_part_of_a_split_says_so():
+    """A run whose eval.max_batches is set ends with two evaluations of one split."""
+    stream = io.StringIO()
+    progress = Progress(20, stream)
+    for is_part, n in ((True, 16384), (False, 27700)):
+        progress.evaluation({"step": 20, "split": "validation", "loss": 1.5, "tokens": n}, is_part=is_part)
+    part, whole = stream.getvalue().splitlines()
+    assert part == "step 20/20  validation (first 16,384 tokens): loss 1.5000  tokens 16384"
+    assert whole == "step 20/20  validation: loss 1.5000  tokens 27700"
+
+
 def read_all(terminal: int) -> bytes:
     """Return what was written to a pseudo-terminal whose other end is closed. Reading past its end raises OSError."""
     parts = []
