@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 from lm import parameters
-from lm.config import saved_config, to_dict
-from lm.data import tokenizers
+from lm.config import to_dict
 from lm.errors import UserError
 from lm.files import expanded, refuse_url, to_json
 from lm.huggingface.config_files import export_fields, read_config
@@ -26,10 +25,10 @@ from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.locks import lock
 from lm.text_tables import say, table
-from lm.trained_model import TrainedModel, load
+from lm.trained_model import TrainedModel, load, read_meta
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir
-from lm.workdir.saved_run import SETTINGS, WEIGHTS_OF, check_meta
+from lm.workdir.saved_run import SETTINGS, WEIGHTS_OF
 
 N_RANDOM = 32  # ids to compare on
 
@@ -106,17 +105,15 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
 
     def choose(params: dict, meta: dict) -> dict:
         """Check that the model can be exported before anything large is read."""
-        check_meta(meta, workdir)
-        config = saved_config(meta["config"])
+        config, _ = read_meta(meta, params, workdir)
         exported_tensors(export_fields(config, meta.get(SETTINGS))[0], config.model)
         return params
 
     with written_whole(output, "--output") as partial, lock(partial, "--output"):
         step, params, meta = restore_params(workdir, step, choose=choose)
-        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+        config, tokenizer = read_meta(meta, params, workdir)
         if tokenizer is None:
             say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
-        config = saved_config(meta["config"])
         files = write_checkpoint(partial, config, params, tokenizer, meta.get(SETTINGS))
         (partial / ".lock").unlink()  # no part of a checkpoint
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")

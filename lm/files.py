@@ -25,9 +25,10 @@ from typing import Any
 
 from lm.errors import TemporaryError, UserError
 
-# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN.
+# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN; a value of a config key.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
+SCALAR = (float, str, bool, None)
 MAX_NAME = 200  # bytes of the name of a file: systems allow 255, and `write_bytes` appends to it for a moment
 HEAD_OF_POINTER = 64  # bytes
 POINTERS = {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lm import log_probabilities, model, parameters
-from lm.config import Resolved, saved_config
+from lm.config import Resolved, checks, saved_config
 from lm.data import tokenizers
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import Tokenizer
@@ -191,15 +191,13 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
         if step not in ("best", "latest", 0):
             raise UserError(f"{path} is a checkpoint of Hugging Face, which has no step {step}")
         step, config = 0, read_config(path)
-        tokenizer: Tokenizer | None = load_tokenizer(path, config)
+        tokenizer = load_tokenizer(path, config)
         params = load_params(path, config)
     else:
         step, params, meta = checkpoints.restore_params(path, step)
-        check_meta(meta, f"{path}, step {step}")
-        config = saved_config(meta["config"])
+        config, tokenizer = read_meta(meta, params, f"{path}, step {step}")
         # This device may not support the implementation of attention that the run used.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
-        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
         if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
             tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
     finite = _are_finite(parameters.flat(params))
@@ -210,6 +208,33 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
             sys.stderr,
         )
     return TrainedModel(path, step, config, params, tokenizer)
+
+
+def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer | None]:
+    """Return the config and the tokenizer in the record of a checkpoint, whose parameters are given.
+
+    Raises:
+        UserError: it is not the record of a run, or its parts contradict each other; `where` is the checkpoint.
+    """
+    check_meta(meta, where)
+    try:
+        config = saved_config(meta["config"])
+        if problems := [text for _, text in checks.problems(config, checks.OF_THE_MODEL)]:
+            raise UserError(*problems)
+        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+    except UserError as error:
+        raise UserError(*(f"{where}: {problem}" for problem in error.problems)) from None
+    table, found = parameters.parameter_table(config.model), parameters.flat(params)
+    for path in sorted(table.keys() | found.keys()):
+        shapes = [tuple(of[path].shape) if path in of else "absent" for of in (table, found)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"{where}: its parameters are not those of its config: {path} is {shapes[1]}, not {shapes[0]}"
+            )
+    if tokenizer and tokenizer.vocab_size > config.model.vocab_size:
+        n, known = tokenizer.vocab_size, config.model.vocab_size
+        raise UserError(f"{where}: its tokenizer has {n:,} ids, and its config.model.vocab_size is {known:,}")
+    return config, tokenizer
 
 
 @jax.jit

@@ -365,8 +365,8 @@ def packages(config: Config) -> Iterator[Problem]:
         yield "eval.harness_every", "the package lm-eval is not installed; pip install -e '.[eval]', or use 0"
 
 
+OF_THE_MODEL = (heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas)
 CHECKS = (
-    heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas,
-    names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh,
+    *OF_THE_MODEL, names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh,
     final_evaluation, compiler_options, packages,
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from lm.config.convert import from_dict
 from lm.config.schema import Config, ModelConfig, TrainConfig
+from lm.errors import UserError
 
 
 class ResolvedModel(ModelConfig):
@@ -39,4 +40,9 @@ def as_resolved(config: Config) -> Resolved:
 
 def saved_config(nested: dict[str, Any]) -> Resolved:
     """Return the config of a checkpoint's record, which is resolved; raises UserError with every mistake."""
-    return as_resolved(from_dict(nested))
+    config = from_dict(nested)
+    # An import leaves max_positions open; the shape of a table of positions, if there is one, says what it is.
+    keys = ResolvedModel.__annotations__.keys() - {"max_positions"}
+    if lacking := sorted(key for key in keys if getattr(config.model, key) is None):
+        raise UserError(*(f"config.model.{key}: none; a checkpoint has an integer" for key in lacking))
+    return as_resolved(config)

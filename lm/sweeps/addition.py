@@ -12,11 +12,10 @@ from typing import NamedTuple
 from lm.command_line.loading import parse_settings
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import read_json
 from lm.locks import lock
 from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
-from lm.sweeps.record import PATIENCE, variant_differences
+from lm.sweeps.record import PATIENCE, read_page_record, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
 
 SHARED = ("train.steps", "train.batch_size", "train.seq_len")  # one value per study: they decide the tokens
@@ -63,7 +62,7 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         known = ", ".join(paths) or "none"
         raise UserError(f"--study: there is no published study {short(study)} here; published: {known}")
     page, sweep = RESULTS / study, read_sweep(str(paths[study]))
-    record, base = read_json(page / "sweep.json", {"cells": [str], "variants": {}, "starts": [{}]}), sweep.baseline
+    record, base = read_page_record(page), sweep.baseline
     if name in (*sweep.variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
     values, problems = parse_settings(settings, "--set ")

@@ -9,7 +9,7 @@ from lm.config import flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import is_file_name, is_name, read_json, to_json, write_text
+from lm.files import COUNT, SCALAR, is_file_name, is_name, read_json, to_json, write_text
 from lm.locks import lock
 from lm.text_tables import without_secrets
 
@@ -18,6 +18,28 @@ ADVICE = "restore it, or use another --workdir"
 PATIENCE = 10.0  # seconds: other processes of the same sweep lock its directory for a moment at a time
 # Keys that a run may be resumed with, but that decide what of a sweep's runs is evaluated or when they stop.
 EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes", "train.on_spike")
+
+
+# The shape of sweep.json, also of a published page, which has configs of baselines alone; see `lm.files.parse_json`.
+_VARIANT = {
+    "arm": str, "cell": str, "changes": {str: str}, "tune": {str: [SCALAR]}, "seeds": [COUNT], "tuning_seeds": [COUNT],
+    "n_params": COUNT, "flops_per_token": float, "tokens": COUNT, "warm_starts?": {str: str}, "config?": dict,
+    "tokens_per_second?": float,
+    "data": {
+        "name": str, "fingerprint": str, "prepared?": (dict, None), "notices": [str],
+        "test_bytes_per_token": (float, None), "unigram": {"validation": (float, None), "test": (float, None)},
+    },
+}  # fmt: skip
+_START = {
+    "time": str, "platform": str, "processor": str, "device": str, "argv": [str], "versions": {str: (str, None)},
+    "git": ({"commit": str, "dirty": bool}, None),
+}  # fmt: skip
+_RECORD = {
+    "name": str, "budget": str, "question": str, "background": str, "base": str, "baseline": str,
+    "axis": ("cell", "size", "text", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
+    "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT}, "starts": [_START],
+    "unfinished?": [str], "minutes?": float,
+}  # fmt: skip
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
@@ -82,14 +104,44 @@ def _checksum(record: dict) -> str:
 def read_record(workdir: Path) -> dict:
     """Read sweep.json; raises UserError if it is missing or corrupted."""
     path = workdir / SWEEP
-    try:
-        record = read_json(path, {"sha256": str}, ADVICE)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{workdir} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep") from None
+    record = read_page_record(workdir)
+    if "sha256" not in record:
+        raise UserError(f"{path} is corrupted: its content has no 'sha256'; {ADVICE}")
     if record["sha256"] != _checksum(record):
         raise UserError(f"{path} is corrupted: its content differs from its checksum; {ADVICE}")
+    return record
+
+
+def read_page_record(directory: Path) -> dict:
+    """Read the sweep.json of a sweep, or of a page, which has no checksum; raises UserError if it makes no sense."""
+    path = directory / SWEEP
+    try:
+        record = read_json(path, _RECORD, ADVICE)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{directory} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep") from None
+    if wrong := _contradiction(record):
+        raise UserError(f"{path} is corrupted: {wrong}; {ADVICE}")
     check_names(record, path)
     return record
+
+
+def _contradiction(record: dict) -> str | None:
+    """Return what names something that the record does not have."""
+    variants, cells = record["variants"], record["cells"]
+    if not variants or not record["starts"]:
+        return "it has no variants or no starts"
+    for name, about in variants.items():
+        if about["cell"] not in cells:
+            return f"variants.{short(name)}.cell is {short(about['cell'])}, which cells do not have"
+        if about["tune"].keys() != {*record["tune"]} or not all(about["tune"].values()):
+            return f"variants.{short(name)}.tune has not the keys {', '.join(record['tune'])}, or an empty list"
+        if not about["seeds"]:
+            return f"variants.{short(name)}.seeds is empty"
+    for kind in ("comparisons", "placebos"):
+        for pair in record[kind]:
+            if unknown := [name for name in pair if name not in variants]:
+                return f"{kind} name {short(unknown[0])}, which is no variant"
+    return None
 
 
 def check_names(record: dict, path: Path) -> None:

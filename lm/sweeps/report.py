@@ -22,14 +22,14 @@ from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
 from lm.errors import UserError
-from lm.files import is_file_name, make_folder, read_json, to_json, write_bytes, write_text
+from lm.files import is_file_name, make_folder, to_json, write_bytes, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
-from lm.sweeps.record import check_names
-from lm.sweeps.results import STUCK, runs_from_csv, runs_to_csv
+from lm.sweeps.record import read_page_record
+from lm.sweeps.results import STUCK, choice_of, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
@@ -368,9 +368,12 @@ def publish(a: Analysis, directory: Path) -> Path:
 
 def read_page(page: Path) -> Analysis:
     """Analyze a published page again, from its sweep.json and runs.csv."""
-    record = read_json(page / "sweep.json")
-    check_names(record, page / "sweep.json")
-    return analyze(record, runs_from_csv(page / "runs.csv"))
+    record, runs = read_page_record(page), runs_from_csv(page / "runs.csv")
+    if lacking := [name for name in record["variants"] if choice_of(record, runs, name).missing]:
+        raise UserError(
+            f"{page / 'runs.csv'} lacks tuning runs of {', '.join(lacking[:5])} in sweep.json; restore both"
+        )
+    return analyze(record, runs)
 
 
 def write_page(a: Analysis, directory: Path) -> Path:

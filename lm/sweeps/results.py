@@ -20,7 +20,18 @@ from typing import Any
 
 from lm.config.values import short
 from lm.errors import UserError
-from lm.files import name_errors, parse_json, read_bytes, to_json, without_links, write_text
+from lm.files import (
+    COUNT,
+    NUMBER,
+    SCALAR,
+    check_shape,
+    name_errors,
+    parse_json,
+    read_bytes,
+    to_json,
+    without_links,
+    write_text,
+)
 from lm.sweeps.tuning import Choice, Outcome, choose, outcome
 from lm.text_tables import csv_table, csv_text, say
 
@@ -64,6 +75,14 @@ class Run:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "point"]
+# The shape of a row; see `lm.files.parse_json`. The other columns are tuned values.
+_LOSS = (float, None)
+_RUN = {
+    "phase": ("tuning", "final", "again"), "variant": str, "seed": COUNT, "status": ("finished", "diverged"),
+    "diverged_step?": (COUNT, None), "steps?": COUNT, "tokens?": COUNT, "val_loss?": _LOSS, "test_loss?": _LOSS,
+    "curve?": [[COUNT, NUMBER]], "seconds?": float, "tokens_per_second?": (float, None), "at_once?": COUNT,
+    "processor?": str, "device?": str, "commit?": str, "sources?": {str: NUMBER},
+}  # fmt: skip
 _TEXTS = ("phase", "variant", "status", "processor", "device", "commit")  # columns that are no numbers
 
 
@@ -77,7 +96,7 @@ def _from_line(line: bytes) -> Run:
     row = parse_json(line, {"checksum": str})
     if row.pop("checksum") != _checksum(row):
         raise ValueError("its content differs from its checksum")
-    return _from_row(row | {"curve": tuple(map(tuple, row["curve"]))})
+    return _from_row(row)
 
 
 def _checksum(row: dict) -> str:
@@ -159,13 +178,19 @@ def runs_from_csv(path: Path) -> list[Run]:
         found = [{key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
         # An empty field has its default; an empty tuned value is None.
         return [_from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS}) for row in found]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}") from None
 
 
 def _from_row(row: dict[str, Any]) -> Run:
+    """Return the run of a row; raises ValueError if a value is of a wrong type."""
     point = {key: value for key, value in row.items() if key not in _FIELDS}
-    return Run(point=point, **{key: row[key] for key in _FIELDS if key in row})
+    check_shape(row, _RUN)
+    check_shape(point, {str: SCALAR})
+    curve = tuple((step, float(loss)) for step, loss in row.get("curve", ()))
+    sources = {name: float(loss) for name, loss in row.get("sources", {}).items()}
+    fields = {key: row[key] for key in _FIELDS if key in row} | {"curve": curve, "sources": sources}
+    return Run(point=point, **fields)
 
 
 def _value(text: str) -> Any:

@@ -15,16 +15,17 @@ import numpy as np
 
 from lm import parameters
 from lm.config import Resolved, ResolvedModel, init_run, saved_config
-from lm.data import Corpus, tokenizers
+from lm.data import Corpus
 from lm.data.tokenizers import Tokenizer
 from lm.errors import UserError
 from lm.huggingface.config_files import is_checkpoint, normalized, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import read_params
 from lm.parallel import processes, sharding
+from lm.trained_model import read_meta
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
-from lm.workdir.saved_run import SETTINGS, check_meta
+from lm.workdir.saved_run import SETTINGS
 
 _Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool, dict[str, str]]  # see `_read_run`
 
@@ -83,8 +84,7 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
     """Return the source, the parameters that fit, the other model, whether both tokenizers are known, its settings."""
 
     def choose(params: dict, meta: dict) -> dict:
-        check_meta(meta, "its checkpoint")
-        tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
+        _, tokenizer = read_meta(meta, params, "its checkpoint")
         if not _same_ids(tokenizer, corpus.tokenizer):
             raise UserError("it has another tokenizer; use its config.data.tokenizer and its text")
         theirs = parameters.parameter_table(saved_config(meta["config"]).model)

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from etils import epath  # the only type of path that ocp.path.step.Metadata accepts
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.files import COUNT, appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
 from lm.text_tables import say, some
@@ -32,6 +32,11 @@ from lm.workdir.metrics import best_step, missing_lines, read_evaluations, valid
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import checkpoint_steps, require_run
 
+# The shape of a record; see `lm.files.parse_json`. `lm.workdir.saved_run.check_meta` checks the caller's meta.
+_RECORD = {
+    "step": COUNT, "sha256": str, "meta": {"config?": {"optimizer?": {"name?": str}, "log?": {"every": COUNT}}},
+    "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}},
+}  # fmt: skip
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 
 
@@ -261,7 +266,7 @@ def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> t
     check_files(directory / str(step), "d")
     try:
         record = _in_all(lambda: _read_record(directory, step))
-        leaves = {path: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for path, x in record["leaves"].items()}
+        leaves = _abstract_leaves(record)
         return record, _read_leaves(directory, step, record, wanted(record, leaves), partial=True)
     except Corrupted as reason:
         others = [other for other in checkpoint_steps(directory.parent) if other != step]
@@ -342,13 +347,30 @@ def _read_record(directory: Path, step: int) -> dict:
     It does not use Orbax, whose reader would wait for all processes of a run.
     """
     try:
-        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), {"sha256": str})
+        record = parse_json(read_bytes(directory / str(step) / "meta" / "metadata"), _RECORD)
         digest = record.pop("sha256")
     except Exception as error:
         raise unreadable(directory, step, "record", error) from error
     if digest != _record_digest(record):
         raise Corrupted("its record was changed after it was written")
     return record
+
+
+def _abstract_leaves(record: dict) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a record by path; raises Corrupted if no model can have them."""
+    leaves = {}
+    for path, about in record["leaves"].items():
+        try:
+            leaves[path] = jax.ShapeDtypeStruct(tuple(about["shape"]), about["dtype"])
+        except (TypeError, ValueError) as error:
+            raise Corrupted(f"its record has no array at leaves.{path[:80]}: {first_line(error)}") from None
+        if math.prod(about["shape"]) >= 2**48:
+            raise Corrupted(f"its record has an array of the shape {about['shape']} at leaves.{path[:80]}")
+    try:
+        assert nest(leaves)["params"]
+    except (AssertionError, KeyError, TypeError):  # also of a leaf that others are below
+        raise Corrupted("its record has no tree of parameters at leaves") from None
+    return leaves
 
 
 def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import platform
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import (
+    COUNT,
     expanded,
     files_below,
     open_regular,
@@ -35,6 +36,11 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run
 # What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
 _RECORDS = ("config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt")
 _SHOWN = ("loss.png", "diagnostics.png", "scores.png", "samples", "tensorboard")  # nothing is computed from them
+_MANIFEST = {
+    "config": {"train": {"steps": COUNT}}, "writer": str, "steps": [COUNT],
+    "files": {str: {"size": COUNT, "sha256": str}},
+}  # fmt: skip
+LONGEST_NAME = 200  # characters of the name of a file
 POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
 
 
@@ -248,18 +254,23 @@ class Mirror:
         Raises:
             UserError: if all manifests are damaged, or the newest one is of another run than that of `config`.
         """
+        reasons = []
         for name in reversed(self._manifests()):
-            with contextlib.suppress(ValueError, FileNotFoundError):  # torn; or replaced by a newer one
-                manifest = without_checksum(parse_json(self._system.cat_file(f"{self._root}/{name}")))
-                if not all(map(_is_inside, manifest["files"])):
-                    continue
+            try:
+                manifest = without_checksum(parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST))
+                check_paths(manifest["files"])
                 problems, _ = compare_configs(manifest["config"], config, max(manifest["steps"], default=0))
                 if problems:
                     of = f"another run, of {manifest['writer']}; give another URL, or set these back:"
                     raise UserError(f"--mirror {self.url} belongs to {of}", *(f"  {problem}" for problem in problems))
                 return manifest
+            except FileNotFoundError:  # replaced by a newer one
+                continue
+            except ValueError as error:  # torn, or not one
+                reasons.append(f"{name}: {error}")
         if self._sizes("files"):
-            raise UserError(f"--mirror {self.url} has no intact manifest; give another URL")
+            why = f" ({'; '.join(reasons)})" * bool(reasons)
+            raise UserError(f"--mirror {self.url} has no intact manifest{why}; give another URL")
         return {"steps": [], "files": {}}
 
     def _write_manifest(self, steps: list[int], files: dict[str, dict]) -> None:
@@ -317,9 +328,14 @@ def _describe(content: bytes | Path) -> dict:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "size": file.tell()}
 
 
-def _is_inside(path: str) -> bool:
-    """Return whether a path in a manifest, which anybody may have written, leads nowhere else."""
-    return not {"", ".", ".."} & set(path.split("/"))
+def check_paths(paths: Collection[str]) -> None:
+    """Raise ValueError if a path in a manifest, which anybody may have written, leads elsewhere or below a file."""
+    for path in paths:
+        parts = path.split("/")
+        if {"", ".", ".."} & set(parts) or "\0" in path or max(map(len, parts)) > LONGEST_NAME or len(path) > 1000:
+            raise ValueError(f"files has {path[:80]!r}, which is no path in a run")
+        if above := [upper for n in range(1, len(parts)) if (upper := "/".join(parts[:n])) in paths]:
+            raise ValueError(f"files has {path[:80]!r} below the file {above[0][:80]!r}")
 
 
 def _reason(error: Exception) -> str:

@@ -52,7 +52,7 @@ def read_overview(path: Path) -> Overview:
     config = {key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")}
     planned, summary = config["train.steps"], saved.summary
     if saved.finished_at == planned and "best_step" in summary:
-        last, step, loss = planned, summary["best_step"], summary["best_val_loss"]
+        last, step, loss = planned, summary["best_step"], summary.get("best_val_loss")
     else:
         lines, last = read_evaluations(path / "metrics.jsonl")
         losses = validation_losses(lines)
@@ -70,7 +70,7 @@ def read_overview(path: Path) -> Overview:
         n_parameters,
         _status(saved, last, is_locked(path)),
         last,
-        ("", "") if step is None else (f"{float(loss):.4f}", f"{step:,}"),
+        ("", "") if step is None or loss is None else (f"{float(loss):.4f}", f"{step:,}"),
         # The summary of a run that was extended is of its earlier end.
         goodput if summary.get("steps") == last else None,
     )

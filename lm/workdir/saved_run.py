@@ -27,12 +27,16 @@ _START = {
     "git": ({"commit": str, "dirty": bool}, None),
     "notes?": [str],
 }
-_RUN = {"data": ({"name": str, "fingerprint": str}, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
+_DATA = {"name": str, "fingerprint": str, "record?": {str: {"fingerprint?": str}}}
+_RUN = {"data": (_DATA, None), "starts": [_START | {"devices": {str: (str, COUNT)}}]}
 _SUMMARY = {
     "status": ("finished", "stopped", "interrupted", "nonfinite"), "steps": COUNT, "n_params?": COUNT,
     "best_val_loss?": (*NUMBER, None), "best_step?": (COUNT, None), "goodput?": {str: NUMBER},
 }  # fmt: skip
-_META = {"config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None)}
+_META = {
+    "config": _CONFIG, "data": str, "data_fingerprint": str, "tokenizer": (str, None), "log_every?": COUNT,
+    "protected?": [COUNT], "seconds?": {str: float}, f"{SETTINGS}?": {str: str},
+}  # fmt: skip
 
 
 # ---- What a workdir holds ----------------------------------------------------------------------------------------
