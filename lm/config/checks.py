@@ -367,6 +367,6 @@ def packages(config: Config) -> Iterator[Problem]:
 
 OF_THE_MODEL = (heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas)
 CHECKS = (
-    *OF_THE_MODEL, names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging, mesh,
-    final_evaluation, compiler_options, packages,
+    *OF_THE_MODEL, names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging,
+    mesh, final_evaluation, compiler_options, packages,
 )  # fmt: skip
