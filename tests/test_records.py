@@ -6,6 +6,7 @@ is changed here and its checksum computed again: types, ranges, missing keys, ne
 
 import copy
 import csv
+import dataclasses
 import io
 import json
 import random
@@ -18,7 +19,9 @@ from synthetic_sweep import sweep
 
 import lm
 from lm import compare, report, runs, show
-from lm.config import from_dict
+from lm.config import DataConfig, from_dict
+from lm.data import open_corpus, prepare, shards
+from lm.data.cache import CHECKSUMS, sha256_of
 from lm.errors import TemporaryError, UserError
 from lm.files import to_json, with_checksum
 from lm.sweeps import record as sweep_record
@@ -200,3 +203,28 @@ def test_records_of_a_sweep_and_of_a_page_are_read_by_their_shapes(command, tmp_
     (page / "sweep.json").write_text(to_json(record | {"margin": [0.005]}))
     code, output = command(report.main, page)
     assert (code, "sweep.json is corrupted: margin is a list, not a number" in output) == (2, True)
+
+
+@pytest.mark.parametrize("n", AMOUNT)
+def test_records_of_a_corpus_are_read_by_their_shapes(command, tmp_path, n):
+    """The manifest of shards, and the counts in a cache."""
+    (tmp_path / "a.txt").write_text("the cat sat on a mat and ran home\n" * 100)
+    assert command(prepare.main, "--input=text:a.txt", "--output=out", "--tokenizer=byte")[0] == 0
+    cache = tmp_path / "cache"
+    readers = {
+        "open": lambda: (
+            shards.describe(shards.open_shards(str(tmp_path / "out"), cache, lambda line: None).record) and None
+        ),
+        "verify": lambda: command(prepare.main, "--verify=out"),
+    }
+    fuzz(tmp_path / "out" / "manifest.json", json.loads, to_json, readers, 3 * n)
+    config = dataclasses.replace(DataConfig(), source=f"text:{tmp_path / 'a.txt'}", cache_dir=str(cache))
+    open_corpus(config, seq_len=16, say=lambda line: None)
+    (counts,) = cache.glob("*/*/counts.json")
+
+    def read():
+        recorded = {path.name: sha256_of(path) for path in counts.parent.iterdir() if path.name != CHECKSUMS}
+        (counts.parent / CHECKSUMS).write_text(to_json(recorded))
+        open_corpus(config, seq_len=16, say=lambda line: None)
+
+    fuzz(counts, json.loads, to_json, {"open": read}, 3 * n)
