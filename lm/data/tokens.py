@@ -226,7 +226,12 @@ def _tokenize(source, tokenizer, row_len: int | None, config, directory: Path, s
 
     cache.make_entry(directory, write, say)
     splits = {}
-    for name, (n_tokens, n_bytes, *of_chats) in read_json(directory / "counts.json", {str: [COUNT, COUNT]}).items():
+    for name, counts in read_json(directory / "counts.json", {str: [COUNT]}).items():
+        if len(counts) not in (2, 3, 5):  # see `_write_split`
+            raise UserError(
+                f"{directory}/counts.json is corrupted: {name} has {len(counts)} counts; delete {directory}"
+            )
+        n_tokens, n_bytes, *of_chats = counts
         tokens = np.load(directory / f"{name}.npy", mmap_mode="r")
         segments = np.load(directory / f"{name}.segments.npy", mmap_mode="r") if row_len else None
         n_chats, *of_targets = of_chats or [0]
