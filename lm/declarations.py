@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from flax import traverse_util
 
-from lm.config import ModelConfig
+from lm.config import ModelConfig, width_factor
 
-KINDS = ("weight", "embedding", "norm", "bias", "scalar")
+KINDS = ("weight", "embedding", "norm", "bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +20,16 @@ class Parameter:
 
     Attributes:
         shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
-        kind: "weight", "embedding", "norm", "bias" or "scalar", which weight decay, Muon and sharding distinguish.
+        kind: "weight", "embedding", "norm" or "bias", which weight decay, Muon and sharding distinguish.
         contract: the axes that its product contracts; "": no product, or only a lookup. A token then costs one
             multiplication and addition per element.
         batch: axes over which it is a batch of independent matrices: stacked layers, experts.
-        used: the fraction of its elements that the product of one token uses, less than 1 for experts.
+        products: the products of one token with each of its elements, on average: k / E with experts, of which a token
+            uses k.
         init, std: a key of parameters.DISTRIBUTIONS, and the factor of its draws (0: no factor).
         layers: the layers that are stacked along N, in this order; None: it belongs to no layer.
+        decay: whether weight decay applies to a weight.
+        matrix: whether a weight is a matrix for Muon, muP and FSDP; otherwise it is small, as a gain is.
 
     Raises:
         ValueError: the axes do not fit the shape, `contract` or `batch`, or there is no such kind.
@@ -37,10 +40,12 @@ class Parameter:
     kind: str
     contract: str = ""
     batch: str = ""
-    used: float = 1.0
+    products: float = 1.0
     init: str = "zeros"
     std: float = 0.0
     layers: Sequence[int] | None = None
+    decay: bool = True
+    matrix: bool = True
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):
@@ -85,17 +90,22 @@ class Parameter:
     @property
     def matmul_size(self) -> int:
         """Return how many of its elements take part in products of one token."""
-        return round(self.used * self.size) if self.contract else 0
+        return round(self.products * self.size) if self.contract else 0
 
     @property
-    def hidden(self) -> bool:
+    def small(self) -> bool:
+        """Return whether it is a gain, a bias, or another parameter that is neither a matrix nor an embedding."""
+        return self.kind in ("norm", "bias") or not self.matrix
+
+    @property
+    def between_features(self) -> bool:
         """Return whether it is a matrix between features, whose widths both grow with the model."""
-        return self.kind == "weight" and "V" not in self.axes
+        return self.kind == "weight" and self.matrix and "V" not in self.axes
 
     @property
     def outer(self) -> bool:
         """Return whether it is an embedding or the weight of the output head."""
-        return self.kind == "embedding" or (self.kind == "weight" and "V" in self.axes)
+        return self.kind == "embedding" or (self.kind == "weight" and self.matrix and "V" in self.axes)
 
     def stacked(self, layers: Sequence[int]) -> "Parameter":
         """Return the declaration of one stack for these layers."""
@@ -130,21 +140,6 @@ class Table(dict):
         raise KeyError(f"{self.name} has no parameter {path!r}; it has {', '.join(self)}")
 
 
-def width_factor(c: ModelConfig) -> float:
-    """Return the ratio of the model's width to muP's base width; 1 under the standard parametrization.
-
-    muP (Yang et al. 2022, arXiv:2203.03466, table 8) assumes that the widths of heads and of the feed-forward layer
-    grow with d_model. Weights between hidden features keep a variance of 1/d_in. The variance of the head's weight does
-    not depend on the width, but its input is divided by this factor. lm/optimizers.py has the learning rates.
-    """
-    return {"standard": 1.0, "mup": c.d_model / c.mup_base_d_model}[c.parametrization]
-
-
-def query_heads(c: ModelConfig) -> int:
-    """Return the number of heads of queries; differential attention subtracts pairs of them, which leaves n_heads."""
-    return 2 * c.n_heads if c.attn_differential else c.n_heads
-
-
 def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
     return 0.02 / math.sqrt(2 * c.n_layers if residual else 1) / math.sqrt(width_factor(c))
 
@@ -161,22 +156,30 @@ INITIALIZERS = {
 
 
 def weight(
-    c: ModelConfig, shape: tuple[int, ...], axes: str, *, contract: str = "D", batch: str = "", used: float = 1.0,
+    c: ModelConfig, shape: tuple[int, ...], axes: str, *, contract: str = "D", batch: str = "", products: float = 1.0,
     residual: bool = False,
 ) -> Parameter:  # fmt: skip
     """Return the declaration of a weight with the config's initializer.
 
-    For `shape` to `used` see `Parameter`. `residual`: it projects back into the residual stream.
+    For `shape` to `products` see `Parameter`. `residual`: it projects back into the residual stream.
 
     >>> weight(ModelConfig(init="he"), (8, 2, 4), "DHK").std  # sqrt(2 / 8)
     0.5
     """
-    declared = Parameter(shape, axes, "weight", contract, batch, used)
+    declared = Parameter(shape, axes, "weight", contract, batch, products)
     if residual and c.zero_init_residual:
         return declared
     distribution, std, _ = INITIALIZERS[c.init]
     d_out = math.prod(shape[i] for i in declared.columns)
     return dataclasses.replace(declared, init=distribution, std=std(c, declared.fan_in, d_out, residual))
+
+
+def small_weight(shape: tuple[int, ...], axes: str, contract: str = "", **more) -> Parameter:
+    """Return the declaration of a weight without decay that Adam updates: a factor, or the product of a gate.
+
+    `more` are further attributes of `Parameter`. It starts at 0 without `init`.
+    """
+    return Parameter(shape, axes, "weight", contract, decay=False, matrix=False, **more)
 
 
 def bias(shape: tuple[int, ...], axes: str) -> Parameter:

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import jax
 
 from lm import ideas, layer_stack
-from lm.config import ResolvedModel
-from lm.declarations import INITIALIZERS, Parameter, Table, bias, flat, gain, query_heads, weight, width_factor
+from lm.config import ResolvedModel, query_heads, width_factor
+from lm.declarations import INITIALIZERS, Parameter, Table, bias, flat, gain, small_weight, weight
 from lm.here import Here, unchanged
 from lm.ideas import at
 from lm.layers import norms, position_encodings
@@ -164,7 +164,7 @@ def norm_table(c: ResolvedModel) -> Table:
     """Return the parameters of a norm."""
     table = {"scale_D": gain((c.d_model,), "D")}
     if c.norm == "dyt":
-        table["alpha"] = Parameter((), "", "scalar", init="ones", std=0.5)
+        table["alpha"] = small_weight((), "", init="ones", std=0.5)
     if c.norm == "dyt" or (c.norm == "layer" and c.norm_bias):
         table["bias_D"] = bias((c.d_model,), "D")
     return Table("the parameter table of a norm", table)

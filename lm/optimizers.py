@@ -55,10 +55,9 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
 
 def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
     """Return which parameters have weight decay, as nested dicts of bools."""
-    decays = {"weight": True, "scalar": False}
-    decays |= {"norm": o.decay_norms, "bias": o.decay_biases, "embedding": o.decay_embeddings}
+    decays = {"weight": True, "norm": o.decay_norms, "bias": o.decay_biases, "embedding": o.decay_embeddings}
     on_sphere = MUON_HYPERBALL.takes if o.name == "muonh" else lambda p: False
-    return parameters.nest({path: decays[p.kind] and not on_sphere(p) for path, p in table.items()})
+    return parameters.nest({path: decays[p.kind] and p.decay and not on_sphere(p) for path, p in table.items()})
 
 
 def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -112,7 +111,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 
     Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Weights that sum
     over none, such as the second factor of a low-rank product, have that of embeddings. Matrices that a rule leaves to
-    Adam have Adam's factor. `factor` is parameters.width_factor of the model.
+    Adam have Adam's factor. `factor` is config.width_factor of the model.
 
     Raises:
         UserError: the rule has no rates, or none for a weight with few outputs, such as one for each head or expert.
@@ -125,7 +124,7 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 
     def scale(path, p) -> float:
         hidden, others = adam if rule and not rule.takes(p) else WIDTH_SCALES[o.name](factor)
-        sums_width = p.hidden and WIDTHS & {p.axes[i] for i in p.rows}
+        sums_width = p.between_features and WIDTHS & {p.axes[i] for i in p.rows}
         if sums_width and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
             raise UserError(
                 f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for {path}, which has few "
@@ -147,7 +146,7 @@ def make_optimizer(
     Args:
         o, steps: the section config.optimizer, and config.train.steps.
         table: the parameter table.
-        factor: parameters.width_factor of the model; 1 except under muP.
+        factor: config.width_factor of the model; 1 except under muP.
     """
     schedule = learning_rate_schedule(o, steps)
     clip = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from lm import model
-from lm.config import Config, ModelConfig, Resolved, ResolvedModel, as_resolved
-from lm.declarations import Parameter, Table, nest, query_heads
+from lm.config import Config, ModelConfig, Resolved, ResolvedModel, as_resolved, query_heads
+from lm.config import width_factor as width_factor
+from lm.declarations import Parameter, Table, nest
 from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
-from lm.declarations import width_factor as width_factor
 
 LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
 

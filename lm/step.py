@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from lm import ideas, model, parameters, spikes
-from lm.config import Resolved
+from lm.config import Resolved, width_factor
 from lm.config.values import divisors
 from lm.data.batches import gather
 from lm.layers import losses
@@ -45,8 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
 def optimizer(config: Resolved) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a resolved config."""
     c = config.model
-    table, factor = parameters.parameter_table(c), parameters.width_factor(c)
-    return make_optimizer(config.optimizer, config.train.steps, table, factor)
+    return make_optimizer(config.optimizer, config.train.steps, parameters.parameter_table(c), width_factor(c))
 
 
 def init_state(config: Resolved, seed) -> TrainState:
@@ -121,11 +120,13 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     `progress` is the fraction of the training steps that were taken; None: in an evaluation, which has no terms.
 
     Returns:
-        The sums, and {name: (sum over the targets of this device, its weight in the loss)}.
+        The sums, whose objective includes the z-loss, and the other terms {name: (sum over the targets of this device,
+        its weight in the loss)}.
     """
     inputs = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
     stream = model.forward(params, config.model, fields["inputs"], **inputs)
-    head, chunk = model.head(params, config.model), config.train.loss_chunk
+    head = model.head(params, config.model)
+    chunk = config.train.loss_chunk
     if chunk:
         cross_entropy = functools.partial(losses.chunked_softmax_cross_entropy, stream["x"], head, chunk_size=chunk)
     else:
@@ -134,25 +135,10 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
     if progress is None:
         return sums, {}
-    terms = {name: (LOSS_TERMS[name](sums, head), weight) for name, weight in _own_weights(config).items()}
-    of_ideas = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
-    if both := of_ideas.keys() & LOSS_TERMS.keys():
-        raise ValueError(f"an idea's term of the loss has the name {min(both)} of config.train; rename it")
-    return sums, terms | of_ideas
-
-
-# Terms of the loss beside the cross-entropy that any model can have: the sum over the targets, by the key of
-# config.train that is its weight, 0 if off.
-LOSS_TERMS = {"z_loss": lambda sums, head: sums.square_log_z}
-
-
-def _own_weights(config: Resolved) -> dict[str, float]:
-    return {name: weight for name in LOSS_TERMS if (weight := getattr(config.train, name))}
-
-
-def loss_terms(config: Resolved) -> list[str]:
-    """Return the names of the terms of the loss beside the cross-entropy."""
-    return [*_own_weights(config), *ideas.loss_weights(config.model, 0.0)]
+    terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
+    if "z_loss" in terms:
+        raise ValueError("an idea's term of the loss has the name z_loss of config.train; rename it")
+    return sums, terms
 
 
 def loss_sum(params: dict, batch: dict, config: Resolved):
@@ -175,8 +161,8 @@ def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
     return next(n for n in divisors(n_sequences) if n_sequences // n <= size)
 
 
-def _sum_over_micro_batches(f, params, fields: dict, n: int, like):
-    """Return the sum of f(params, micro-batch) over n micro-batches, in float32 if n > 1. `like` has its shapes."""
+def _sum_over_micro_batches(f, params, fields: dict, n: int):
+    """Return the sum of f(params, micro-batch) over n micro-batches, in float32 if n > 1."""
     if n == 1:
         return f(params, fields)
 
@@ -185,11 +171,12 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int, like):
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)), None
 
     micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
-    zeros = jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float32), like)
+    sums = jax.eval_shape(f, params, jax.tree.map(lambda a: a[0], micro_batches))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), sums)
     return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
-def gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, dict]:
+def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, dict]:
     """Return the losses of the global batch, and the gradients of their weighted sum.
 
     A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of each is divided by
@@ -199,7 +186,9 @@ def gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, d
     Returns:
         {"loss": mean cross-entropy per target, "loss/NAME": mean of each term, before its weight}, and the gradients.
     """
-    t, table, fields = config.train, parameters.parameter_table(config.model), batch_fields(batch)
+    t = config.train
+    table = parameters.parameter_table(config.model)
+    fields = batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
     if config.model.dropout:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
@@ -208,13 +197,16 @@ def gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, d
 
     def objective(params, fields):
         sums, terms = _sums(params, fields, config, progress=state.step / max(t.steps, 1))
-        total = sums.objective  # which includes the z-loss
+        total = sums.objective
+        means = {"loss": sums.nll}
+        if t.z_loss:
+            means["loss/z_loss"] = sums.square_log_z
         for name, (term, weight) in terms.items():
-            total = total if name == "z_loss" else total + weight * term
-        means = {"loss": sums.nll} | {f"loss/{name}": term for name, (term, _) in terms.items()}
+            total = total + weight * term
+            means[f"loss/{name}"] = term
         return total / n_targets, jax.tree.map(lambda x: x / n_targets, means)
 
-    def losses_and_gradients(params, fields):
+    def of_micro_batch(params, fields):
         (_, means), grads = jax.value_and_grad(objective, has_aux=True)(params, fields)
         return means, grads
 
@@ -225,8 +217,7 @@ def gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, d
         full parameters might not fit.
         """
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
-        like = dict.fromkeys(("loss", *(f"loss/{name}" for name in loss_terms(config))), 0.0), params
-        means, grads = _sum_over_micro_batches(losses_and_gradients, params, fields, n, like)
+        means, grads = _sum_over_micro_batches(of_micro_batch, params, fields, n)
         grads = collectives.sum_gradients(grads, table)
         return collectives.sum_over_batch(means), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
 
@@ -251,13 +242,13 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
         loss), grad_norm (before clipping), learning_rate, finite; with on_spike, loss_z and grad_norm_z (lm/spikes.py).
     """
     t = config.train
-    stop = {"stop": True, "skip": False}[t.on_nonfinite]
     learning_rate = learning_rate_schedule(config.optimizer, t.steps)
-    means, grads = gradients(state, batch, config)
+    means, grads = losses_and_gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     n_updates = state.step - state.skipped
-    params, ema = optax.apply_updates(state.params, updates), None
+    params = optax.apply_updates(state.params, updates)
+    ema = None
     if t.ema is not None and state.ema is not None:
         ema = _next_ema(state.ema, params, n_updates + 1, t.ema)
     new = params, opt_state, ema
@@ -265,21 +256,31 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
     finite = jnp.isfinite(means["loss"]) & jnp.isfinite(grad_norm) & _all_finite(new)
     rate = jnp.float32(learning_rate(n_updates))  # the optimizer counts its updates
     metrics = means | {"grad_norm": grad_norm, "learning_rate": rate, "finite": finite}
-    halted, rejected, recent = state.halted | (~finite & stop), ~finite, state.recent
+    halted = state.halted
+    if t.on_nonfinite == "stop":
+        halted |= ~finite
+    rejected = ~finite
+    recent = state.recent
     if recent is not None:
         values = jnp.stack([means["loss"], grad_norm])
         z = spikes.scores(recent, values)
         metrics |= {"loss_z": z[0], "grad_norm_z": z[1]}
-        if {"warn": False, "skip": True}[t.on_spike]:
+        if t.on_spike == "skip":
             rejected |= jnp.max(z) > spikes.LIMIT
         # A skipped step counts as well: where the loss stays at a new level, updates are skipped for a while only.
         recent = jnp.where(finite & ~halted, recent.at[:, state.step % spikes.WINDOW].set(values), recent)
     accepted = ~rejected & ~halted
     old = state.params, state.opt_state, state.ema
     params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
-    step, skipped = state.step + ~halted, state.skipped + (rejected & ~halted)
-    changed = {"params": params, "opt_state": opt_state, "ema": ema, "skipped": skipped, "halted": halted}
-    return state.replace(step=step, recent=recent, **changed), metrics
+    return state.replace(
+        step=state.step + ~halted,
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + (rejected & ~halted),
+        halted=halted,
+        ema=ema,
+        recent=recent,
+    ), metrics
 
 
 def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from tiny import tiny
 
-from lm import declarations, ideas, layer_stack, model, optimizers, parameters, step
+from lm import declarations, ideas, layer_stack, model, optimizers, parameters
 from lm.config import DataConfig
 from lm.config.schema import schema
 from lm.data import open_corpus
@@ -48,8 +48,6 @@ def test_a_choice_without_an_implementation_is_an_error(tmp_path):
         o = dataclasses.replace(config.optimizer, **{key: "adopt"})
         with pytest.raises(KeyError, match="adopt"):
             make_optimizer(o, 10, parameters.parameter_table(config.model))
-    with pytest.raises(KeyError, match="adopt"):
-        step.train_step(None, None, tiny(train={"on_nonfinite": "adopt"}))
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 20)
     data = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), packing="adopt")
     with pytest.raises(KeyError, match="adopt"):

@@ -21,16 +21,16 @@ from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import ideas, layer_stack, model, optimizers, parameters, past, step
-from lm.config import MESH_AXES, checks
+from lm.config import MESH_AXES, ModelConfig, checks
 from lm.cost import flops
-from lm.declarations import Parameter
+from lm.declarations import Parameter, small_weight
 from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
 from lm.ideas import OFF, attention_gate
 from lm.parallel import collectives, sharding
-from lm.step import _sums, batch_fields, init_state, loss_terms, train_steps
+from lm.step import _sums, batch_fields, init_state, train_steps
 from lm.training.layer_statistics import layer_statistics
 from lm.training.unused import unused_parameters
 
@@ -255,7 +255,7 @@ def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters(mo
         if row.keys is plain:
             assert all(p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items())
     for letter in optimizers.WIDTHS | sharding.RULES.keys():
-        table = {f"mine_{letter}": Parameter((7,), letter, "scalar")}
+        table = {f"mine_{letter}": small_weight((7,), letter)}
         idea = types.SimpleNamespace(table=lambda c, table=table: table)
         monkeypatch.setitem(ideas.SITES["values"], "norm_bias", idea)
         fresh_tables()
@@ -423,7 +423,7 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
         ]
         assert terms[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
         assert in_chunks[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
-    assert loss_terms(config) == ["mtp_2", "mtp_3"]
+    assert [*terms] == ["mtp_2", "mtp_3"]
 
 
 @pytest.mark.parametrize("shift", [1, 6, -6])
@@ -514,7 +514,7 @@ def test_layers_that_do_not_exist_and_names_of_other_parameters_are_refused(
 ):
     idea = types.SimpleNamespace(
         __name__="some_idea",
-        table=lambda c: {name: Parameter((), "", "scalar")},
+        table=lambda c: {name: small_weight((), "")},
         layers=lambda c: layers,
     )
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", idea)
@@ -533,8 +533,9 @@ def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
 
 def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     """And the checks of configs know the keys of such ideas, and of those of its scores."""
-    assert tuple(ideas.SITES["mixer"]) == checks.MIXERS
-    assert ideas.SITES["scores"].keys() <= {*checks.SCORES}
+    kinds = {f.name: f.metadata["attention"] for f in dataclasses.fields(ModelConfig)}
+    assert {name for name, kind in kinds.items() if kind == "replaced"} == ideas.SITES["mixer"].keys()
+    assert {name for name, kind in kinds.items() if kind == "scores"} >= ideas.SITES["scores"].keys()
     monkeypatch.setitem(ideas.SITES["mixer"], "norm_bias", types.SimpleNamespace(__name__="some_idea"))
     with pytest.raises(ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"):
         ideas.mixer(tiny(model={"gated_delta": "all"}).model, 1)
@@ -609,7 +610,7 @@ def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(scan_layer
 
     class Backout:
         def table(c):
-            return {"backout": Parameter((), "", "scalar", init="ones", std=0.2)}
+            return {"backout": small_weight((), "", init="ones", std=0.2)}
 
         def carry(c, x_BTD):
             return {"middle_BTD": x_BTD}
@@ -648,7 +649,7 @@ def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
         apply=lambda here, h_BTF: h_BTF * here.p["own_scale_F"],
     )
     temperature = types.SimpleNamespace(
-        table=lambda c: {"log_temperature": Parameter((), "", "scalar")},
+        table=lambda c: {"log_temperature": small_weight((), "")},
         apply=lambda here, logits_BTV: logits_BTV * jnp.exp(here.p["log_temperature"]),
     )
     config = tiny()
@@ -665,7 +666,7 @@ def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
     expected = model.logits(folded | {"log_temperature": jnp.float32(0)}, config.model, TOKENS % 19)
     np.testing.assert_allclose(model.logits(changed, config.model, TOKENS % 19), expected, rtol=1e-4, atol=1e-5)
     chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=8))
-    found = [step.gradients(state_of(c, changed), batch, c) for c in (config, chunked)]
+    found = [step.losses_and_gradients(state_of(c, changed), batch, c) for c in (config, chunked)]
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
     assert abs(found[0][1]["log_temperature"]) > 1e-3
     assert np.abs(found[0][1]["layers"]["ffn"]["own_scale_F"]).min() > 0

@@ -43,7 +43,7 @@ def test_initial_variances_follow_the_table(init):
 def test_learning_rates_follow_the_table():
     """As in the mup package, a parameter without an axis of the width, such as the head's bias, keeps its rate."""
     table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
-    table |= {"alpha": parameters.Parameter((), "", "scalar")}
+    table |= {"alpha": parameters.Parameter((), "", "weight", decay=False, matrix=False)}
     low_rank = {"up_RD": ((3, 64), "RD"), "mix_RC": ((3, 3), "RC")}  # they sum over 3 numbers at any width
     table |= {path: parameters.Parameter(*shape, "weight", "R") for path, shape in low_rank.items()}
     for name, hidden, others in (

@@ -133,13 +133,13 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
     """SGD overflows the parameters. Adam overflows the second moment, the square of a gradient of 1e20."""
     config = tiny(model=ONE, optimizer={"name": name, "learning_rate": 1e38, "clip_norm": None})
     scale = {"sgd": 1e3, "adamw": 1e20}[name]
-    mean_gradients = step.gradients
+    mean_gradients = step.losses_and_gradients
 
     def scaled(*arguments):
         loss, grads = mean_gradients(*arguments)
         return loss, jax.tree.map(lambda g: g * scale, grads)
 
-    monkeypatch.setattr(step, "gradients", scaled)
+    monkeypatch.setattr(step, "losses_and_gradients", scaled)
     monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))  # the norm would overflow as well
     state = state_of(config)
     after, metrics = jax.jit(functools.partial(step.train_step, config=config))(state, batch_of(config))
@@ -160,7 +160,7 @@ def test_gradients_equal_central_differences_in_float64():
         params = jax.tree.map(np.float64, redrawn(config.model))
         batch = batch_of(config, weights=np.random.default_rng(1).uniform(size=(4, 8)))
         state = state_of(config, params)
-        compiled = jax.jit(lambda params: step.gradients(state.replace(params=params), batch, config))
+        compiled = jax.jit(lambda params: step.losses_and_gradients(state.replace(params=params), batch, config))
         p, grads = flat(params), flat(compiled(params)[1])
 
         def loss(params):

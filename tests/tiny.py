@@ -17,7 +17,7 @@ TRAIN = {"steps": 20, "batch_size": 4, "seq_len": 8}
 # Compiled once per process for each config: tests that use these with equal configs and shapes share the programs. A
 # test that patches what they call makes its own.
 jit_step = jax.jit(step.train_step, static_argnames="config")
-jit_gradients = jax.jit(step.gradients, static_argnames="config")
+jit_gradients = jax.jit(step.losses_and_gradients, static_argnames="config")
 jit_eval = jax.jit(step.eval_step, static_argnames="config")
 
 

@@ -13,11 +13,13 @@ from lm.config.schema import (
     TrainConfig,
     init_run,
     layer_windows,
+    query_heads,
     schema,
+    width_factor,
 )
 
 __all__ = [
     "MESH_AXES", "SPLITS", "Config", "DataConfig", "MeshConfig", "ModelConfig", "OptimizerConfig", "Resolved",
     "ResolvedModel", "TrainConfig", "as_resolved", "default_config", "flatten", "from_dict", "init_run",
-    "layer_windows", "saved_config", "schema", "to_dict",
+    "layer_windows", "query_heads", "saved_config", "schema", "to_dict", "width_factor",
 ]  # fmt: skip

@@ -16,8 +16,6 @@ from lm.config.values import checked, close_match, divisors, short, show
 from lm.files import MAX_NAME, is_name
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
-MIXERS = ("gated_delta",)  # keys of the site mixer in lm/ideas: layers without attention scores
-SCORES = ("attn_sink", "attn_forget", "attn_differential", "attn_softcap", "attn_scale", "window_pattern")
 OTHER_STREAMS = ("depth_attention", "hyper_connections")  # values of model.residual whose layers do not read one sum
 Problem = tuple[str, str]
 
@@ -320,11 +318,12 @@ def ideas(config: Config) -> Iterator[Problem]:
             yield f"model.{name} model.residual", text
     if m.attn_sink and m.attn_forget:
         yield "model.attn_sink model.attn_forget", ", but the gates of attn_forget would close it; use one of both"
-    mixers = [name for name in MIXERS if getattr(m, name) != getattr(ModelConfig, name)]
-    for name in SCORES:
-        if mixers and getattr(m, name) != getattr(ModelConfig, name):
-            text = f", but layers of {mixers[0]} have no attention scores; use one of both"
-            yield f"model.{name} model.{mixers[0]}", text
+    changed = [f for f in dataclasses.fields(m) if getattr(m, f.name) != f.default]
+    mixers = [f.name for f in changed if f.metadata["attention"] == "replaced"]
+    of_scores = [f.name for f in changed if f.metadata["attention"] == "scores"]
+    for name in of_scores if mixers else ():
+        text = f", but layers of {mixers[0]} have no attention scores; use one of both"
+        yield f"model.{name} model.{mixers[0]}", text
     if m.residual in OTHER_STREAMS and m.parametrization == "mup":
         text = ", but muP here has no rate for weights of the streams; use parametrization = standard"
         yield "model.residual model.parametrization", text

@@ -19,7 +19,7 @@ MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 def key(
     default, doc, *, only=None, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False,
-    execution=False, whole=(),
+    execution=False, whole=(), attention=None,
 ):  # fmt: skip
     """Declare a config key.
 
@@ -36,6 +36,8 @@ def key(
         execution: True if the key changes how a run is carried out, but not what it computes (beyond rounding). Such a
             key may change when a run is resumed, and is left out of the digest that identifies an experiment.
         whole: the values that need whole sequences on a device.
+        attention: "scores" if the key changes attention scores, "replaced" if it puts another layer in the place of
+            attention.
     """
     if default == ():
         raise ValueError(f"key: {doc!r} has the default (), but a tuple has at least one value; use None")
@@ -46,7 +48,7 @@ def key(
             names = name
         doc = f"{'' if is_off == (sign == '!=') else 'not '}{names}: {doc}"
     limits = {"low": low, "above": above, "high": high, "below": below, "choices": choices, "forms": forms}
-    others = {"doc": doc, "only": only, "execution": execution, "path": path, "whole": whole}
+    others = {"doc": doc, "only": only, "execution": execution, "path": path, "whole": whole, "attention": attention}
     return dataclasses.field(default=default, metadata=others | limits)
 
 
@@ -130,11 +132,13 @@ class ModelConfig:
         choices=("none", "head", "element", "head_identity", "element_identity"))
     attn_exclusive: str = key("none", "remove from attention's output its part along the token's own value: all of it, "
         "or a learned part from 0", choices=("none", "full", "learned"))
-    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head")
-    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,))
-    attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values")
+    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores")
+    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,),
+        attention="scores")
+    attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values",
+        attention="scores")
     gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
-        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"))
+        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"), attention="replaced")
     value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
     value_residual: str = key("none", "add the values of the first layer to those of each layer: half of each, or a "
         "learned part from 0", choices=("none", "half", "learned"))
@@ -151,10 +155,11 @@ class ModelConfig:
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
         "that fall to 0", whole=(True,))
     window_pattern: tuple[int, ...] = key((0,), "sliding-window attention: keys a query sees (including itself) in "
-        "each layer, repeated over the depth; 0: all", low=0)
+        "each layer, repeated over the depth; 0: all", low=0, attention="scores")
     attn_scale: float | None = key(None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / "
-        "sqrt(d_head)", above=0.0)
-    attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0)
+        "sqrt(d_head)", above=0.0, attention="scores")
+    attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0,
+        attention="scores")
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
     logit_divisor: float = key(1.0, "divide the last hidden states, and so the logits, by this (Granite)", above=0.0)
     embed_scale: float = key(1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma",
@@ -409,3 +414,18 @@ def layer_windows(model: ModelConfig) -> list[int]:
     [128, 0, 128, 0, 128]
     """
     return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]
+
+
+def width_factor(model: ModelConfig) -> float:
+    """Return the ratio of the model's width to muP's base width; 1 under the standard parametrization.
+
+    muP (Yang et al. 2022, arXiv:2203.03466, table 8) assumes that the widths of heads and of the feed-forward layer
+    grow with d_model. Weights between hidden features keep a variance of 1/d_in. The variance of the head's weight does
+    not depend on the width, but its input is divided by this factor. lm/optimizers.py has the learning rates.
+    """
+    return {"standard": 1.0, "mup": model.d_model / model.mup_base_d_model}[model.parametrization]
+
+
+def query_heads(model: ModelConfig) -> int:
+    """Return the number of heads of queries; differential attention subtracts pairs of them, which leaves n_heads."""
+    return 2 * model.n_heads if model.attn_differential else model.n_heads

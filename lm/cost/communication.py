@@ -120,7 +120,7 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
-    others = sum(size(p) for path, p in table.items() if path not in sharded and p.kind in ("weight", "embedding"))
+    others = sum(size(p) for path, p in table.items() if path not in sharded and not p.small)
     yield "parameters of the layers, forward and backward", "all-gather", ("fsdp",), layers * compute, 2 * n
     yield "parameters of embeddings and head", "all-gather", ("fsdp",), embeddings * param + head * compute, n
     yield "gradients of these parameters", "reduce-scatter", ("fsdp",), gradients, n

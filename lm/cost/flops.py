@@ -1,8 +1,7 @@
 """Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
 
 from lm import ideas
-from lm.config import ResolvedModel, layer_windows
-from lm.declarations import query_heads
+from lm.config import ResolvedModel, layer_windows, query_heads
 from lm.parameters import parameter_table
 
 

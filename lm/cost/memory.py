@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lm import ideas, layer_stack, parameters
-from lm.config import MeshConfig, Resolved, ResolvedModel
+from lm.config import MeshConfig, Resolved, ResolvedModel, query_heads
 from lm.cost.devices import Device
-from lm.declarations import query_heads
 from lm.errors import UserError
 from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
 from lm.parallel import sharding

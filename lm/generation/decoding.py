@@ -190,8 +190,10 @@ def _generating(c: ResolvedModel) -> ResolvedModel:
 @functools.partial(jax.jit, static_argnames="c")
 def _unstack(params: dict, c: ResolvedModel) -> dict:
     table = parameters.parameter_table(c)
-    cast = {"weight": c.compute_dtype, "embedding": c.compute_dtype}
-    flat = {path: p.astype(cast.get(table[path].kind, p.dtype)) for path, p in parameters.flat(params).items()}
+    flat = parameters.flat(params)
+    for path, x in flat.items():
+        if not table[path].small:
+            flat[path] = x.astype(c.compute_dtype)
     return layer_stack.split_layers(parameters.nest(flat), c, model.block_table(c))
 
 

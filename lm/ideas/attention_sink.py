@@ -3,11 +3,12 @@
 The softmax's denominator gains exp(s_h), so a head may attend to nothing. s_h starts at 0, as if one key had score 0.
 """
 
-from lm.declarations import Parameter, query_heads
+from lm.config import query_heads
+from lm.declarations import small_weight
 
 
 def table(c):
-    return {"sink_H": Parameter((query_heads(c),), "H", "scalar")}
+    return {"sink_H": small_weight((query_heads(c),), "H")}
 
 
 def apply(here, options):

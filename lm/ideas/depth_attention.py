@@ -8,7 +8,7 @@ direction of the plain sum, which is all that a norm leaves of it.
 import jax
 import jax.numpy as jnp
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
@@ -16,7 +16,7 @@ from lm.layers.recomputed import recomputed
 def table(c):
     n_outputs = 2 * c.n_layers + 1
     # Two products with each output: the scores and the mean.
-    w_D = Parameter((c.d_model,), "D", "scalar", "D", used=2 * n_outputs)
+    w_D = small_weight((c.d_model,), "D", "D", products=2 * n_outputs)
     return {"attention_depth_D": w_D, "ffn_depth_D": w_D}
 
 

@@ -8,13 +8,13 @@ learned  a = tanh(a_h), one a_h per head, from 0: at step 0 the model is the one
 
 import jax.numpy as jnp
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 
 EPS = 1e-12  # a value of 0 has no direction
 
 
 def table(c):
-    return {"exclusive_H": Parameter((c.n_heads,), "H", "scalar")} if c.attn_exclusive == "learned" else {}
+    return {"exclusive_H": small_weight((c.n_heads,), "H")} if c.attn_exclusive == "learned" else {}
 
 
 def apply(here, o_BTHK, v_BTGK):

@@ -8,7 +8,8 @@ it does not change the softmax, except with a sink, which is refused.
 import jax
 import jax.numpy as jnp
 
-from lm.declarations import bias, query_heads, weight
+from lm.config import query_heads
+from lm.declarations import bias, weight
 from lm.layers.linear import einsum
 
 

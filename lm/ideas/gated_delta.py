@@ -14,7 +14,7 @@ three_of_four  every fourth layer has softmax attention (Qwen3-Next; Kimi Linear
 import jax
 import jax.numpy as jnp
 
-from lm.declarations import Parameter, gain, weight
+from lm.declarations import gain, small_weight, weight
 from lm.layers.linear import einsum
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
@@ -31,8 +31,8 @@ def table(c):
     return {
         "w_decay_DH": weight(c, (c.d_model, H), "DH"),
         "w_write_DH": weight(c, (c.d_model, H), "DH"),
-        "decay_log_H": Parameter((H,), "H", "scalar", init="log_of_uniform_1_16"),
-        "decay_step_H": Parameter((H,), "H", "scalar", init="inverse_softplus_of_step"),
+        "decay_log_H": small_weight((H,), "H", init="log_of_uniform_1_16"),
+        "decay_step_H": small_weight((H,), "H", init="inverse_softplus_of_step"),
         "delta_scale_K": gain((K,), "K"),
     }
 

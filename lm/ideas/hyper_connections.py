@@ -18,7 +18,7 @@ residual stream, which makes the model of step 0 the one without them. The final
 import jax
 import jax.numpy as jnp
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
@@ -32,9 +32,9 @@ def table(c):
     maps = {}
     for branch in ("attention", "ffn"):
         shape = n, c.d_model, n * (n + 2)
-        maps[f"w_{branch}_maps_CDM"] = Parameter(shape, "CDM", "scalar", "CD")
-        maps[f"{branch}_maps_M"] = Parameter((n * (n + 2),), "M", "scalar")
-        maps[f"{branch}_maps_scale"] = Parameter((), "", "scalar", init="ones", std=0.01)
+        maps[f"w_{branch}_maps_CDM"] = small_weight(shape, "CDM", "CD")
+        maps[f"{branch}_maps_M"] = small_weight((n * (n + 2),), "M")
+        maps[f"{branch}_maps_scale"] = small_weight((), "", init="ones", std=0.01)
     return maps
 
 

@@ -35,9 +35,9 @@ def table(c):
     used = c.experts_per_token / E
     found = {
         "w_router_DE": weight(c, (D, E), "DE"),
-        "w_gate_EDF": weight(c, (E, D, F), "EDF", batch="E", used=used),
-        "w_up_EDF": weight(c, (E, D, F), "EDF", batch="E", used=used),
-        "w_down_EFD": weight(c, (E, F, D), "EFD", contract="F", batch="E", used=used, residual=True),
+        "w_gate_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
+        "w_up_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
+        "w_down_EFD": weight(c, (E, F, D), "EFD", contract="F", batch="E", products=used, residual=True),
     }
     if c.shared_expert:
         found |= {f"w_shared_{name}_DF": weight(c, (D, F), "DF") for name in ("gate", "up")}

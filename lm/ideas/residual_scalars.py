@@ -3,11 +3,11 @@
 a = 1 and b = 0 at step 0, so that the model starts as the one without it. modded-nanogpt mixes likewise.
 """
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 
 
 def table(c):
-    return {"residual_scale": Parameter((), "", "scalar", init="ones"), "embedding_scale": Parameter((), "", "scalar")}
+    return {"residual_scale": small_weight((), "", init="ones"), "embedding_scale": small_weight((), "")}
 
 
 def carry(c, x_BTD):

@@ -11,7 +11,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 
 KERNEL = 4
 
@@ -25,7 +25,7 @@ class ShortConvolution:
     def table(self, c):
         axes, shape = ("D", (c.d_model,)) if self.place == "stream" else ("GK", (c.n_kv_heads, c.d_head))
         name = f"w_conv_{self.place}_J{axes}"
-        return {name: Parameter((KERNEL, *shape), f"J{axes}", "scalar", "J", batch=axes)}
+        return {name: small_weight((KERNEL, *shape), f"J{axes}", "J", batch=axes)}
 
     def apply(self, here, value):
         if self.place == "keys":

@@ -5,7 +5,7 @@ a = 0 at step 0: the model starts as the one without it.
 
 import jax
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 from lm.layers.linear import einsum
 
 GATE_INPUTS = 24  # the first features of x
@@ -13,7 +13,7 @@ GATE_INPUTS = 24  # the first features of x
 
 def table(c):
     n = min(GATE_INPUTS, c.d_model)
-    return {"shift_scale": Parameter((), "", "scalar"), "w_shift_C1": Parameter((n, 1), "C1", "scalar", "C")}
+    return {"shift_scale": small_weight((), ""), "w_shift_C1": small_weight((n, 1), "C1", "C")}
 
 
 def apply(here, x_BTD):

@@ -8,7 +8,8 @@ import math
 
 import jax
 
-from lm.declarations import Parameter, width_factor
+from lm.config import width_factor
+from lm.declarations import Parameter, small_weight
 from lm.layers.linear import einsum
 
 GATE_INPUTS = 12  # the first features of x
@@ -23,7 +24,7 @@ def table(c):
     std = 1 / math.sqrt(c.d_model / width_factor(c))
     return {
         "value_embedding_VGK": Parameter(shape, "VGK", "embedding", init="normal", std=std),
-        "w_value_gate_CG": Parameter((n, c.n_kv_heads), "CG", "scalar", "C"),
+        "w_value_gate_CG": small_weight((n, c.n_kv_heads), "CG", "C"),
     }
 
 

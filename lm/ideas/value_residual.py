@@ -6,11 +6,11 @@ learned  one a per layer, from 0: at step 0 the model is the one without the res
 
 import jax.numpy as jnp
 
-from lm.declarations import Parameter
+from lm.declarations import small_weight
 
 
 def table(c):
-    return {"value_mix": Parameter((), "", "scalar")} if c.value_residual == "learned" else {}
+    return {"value_mix": small_weight((), "")} if c.value_residual == "learned" else {}
 
 
 def carry(c, x_BTD):

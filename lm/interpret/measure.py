@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lm.config import query_heads
 from lm.data.tokenizers import HFTokenizer, Tokenizer
-from lm.declarations import query_heads
 from lm.errors import UserError
 from lm.interpret.intermediates import capture, logit_lens, names
 from lm.trained_model import TrainedModel

@@ -14,14 +14,14 @@ RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"
 def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
     """Return the PartitionSpec of a parameter.
 
-    Gains and biases are replicated over fsdp: a gather would cost more than it saves. A vocabulary that tensor does not
-    divide is replicated over tensor. An axis of the mesh divides one axis of a parameter, the last one that it can:
-    tables of values by token are divided by heads, as the values are.
+    Small parameters, such as gains and biases, are replicated over fsdp: a gather would cost more than it saves. A
+    vocabulary that tensor does not divide is replicated over tensor. An axis of the mesh divides one axis of a
+    parameter, the last one that it can: tables of values by token are divided by heads, as the values are.
     """
 
     def axis_of(letter: str, length: int) -> str | None:
         axis = RULES.get(letter)
-        if axis is None or (axis == "fsdp" and p.kind in ("norm", "bias", "scalar")) or length % sizes[axis]:
+        if axis is None or (axis == "fsdp" and p.small) or length % sizes[axis]:
             return None
         return axis
 

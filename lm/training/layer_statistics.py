@@ -9,7 +9,7 @@ from lm import layer_stack, model, parameters
 from lm.config import Resolved
 from lm.parallel import collectives
 from lm.past import Past
-from lm.step import TrainState, batch_fields, gradients, optimizer
+from lm.step import TrainState, batch_fields, losses_and_gradients, optimizer
 from lm.training.attention_statistics import attention_statistics
 
 N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention and activations are measured
@@ -36,7 +36,7 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
     the batch, without padding; a model without layers has neither. A model with a layer that does not call
     `Past.attend` has no attention here. Gradients are those of the full batch, before clipping.
     """
-    means, grads = gradients(state, batch, config)
+    means, grads = losses_and_gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     table = parameters.parameter_table(config.model)
     magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
@@ -57,7 +57,7 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
         p = table[path]
         mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), None if p.layers is None else tuple(range(1, x.ndim)))
         found[path] = jnp.sqrt(mean_square)
-        if p.layers is not None and p.kind == "weight":
+        if p.layers is not None and p.kind == "weight" and p.matrix:
             weights.append((p.layers, p.size / len(p.layers), mean_square))
     if weights:
         n_layers = 1 + max(max(layers) for layers, _, _ in weights)

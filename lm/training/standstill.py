@@ -14,7 +14,7 @@ class Standstill:
     """Compares a sample of the bfloat16 weights of a run with those some steps before; reports a standstill once."""
 
     def __init__(self, config: Resolved, table: parameters.Table):
-        weights = [path for path, p in table.items() if p.kind == "weight" and len(p.shape) > 1]
+        weights = [path for path, p in table.items() if p.kind == "weight" and p.matrix and len(p.shape) > 1]
         self._paths = weights if config.model.param_dtype == "bfloat16" else []
         self._warmup_steps = config.optimizer.warmup_steps
         self._step, self._before = 0, None

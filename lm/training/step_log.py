@@ -71,7 +71,7 @@ class StepLog:
 
     def _spike_warning(self, step: int, values: dict[str, float]) -> str:
         loss, norm = (f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm"))
-        done = {"warn": "applied", "skip": "skipped"}[self._run.config.train.on_spike]
+        done = "skipped" if self._run.config.train.on_spike == "skip" else "applied"
         return (
             f"WARNING: step {step} is a spike: loss {loss}, gradient norm {norm}; the update was {done}. Its text: "
             f"python -m lm.show --workdir {self._writer.workdir} --step {step}"

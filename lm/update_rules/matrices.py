@@ -33,7 +33,7 @@ class MatrixRule(NamedTuple):
 
     def takes(self, p: Parameter) -> bool:
         """Return whether the rule updates a parameter: a matrix between features. Adam updates all others."""
-        return p.hidden and bool(p.contract) and (self.from_zeros or p.init != "zeros")
+        return p.between_features and bool(p.contract) and (self.from_zeros or p.init != "zeros")
 
 
 class Step(NamedTuple):

@@ -100,7 +100,7 @@ def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_sa
     state, batch = state_of(config), {"tokens": TOKENS}
     jit_statistics = jax.jit(layer_statistics.layer_statistics, static_argnames="config")
     found = jit_statistics(state, batch, config)
-    _, grads = jax.jit(step.gradients, static_argnames="config")(state, batch, config)
+    _, grads = jax.jit(step.losses_and_gradients, static_argnames="config")(state, batch, config)
     updates, _ = jax.jit(step.optimizer(config).update)(grads, state.opt_state, state.params)
     for name, tree in (("gradients", grads), ("updates", updates), ("parameters", state.params)):
         layers = {path: x for path, x in flat(tree).items() if path.startswith("layers/")}
