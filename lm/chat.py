@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import lm
-from lm.command_line.checkpoint import STEP
-from lm.config.values import path_argument
+from lm.command_line.checkpoint import add_checkpoint
 from lm.data import chats
 from lm.data.chats import Turn
 from lm.errors import UserError, with_exit_code
@@ -35,9 +34,7 @@ PROMPT = "> "
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("chat", "Talk to a model that was trained on chats.", EPILOG)
-    what = "the directory of the run, or of a Hugging Face checkpoint"
-    parser.add_argument("workdir", type=path_argument, metavar="DIR", help=what)
-    parser.add_argument("--step", **STEP)
+    add_checkpoint(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="the system's turn before the first message")
     options.add_arguments(parser, OPTIONS)
     return parser.parse_args(argv)
@@ -99,7 +96,18 @@ def check_chats(run) -> str | None:
 
 
 def messages() -> Iterator[str]:
-    """Yield the lines of standard input that are not empty; in a terminal they can be edited."""
+    """Yield the lines of standard input that are not empty; in a terminal they can be edited.
+
+    Raises:
+        UserError: a line is no text.
+    """
+    try:
+        yield from _lines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not {error.encoding} text ({error.reason})") from None
+
+
+def _lines() -> Iterator[str]:
     while True:
         if sys.stdin.isatty() and sys.stdout.isatty():
             with contextlib.suppress(ImportError):

@@ -3,12 +3,12 @@
 import hashlib
 import importlib.metadata
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 from lm.files import parse_json
+from lm.text_tables import without_secrets
 
 MOST_FILES, MOST_BYTES = 100, 200_000  # of uncommitted changes that are recorded
 SECONDS = 10
@@ -109,7 +109,7 @@ def _other_sources(packages: tuple[str, ...]) -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             continue
         direct = distribution.read_text("direct_url.json")
-        place = re.sub("//[^/@]*@", "//", parse_json(direct).get("url", "")) if direct else ""  # without a password
+        place = without_secrets(parse_json(direct).get("url", "")) if direct else ""
         if place:
             notes.append(f"{package} {distribution.version} was installed from {place}")
         module = sys.modules.get(package.replace("-", "_"))

@@ -144,7 +144,7 @@ def command(bench, tmp_path, monkeypatch, capsys):
     def command(main, *arguments: object, stdin: str = "") -> tuple[int, str]:
         with fresh_process_state(), monkeypatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
-            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape"))))
             capsys.readouterr()
             try:
                 code = main([str(argument) for argument in arguments])

@@ -53,7 +53,9 @@ def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp
     assert code == 2
     assert output.startswith("a color\n[")
     assert "too many for the context of 64" in output
-    assert command(lm.chat.main, workdir, "--top-p=2")[0] == 2
+    assert command(lm.chat.main, f"--workdir={workdir}", "--top-p=2")[0] == 2
+    code, output = command(lm.chat.main, f"--workdir={workdir}", "--tokens=1", stdin="\udcff\n")
+    assert (code, "standard input is not utf-8 text" in output) == (2, True)
 
     endless = Conversation.answer
 

@@ -45,7 +45,7 @@ def choose_files(path: str, listed: list[str], files: list[str], say: Callable[[
     Raises:
         UserError: an index lists other files than there are, or means something that is not read.
     """
-    if not _is_folder(path):
+    if not _is_folder(path, listed):
         return files  # a pattern names its files
     if log := next((file for file in listed if "/_delta_log/" in file), None):
         raise UserError(
@@ -113,8 +113,8 @@ def find_splits(
     Raises:
         UserError: there are several data sets or kinds, or the files contradict an index.
     """
-    named = _splits_of_index(path, listed, files) if _is_folder(path) else None
-    splits = _splits_by_name(path, files) if named is None else _choose_splits(path, named)
+    named = _splits_of_index(path, listed, files) if _is_folder(path, listed) else None
+    splits = _splits_by_name(path, listed, files) if named is None else _choose_splits(path, named)
     if len(mixed := {kinds[file] for file in splits}) > 1:
         largest = max(mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind]))
         raise UserError(
@@ -127,7 +127,7 @@ def find_splits(
     return splits
 
 
-def _splits_by_name(path: str, files: list[str]) -> dict[str, str]:
+def _splits_by_name(path: str, listed: list[str], files: list[str]) -> dict[str, str]:
     """Return the files with a split in the name, all if no file has one."""
     splits, data_sets = {}, {}
     for file in files:
@@ -137,7 +137,7 @@ def _splits_by_name(path: str, files: list[str]) -> dict[str, str]:
         splits[file] = names[at]
         folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
         data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
-    if len(data_sets) > 1 and _is_folder(path):  # a pattern names its files
+    if len(data_sets) > 1 and _is_folder(path, listed):  # a pattern names its files
         one = max(data_sets.values())
         raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
     return {file: split for file, split in splits.items() if split} or splits
@@ -264,8 +264,11 @@ def _read_text(path: str) -> str:
         return file.read(MAX_BYTES).decode("utf-8-sig")
 
 
-def _is_folder(path: str) -> bool:
-    return storage.is_url(path) or os.path.isdir(path)
+def _is_folder(path: str, listed: list[str]) -> bool:
+    """Return whether a path is a folder, and not a file or a pattern; `listed` are its files."""
+    if storage.is_url(path):
+        return listed != [path] and not storage.is_pattern(path)
+    return os.path.isdir(path)
 
 
 def _size(files: list[str]) -> int:

@@ -40,7 +40,7 @@ def list_files(path: str) -> list[str]:
         with readable(path):
             system = file_system(path)[0]
             try:
-                if re.search(r"[*\[]", path):  # "?" begins the query of a URL
+                if is_pattern(path):
                     found = system.glob(path)
                 else:
                     is_one = path[-1] != "/" and system.info(path)["type"] == "file"
@@ -56,6 +56,11 @@ def list_files(path: str) -> list[str]:
         shown = [file for file in below if not _is_hidden(str(file.relative_to(path)))]
         return list(map(str, sorted(filter(is_file, shown))))
     return [path] if is_file(path) else matching_files(path)
+
+
+def is_pattern(url: str) -> bool:
+    """Return whether a URL is a pattern of URLs; "?" begins its query."""
+    return re.search(r"[*\[]", url) is not None
 
 
 def _is_hidden(path: str) -> bool:

@@ -19,6 +19,7 @@ from lm.config import to_dict
 from lm.errors import TemporaryError, UserError, first_line
 from lm.files import (
     COUNT,
+    MAX_NAME,
     expanded,
     files_below,
     open_regular,
@@ -40,7 +41,6 @@ _MANIFEST = {
     "config": {"train": {"steps": COUNT}}, "writer": str, "steps": [COUNT],
     "files": {str: {"size": COUNT, "sha256": str}},
 }  # fmt: skip
-LONGEST_NAME = 200  # characters of the name of a file
 POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
 
 
@@ -332,7 +332,8 @@ def check_paths(paths: Collection[str]) -> None:
     """Raise ValueError if a path in a manifest, which anybody may have written, leads elsewhere or below a file."""
     for path in paths:
         parts = path.split("/")
-        if {"", ".", ".."} & set(parts) or "\0" in path or max(map(len, parts)) > LONGEST_NAME or len(path) > 1000:
+        is_too_long = len(path) > 1000 or any(len(part.encode()) > MAX_NAME for part in parts)
+        if {"", ".", ".."} & set(parts) or "\0" in path or is_too_long:
             raise ValueError(f"files has {path[:80]!r}, which is no path in a run")
         if above := [upper for n in range(1, len(parts)) if (upper := "/".join(parts[:n])) in paths]:
             raise ValueError(f"files has {path[:80]!r} below the file {above[0][:80]!r}")

@@ -217,6 +217,20 @@ def test_urls_are_read_like_files(tmp_path, url):
     assert (record["file"], record["size"]) == (f"{url}/web/b.jsonl.gz", file.stat().st_size)
 
 
+def test_a_pattern_or_a_file_at_a_url_names_its_files_as_on_a_disk():
+    """A folder must be complete and have one data set; the error for a missing part advises the pattern."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    content = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
+    for name in ("a/train-00000-of-00003.jsonl", "a/train-00002-of-00003.jsonl", "b/train-00000-of-00001.jsonl"):
+        memory.pipe_file(f"/parts/{name}", content)
+    part = "memory://parts/a/train-00000-of-00003.jsonl"
+    for place, times in ((part, 1), ("memory://parts/a/*", 2), ("memory://parts/*/*", 3)):
+        for kind in ("hf", "jsonl"):
+            assert documents_of(f"{kind}:{place}") == times * DOCUMENTS, place
+    with pytest.raises(UserError, match="2 of the 3 files"):
+        documents_of("jsonl:memory://parts/a")
+
+
 def damaged_row_group(path):
     write(path)
     content = bytearray(path.read_bytes())

@@ -165,9 +165,13 @@ def test_packages_that_are_not_what_their_version_says_are_named(monkeypatch):
         def locate_file(self, name):
             return "/elsewhere/site-packages"
 
-    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution("git+https://me:secret@host/jax"))
+    for url in ("git+https://me:secret@host/jax", "git+https://me:sec/ret@host/jax"):
+        monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Distribution(url))
+        (note,) = git.describe_code(("jax",))["notes"]
+        assert note == "jax 1.0 was installed from git+https://***@host/jax"
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution("https://host/jax.whl?token=secret"))
     (note,) = git.describe_code(("jax",))["notes"]
-    assert note == "jax 1.0 was installed from git+https://host/jax"
+    assert note == "jax 1.0 was installed from https://host/jax.whl?***"
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution(None))
     (note,) = git.describe_code(("jax",))["notes"]
     assert note.startswith(f"jax is imported from {Path(jax.__file__).parent}; version 1.0 is in ")
