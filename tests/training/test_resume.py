@@ -9,7 +9,7 @@ import time
 
 import pytest
 from running import assert_same_run, checkpoint_steps, checksums, flip_a_bit, metrics_of, slow, small_disk, summary_of
-from test_variants import BASE, PAIRS
+from test_ideas import BASE, PAIRS
 
 from benchmarks.faults.runs import stopped_at
 from lm.training.loop import Loop
