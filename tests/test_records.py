@@ -38,7 +38,7 @@ SUFFERED = (
     results.RUNS,
     "summary.json",
 )  # a wrong line costs its run alone, and a resumed run writes the summary again
-AMOUNT = [10, slow(300)]
+AMOUNT = [10, slow(100)]
 
 
 def places(value, where=()):

@@ -23,6 +23,7 @@ from lm.files import (
     LARGEST,
     NUMBER,
     check_in_place,
+    check_shape,
     name_errors,
     open_regular,
     parse_json,
@@ -126,7 +127,9 @@ def _whole_texts(path: Path) -> Iterator[tuple[int, str]]:
 
 def _parsed(path: Path, number: int, text: str) -> dict:
     try:
-        return without_checksum(parse_json(text, LINE))
+        line = without_checksum(parse_json(text, LINE))
+        check_shape(line, {"loss": NUMBER} if "split" in line else {})
+        return line
     except ValueError as error:
         raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
 
