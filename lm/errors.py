@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 from lm.text_tables import message, say
 
+# Errors of the system that are the same when a command is rerun: a folder in place of a file, for example.
+LASTING = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
 
 class UserError(Exception):
     """One or more mistakes that the user can correct.
@@ -57,8 +60,9 @@ def first_line(error: BaseException) -> str:
 def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
     """Decorate a command: errors that are meant for the user are printed, and the command returns an exit code.
 
-    Exit codes: the command's own; 2 for a mistake of the user; 1 for a temporary error, such as a full disk or a
-    directory that cannot be read; 130 for Ctrl-C; 141 if the reader of the output went away, as for other programs.
+    Exit codes: the command's own; 2 for a mistake of the user, also for a folder in place of a file; 1 for a temporary
+    error, such as a full disk or a directory that cannot be read; 130 for Ctrl-C; 141 if the reader of the output went
+    away, as for other programs.
     Output that cannot be written, to a full disk for example, is an error, too, unless it is that of long work.
 
     >>> @with_exit_code
@@ -90,7 +94,8 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
         except OSError as error:
             with contextlib.suppress(BrokenPipeError):
                 error = _flush_stdout() or error
-            return _fail(TemporaryError.code, f"{type(error).__name__}: {error}")
+            code = UserError.code if error.errno in LASTING else TemporaryError.code
+            return _fail(code, f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
             return _fail(130, "interrupted")
         except Exception as error:

@@ -58,10 +58,16 @@ def test_each_kind_of_error_has_its_exit_code(capsys, tmp_path):
         (UserError("a"), 2),
         (TemporaryError("a"), 1),
         (OSError(28, "full"), 1),
+        (IsADirectoryError(21, "folder"), 2),
+        (NotADirectoryError(20, "file"), 2),
+        (OSError(36, "name"), 2),  # the same when it is rerun
         (KeyboardInterrupt(), 130),
     ):
         assert with_exit_code(fail)(error) == code
-    assert capsys.readouterr().err == "a\na\nOSError: [Errno 28] full\ninterrupted\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["a", "a", "OSError: [Errno 28] full"]
+    assert lines[3:] == ["IsADirectoryError: [Errno 21] folder", "NotADirectoryError: [Errno 20] file",
+                         "OSError: [Errno 36] name", "interrupted"]  # fmt: skip
     with pytest.raises(OSError, match=r"full: '.*/metrics.jsonl'$"), name_errors(tmp_path / "metrics.jsonl"):
         raise OSError(28, "full")
 

@@ -22,6 +22,7 @@ WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "v
 NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)")
 STATE = {"_data_files": [{"filename": str}]}
 MAX_BYTES = 2**24  # of an index
+DEFAULT = "default"  # the configuration of README.md that is read
 
 
 def splits_in(name: str) -> list[str]:
@@ -99,6 +100,15 @@ def _check_numbers(files: list[str]) -> None:
                 )
 
 
+def refuse_copies(files: list[str]) -> None:
+    """Raise UserError if a file is beside its compressed copy: its text would be read twice."""
+    plain: dict[str, str] = {}
+    for file in files:
+        other = plain.setdefault(storage.without_compression(file), file)
+        if other != file:
+            raise UserError(f"config.data.source: {other} and {file} are copies of one file; remove one of them")
+
+
 def find_splits(
     path: str, listed: list[str], files: list[str], kinds: dict[str, str], say: Callable[[str], None]
 ) -> dict[str, str]:
@@ -115,6 +125,8 @@ def find_splits(
     """
     named = _splits_of_index(path, listed, files) if _is_folder(path, listed) else None
     splits = _splits_by_name(path, listed, files) if named is None else _choose_splits(path, named)
+    if named is None and _is_folder(path, listed):
+        _refuse_two_words(path, splits)
     if len(mixed := {kinds[file] for file in splits}) > 1:
         largest = max(mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind]))
         raise UserError(
@@ -141,6 +153,22 @@ def _splits_by_name(path: str, listed: list[str], files: list[str]) -> dict[str,
         one = max(data_sets.values())
         raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
     return {file: split for file, split in splits.items() if split} or splits
+
+
+def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
+    """Raise UserError if the names of files have two words for one held-out split, such as dev and valid."""
+    words: dict[str, dict[str, str]] = {"validation": {}, "test": {}}
+    for file, split in splits.items():
+        for word in re.findall("[a-z]+", file.removeprefix(path).lower())[::-1]:
+            if split in words and WORDS.get(word) == split:
+                words[split][word] = file
+                break
+    for split, found in words.items():
+        if len(found) > 1:
+            raise UserError(
+                f"config.data.source: {path} has several splits that may be {split} ({', '.join(sorted(found))}); "
+                f"remove or rename one, or give one as the text: hf:{min(found.values())}"
+            )
 
 
 def _choose_splits(path: str, named: dict[str, list[str]]) -> dict[str, str]:
@@ -185,10 +213,7 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
         if any(named.values()):
             _check_rows(index, splits, named)
     elif index := indices.get("README.md"):
-        patterns = _data_files(index)
-        if not patterns:
-            return None
-        named = {name: [file for file in files if _matches(file, folder, patterns[name])] for name in patterns}
+        named = _splits_of_readme(index, files)
     else:
         return None
     if not any(named.values()):  # the files are of another layout than the index
@@ -220,8 +245,31 @@ def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]])
             )
 
 
-def _data_files(readme: str) -> dict[str, list[str]]:
-    """Return the patterns of each split in the header of README.md: of its only or its default configuration."""
+def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
+    """Return the files of each split in the header of README.md: of its default configuration, or the only one here.
+
+    Raises UserError if there are files of several configurations, and none is the default.
+    """
+    found = {}
+    for name, patterns in _configurations(readme).items():
+        named = {
+            split: [file for file in files if _matches(file, _folder(readme), patterns[split])] for split in patterns
+        }
+        if name == DEFAULT:
+            return named
+        if any(named.values()):
+            found[name] = named
+    if len(found) > 1:
+        first = next(file for matched in next(iter(found.values())).values() for file in matched)
+        raise UserError(
+            f"config.data.source: {_folder(readme)} has several data sets ({', '.join(found)} in README.md); give the "
+            f"files of one, such as {_pattern_of(first)}"
+        )
+    return next(iter(found.values()), {})
+
+
+def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
+    """Return the patterns of each split of each configuration in the header of README.md, the default one first."""
     import yaml
 
     lines = _read_text(readme).splitlines()
@@ -230,19 +278,33 @@ def _data_files(readme: str) -> dict[str, list[str]]:
     try:
         header = yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)]))
         configs = [config for config in header.get("configs", []) if "data_files" in config]
-        default = [config for config in configs if config.get("default") or config.get("config_name") == "default"]
-        chosen = default or configs
-        found = chosen[0]["data_files"] if len(chosen) == 1 else []
-        if not isinstance(found, list) or not all(isinstance(part, dict) for part in found):
-            return {}  # one pattern or a list of patterns, without splits
-        return {part["split"]: part["path"] if isinstance(part["path"], list) else [part["path"]] for part in found}
+        patterns = {}
+        for number, config in enumerate(configs):
+            name = str(config.get("config_name", number))
+            patterns[DEFAULT if config.get("default") else name] = _patterns(config["data_files"])
+        return dict(sorted(patterns.items(), key=lambda item: item[0] != DEFAULT))
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
         return {}  # a page for people, which may have any header
 
 
+def _patterns(data_files: Any) -> dict[str, list[str]]:
+    """Return the patterns of each split: `datasets` reads patterns alone as train, a map, and a list of split and path.
+
+    >>> _patterns("*.csv"), _patterns({"test": "b.csv"}), _patterns([{"split": "test", "path": ["b.csv"]}])
+    ({'train': ['*.csv']}, {'test': ['b.csv']}, {'test': ['b.csv']})
+    """
+    if isinstance(data_files, dict):
+        pairs = list(data_files.items())
+    elif isinstance(data_files, list) and all(isinstance(part, dict) for part in data_files):
+        pairs = [(part["split"], part["path"]) for part in data_files]
+    else:
+        pairs = [("train", data_files)]
+    return {str(split): list(map(str, path)) if isinstance(path, list) else [str(path)] for split, path in pairs}
+
+
 def _matches(file: str, folder: str, patterns: list[str]) -> bool:
     relative = file.removeprefix(f"{folder}/")
-    return any(fnmatch.fnmatchcase(relative, str(pattern).replace("**/", "*")) for pattern in patterns)
+    return any(fnmatch.fnmatchcase(relative, pattern.replace("**/", "*")) for pattern in patterns)
 
 
 def _read(index: str, shape: Any = dict) -> Any:

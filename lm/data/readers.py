@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import io
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 from lm.config import SPLITS
 from lm.config.values import short
 from lm.data import chats, columns, data_sets, storage, tfds_directory
-from lm.data.text_files import BOM, choose_texts, not_utf8, reader_of
+from lm.data.text_files import BOM, choose_texts, copying, not_utf8, reader_of, wrong_format
 from lm.errors import UserError
 from lm.files import expanded, parse_json
 
@@ -77,6 +78,7 @@ def find_spans(
         raise UserError(f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files')
     if kind != "text":
         files = data_sets.choose_files(path, listed, files, say)
+    data_sets.refuse_copies(files)
     if kind == "hf":
         splits = data_sets.find_splits(path, listed, files, kinds, say)
     else:
@@ -96,9 +98,7 @@ def _with_held_out(spans: list[Span]) -> list[Span]:
 
 def _kind_of(file: str) -> str:
     """Return the kind of a file by its name, "" if it is not one of `SUFFIXES` or no data."""
-    name = file.rpartition("/")[2]
-    for compression in storage.COMPRESSIONS:
-        name = name.removesuffix(compression)
+    name = storage.without_compression(file.rpartition("/")[2].lower())
     is_data = name not in data_sets.METADATA and not re.fullmatch(CACHES, name)
     return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
 
@@ -167,6 +167,7 @@ def _read_text(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_jsonl(span: Span, field: str) -> Iterator[str]:
+    name = json.dumps(field, ensure_ascii=False).encode()
     for number, (position, line) in enumerate(_read_lines(span, 1), 1):
         if not line.strip():
             continue
@@ -175,8 +176,14 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
         where = f"line {number:,}" + (f" from byte {span.start:,} on" if span.start else "")
         try:
             record = parse_json(line)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"it {not_utf8(span.path, error, position)}") from None
         except ValueError as error:
+            if position == 0:
+                _refuse_plain_json(line, span.path)
             raise ValueError(f"{where} cannot be read as a JSON object: {error}: {line[:100]!r}") from None
+        if line.count(name) > 1:
+            _refuse_second(line, field, where)
         if field not in record:
             names = ", ".join(map(short, record))
             raise ValueError(f"{where} has no field {field!r} (set --config.data.field); it has {names}")
@@ -194,23 +201,52 @@ def _document(value: Any, field: str, where: str) -> str:
         raise ValueError(f"{where}, field {field!r}: {error}") from None
 
 
+def _refuse_second(line: bytes, field: str, where: str) -> None:
+    """Raise ValueError if an object of a line has a field twice, of which JSON in Python keeps the last."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if [name for name, _ in pairs].count(field) > 1:
+            raise ValueError(f"{where} has the field {field!r} twice; remove or rename all but one")
+
+    json.loads(line, object_pairs_hook=check)
+
+
 def _refuse_binary(head: bytes, path: str) -> None:
     if kind := reader_of(head):
         raise ValueError(f"it is a file of {kind.capitalize()}; use {kind}:{path}")
+    if problem := wrong_format(head, path):
+        raise ValueError(f"it {problem}")
+
+
+def _refuse_plain_json(line: bytes, path: str) -> None:
+    """Raise ValueError if the first line that is no object begins a list of objects, or one that has several lines."""
+    expression = {b"[": ".[]", b"{": "."}.get(line.strip()[:1])
+    if expression == ".[]" or line.strip() == b"{":
+        command = copying(f"jq -c '{expression}'", path, "lines")
+        raise ValueError(f"it is JSON, but has not one object in each line; use this copy in place of it: {command}")
 
 
 def _read_csv(span: Span, field: str) -> Iterator[str]:
     csv.field_size_limit(columns.DOCUMENT)
-    separator = "\t" if ".tsv" in span.path.rpartition("/")[2] else ","
+    separator = "\t" if ".tsv" in span.path.rpartition("/")[2].lower() else ","
     file: Any
     with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
         _refuse_binary(file.peek(8), span.path)
         rows = csv.DictReader(_bounded_lines(lines), delimiter=separator, strict=True)
-        columns.check_column([(name, "string") for name in rows.fieldnames or ()], field)
-        for row in rows:
-            if None in row or None in row.values():
-                raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
-            yield row[field]
+        try:
+            names = list(rows.fieldnames or ())
+            if len(names) == 1 and (found := re.search(r"[;\t|]|,", names[0].replace(field, ""))):
+                raise ValueError(
+                    f"its fields are separated by {found[0]!r} where {separator!r} is read; write a copy with commas, "
+                    "or with tabs and the suffix .tsv"
+                )
+            columns.check_column([(name, "string") for name in names], field)
+            for row in rows:
+                if None in row or None in row.values():
+                    raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
+                yield row[field]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"it {not_utf8(span.path, error, None)}") from None
 
 
 def _bounded_lines(file: Any) -> Iterator[Any]:

@@ -83,6 +83,8 @@ def _slice(documents, start, end) -> Iterator[str]:
 def find_files(kind: str, path: str | Path, config, say) -> Source:
     source = f"{kind}:{path}"
     files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say)
+    if not spans:
+        raise UserError(f'config.data.source: "{source}" contains no text')
     described = [storage.describe(file, cache.user_cache(config.cache_dir)) for file in files]
     size = sum(file["size"] for file in described)
     if kind not in ("text", "tfds") and size > LIMIT:

@@ -104,6 +104,11 @@ def compression(path: str) -> str:
     return next((name for signature, name in PROGRAMS.items() if head.startswith(signature)), "")
 
 
+def without_compression(name: str) -> str:
+    """Return the name of a file without the suffix of its compression, if it has one."""
+    return os.path.splitext(name)[0] if name.endswith(COMPRESSIONS) else name
+
+
 def describe(path: str, cache_dir: Path) -> dict:
     """Return the name, size and sha256 of a file as it is stored; a URL is read for it."""
     if not is_url(path):

@@ -72,13 +72,8 @@ def _problem_of(path: str) -> str | None:
         return f"is damaged ({str(error).removeprefix(f'{path}: ')})"
     if kind := reader_of(head):
         return f"is a file of {kind.capitalize()}; use {kind}:{path} in place of text:{path}"
-    for signature, (name, program) in SIGNATURES.items():
-        if head.startswith(signature):
-            return f"{name}; convert it and give the new file: {program} {shlex.quote(path)}"
-    if head.startswith(UTF16):
-        return f"is UTF-16; convert it and give the new file: {_iconv('UTF-16', path)}"
-    if len(head) > 1 and not any(head[1:100:2]) and all(head[:100:2]):
-        return f"looks like UTF-16; convert it and give the new file: {_iconv('UTF-16LE', path)}"
+    if problem := wrong_format(head, path):
+        return problem
     try:
         head.decode()
     except UnicodeDecodeError as e:
@@ -87,19 +82,36 @@ def _problem_of(path: str) -> str | None:
     return None if head else "is empty"
 
 
+def wrong_format(head: bytes, path: str) -> str | None:
+    """Return what a file is if its first bytes are those of an archive, of a PDF or of UTF-16, and what to do."""
+    for signature, (name, program) in SIGNATURES.items():
+        if head.startswith(signature):
+            return f"{name}; convert it and give the new file: {program} {shlex.quote(path)}"
+    if head.startswith(UTF16):
+        return f"is UTF-16; convert it and give the new file: {_iconv('UTF-16', path)}"
+    if len(head) > 1 and not any(head[1:100:2]) and all(head[:100:2]):
+        return f"looks like UTF-16; convert it and give the new file: {_iconv('UTF-16LE', path)}"
+    return None
+
+
 def reader_of(head: bytes) -> str | None:
     """Return the reader of a binary file by its first bytes, None if no reader is known."""
     return next((kind for signature, kind in READERS.items() if head.startswith(signature)), None)
 
 
-def not_utf8(path: str, e: UnicodeDecodeError, position: int = 0) -> str:
-    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded bytes in it."""
-    place = f"byte {e.object[e.start]:#04x} at offset {position + e.start}"
+def not_utf8(path: str, e: UnicodeDecodeError, position: int | None = 0) -> str:
+    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded bytes, if known."""
+    place = f"byte {e.object[e.start]:#04x}" + ("" if position is None else f" at offset {position + e.start}")
     return f"is not UTF-8 ({place}); if it is Latin-1, use this copy in place of it: {_iconv('latin1', path)}"
 
 
 def _iconv(encoding: str, path: str) -> str:
     """Return the shell command that writes a copy of a text in UTF-8."""
+    return copying(f"iconv -f {encoding} -t UTF-8", path, "utf8")
+
+
+def copying(command: str, path: str, name_of_copy: str) -> str:
+    """Return the shell command that writes a copy of a file, plain and on this machine, through another command."""
     name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
     program = storage.compression(path)
     if program and name.endswith(storage.COMPRESSIONS):
@@ -109,7 +121,7 @@ def _iconv(encoding: str, path: str) -> str:
     if program:
         read += f"{program} -dc {'' if read else shlex.quote(path)}".rstrip() + " | "
     given = "" if read else f" {shlex.quote(path)}"
-    return f"{read}iconv -f {encoding} -t UTF-8{given} > {shlex.quote(f'{stem}.utf8{suffix}')}"
+    return f"{read}{command}{given} > {shlex.quote(f'{stem}.{name_of_copy}{suffix}')}"
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:

@@ -231,6 +231,10 @@ def test_a_pattern_or_a_file_at_a_url_names_its_files_as_on_a_disk():
         documents_of("jsonl:memory://parts/a")
 
 
+def write_raw(path, content):
+    path.write_bytes(content)
+
+
 def damaged_row_group(path):
     write(path)
     content = bytearray(path.read_bytes())
@@ -254,6 +258,23 @@ NOT_TEXT = [  # content, what is wrong with it, and the advice
     (b"x\n" * 2**16 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
     (b"", "is empty", ""),
 ]
+NOT_LINES = [  # JSON that is not one object in each line, a field that is there twice, and other encodings
+    (b'[{"text": "a"}, {"text": "b"}]', ("jq -c '.[]' {0}/a.json > {0}/a.lines.json",), ""),
+    (b'[\n{"text": "a"}\n]', ("jq -c '.[]' {0}/a.json > {0}/a.lines.json",), ""),
+    (b'{\n"text": "a"\n}', ("jq -c '.' {0}/a.json > {0}/a.lines.json",), ""),
+    (gzip.compress(b"[\n]"), ("gzip -dc {0}/a.json.gz | jq -c '.[]' > {0}/a.lines.json",), ".gz"),
+    (b'{"text": "a"}\n{"text": "b", "text": "c"}', ("line 2", "'text' twice"), ""),
+    ('{"text": "a"}'.encode("utf-16"), ("iconv -f UTF-16 ",), ""),
+    ('{"text": "a"}'.encode("utf-16-le"), ("iconv -f UTF-16LE",), ""),
+    (b'{"text": "caf\xe9"}', ("byte 0xe9 at offset 13", "iconv -f latin1"), ""),
+]
+NOT_A_TABLE = [
+    (b"id,text\n1,caf\xe9\n", ("byte 0xe9", "iconv -f latin1")),
+    ("id,text\n1,a\n".encode("utf-16"), ("iconv -f UTF-16 ",)),
+    (b"id;text\n1;a\n", ("separated by ';'",)),
+    (b"id\ttext\n1\ta\n", ("separated by '\\t'", ".tsv")),
+    (b"", ("contains no text",)),
+]
 BAD = [
     *(
         ("text:{0}/a.txt", lambda root, content=content: (root / "a.txt").write_bytes(content), ("{0}/a.txt", *said))
@@ -272,6 +293,15 @@ BAD = [
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"body": "a"}\n'), ("a.jsonl", "--field")),
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(rb'{"text": "\ud83d"}'), (r"\ud83d, half of a",)),
     ("jsonl:{0}", lambda root: (root / "a.jsonl").write_bytes(b'{"text": "\xed\xa0\xbd"}'), ("a.jsonl", "byte 0xed")),
+    *(
+        (f"jsonl:{{0}}/a.json{end}", lambda root, raw=raw, end=end: write_raw(root / f"a.json{end}", raw), said)
+        for raw, said, end in NOT_LINES
+    ),
+    *(("csv:{0}/a.csv", lambda root, raw=raw: write_raw(root / "a.csv", raw), said) for raw, said in NOT_A_TABLE),
+    ("jsonl:{0}", lambda root: [write(root / "a.jsonl"), write(root / "a.jsonl.gz")], ("a.jsonl.gz", "copies")),
+    ("hf:{0}", lambda root: [write(root / "a.json.gz"), write(root / "a.json.zst")], ("a.json.zst", "copies")),
+    ("text:{0}", lambda root: [write(root / "a.txt"), write(root / "a.txt.gz")], ("a.txt.gz", "copies")),
+    ("parquet:{0}", lambda root: write(root / "a.parquet", []), ("contains no text",)),
     ("jsonl:{0}/a.parquet", lambda root: write(root / "a.parquet"), ("use parquet:{0}/a.parquet",)),
     ("csv:{0}/a.arrow", lambda root: write(root / "a.arrow", file=True), ("use arrow:{0}/a.arrow",)),
     ("hf:{0}", lambda root: [write(root / f"{i}/train.jsonl") for i in "ab"], ("several data sets", "hf:{0}/")),
@@ -518,6 +548,39 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
             ),
         ],
         {"train": ["web/a.parquet"], "test": ["web/b.parquet"]},
+    ),
+    "a pattern in the header of README.md": (
+        lambda root: [write_rows(root, "a.parquet", "b.parquet"), readme(root, [{"data_files": "a.parquet"}])],
+        {"train": ["a.parquet"]},
+    ),
+    "a map in the header of README.md": (
+        lambda root: [
+            write_rows(root, "a.parquet", "b.parquet", "c.parquet"),
+            readme(root, [{"data_files": {"train": ["a.parquet"], "test": "b.parquet"}}]),
+        ],
+        {"train": ["a.parquet"], "test": ["b.parquet"]},
+    ),
+    "several configurations without a default": (
+        lambda root: [
+            write_rows(root, "en.parquet", "fr.parquet"),
+            readme(root, [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("en", "fr")]),
+        ],
+        "several data sets .en, fr in README.md.; give the files of one, such as hf:.*en.parquet",
+    ),
+    "the only configuration that was downloaded": (
+        lambda root: [
+            write_rows(root, "en.parquet", "other.parquet"),
+            readme(root, [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("fr", "en")]),
+        ],
+        {"train": ["en.parquet"]},
+    ),
+    "two words for validation": (
+        lambda root: write_rows(root, "train.jsonl", "dev.jsonl", "valid.jsonl"),
+        "may be validation .dev, valid",
+    ),
+    "suffixes in capitals": (
+        lambda root: write_rows(root, "TRAIN.JSONL", "Valid.jsonl"),
+        {"train": ["TRAIN.JSONL"], "validation": ["Valid.jsonl"]},
     ),
     "the cache of load_dataset": (
         lambda root: cached(root, train=3, test=3),
