@@ -173,7 +173,7 @@ def _kernel_lines(e: Estimate, c: Compiled) -> list[str]:
     groups: collections.Counter[tuple[str, str]] = collections.Counter()
     runs_of_group: collections.Counter[tuple[str, str]] = collections.Counter()
     for kernel in c.kernels:
-        group = kernel.kind, re.sub(r"layers_\d+", "layers_*", _owner(kernel.owner))
+        group = kernel.kind, re.sub(r"layers/\d+", "layers/*", _owner(kernel.owner))
         moved[kernel.kind] += kernel.total
         runs[kernel.kind] += kernel.times
         groups[group] += kernel.total
@@ -203,8 +203,8 @@ def _owner(name: str) -> str:
 
     >>> _owner("state.params['layers']['ffn']['w_up_DF']")
     'params/layers/ffn/w_up_DF'
-    >>> _owner("jit(train_step)/shard_map/transpose(jvp(Transformer))/while/body/layers_0/0/ffn/dot_general")
-    'layers_0/0/ffn/dot_general, backward'
+    >>> _owner("jit(train_step)/shard_map/transpose(jvp())/while/body/closed_call/layers/0/ffn/dot_general")
+    'layers/0/ffn/dot_general, backward'
     """
     if name.startswith("state."):
         return "/".join(re.findall(r"\w+", name.removeprefix("state.")))

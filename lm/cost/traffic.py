@@ -35,7 +35,7 @@ class Kernel:
 
     Attributes:
         kind: "matrix products", "attention kernels", "collectives", "reductions", "copies" or "element by element".
-        owner: JAX's name of the operation, such as "jit(train_step)/Transformer/layers_0/ffn/dot_general".
+        owner: JAX's name of the operation, such as "jit(train_step)/jvp()/layers/0/ffn/dot_general".
         moved: bytes of one run.
         times: runs in one run of the program.
     """
