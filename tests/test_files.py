@@ -102,6 +102,7 @@ READ_OTHERWISE = {
     "lm/cost/compiled.py": "what its own compiler wrote",
     "lm/data/python_docs.py": "a file of the package",
     "lm/data/storage.py": "the text that the user named",
+    "lm/git.py": "what a package says of itself",
     "lm/generate.py": "the prompts that the user named",
     "lm/sweeps/plan.py": "the sweep file, which is run anyway",
     "lm/interpret/page.py": "files of the package",

@@ -143,7 +143,11 @@ class _Runner:
             if not todo:
                 break
             plans = {name: self.variants[name].plan for name in todo}
-            self.train([("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds])
+            keys = [("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds]
+            for name in dict.fromkeys(name for _, name, _, _ in self._missing(keys)):
+                for key, best, beyond in choices[name].added:
+                    self.say(f"{name}: the best {key}, {best}, is at the edge of its list: adding {beyond}")
+            self.train(keys)
             for name, points in todo.items():
                 found = outcomes_of(self.record, self.runs.values(), name)
                 if found.keys() >= set(points):

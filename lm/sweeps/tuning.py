@@ -106,6 +106,7 @@ class Choice(NamedTuple):
     best: Point | None = None  # of the grid
     point: Point | None = None  # where the final runs train
     at_edge: tuple[str, ...] = ()  # the keys whose best value is still at the edge of its list
+    added: tuple[tuple[str, float, float], ...] = ()  # of missing points: key, its best value, the one beyond the edge
 
 
 def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = True) -> Choice:
@@ -120,6 +121,8 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
     >>> found = {(0.001,): outcome([2.0]), (0.002,): outcome([2.5]), (0.004,): outcome([3.5])}
     >>> choose(rates, found).missing  # the best one is at the edge
     ((0.0005,),)
+    >>> choose(rates, found).added
+    (('optimizer.learning_rate', 0.001, 0.0005),)
     >>> choose(rates, found | {(0.0005,): outcome([2.0])}).missing
     ((0.00025,),)
     >>> choose(rates, found | {(0.0005,): outcome([2.5])}).point
@@ -128,22 +131,24 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
     (0.001,)
     """
     longer = {key: tuple(values) for key, values in lists.items()}
+    added: list[tuple[str, float, float]] = []
     while True:
         points: list[Point] = list(itertools.product(*longer.values()))
         if len(points) == 1:
             return Choice((), points[0], points[0])
         if missing := tuple(point for point in points if point not in outcomes):
-            return Choice(missing)
+            return Choice(missing, added=tuple(added))
         found = [outcomes[point].rank for point in points]
         lowest = points[found.index(min(found))]
         best = dict(zip(longer, lowest, strict=True))
         edges = [key for key, values in longer.items() if _is_scale(values) and best[key] in (values[0], values[-1])]
         if not at_vertex:
             return Choice((), lowest, lowest, tuple(edges))
-        before = longer
+        before, added = longer, []
         for key in edges:
             if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:
                 longer = longer | {key: extended(key, longer[key], best[key])}
+                added += [(key, best[key], value) for value in longer[key] if value not in before[key]]
         if longer == before:
             break
     point = tuple(_vertex_along(key, values, best, outcomes) for key, values in longer.items())

@@ -83,9 +83,14 @@ def test_lists_are_extended_and_the_final_runs_train_at_the_vertex(tmp_path, fak
     assert points(tmp_path, "final", "layer") == {0.009}
     assert len(fake.trained) == len(read_runs(tmp_path)) == 2 * (3 + 5) + 2 * 16
     assert "layer: tuned to learning_rate 0.009 (best tried: learning_rate 0.008)" in lines
+    edges = [line for line in lines if "at the edge" in line]
+    assert [(line.split(":")[0], line.split()[-1]) for line in edges] == [("layer", "0.008"), ("layer", "0.016")]
+    assert "0.004" in edges[0]  # the best rate of the declared list
     assert {run.commit for run in read_runs(tmp_path)} == {"abc with uncommitted changes"}
-    assert start(tmp_path).run() == 0  # nothing is left to train
+    lines.clear()
+    assert start(tmp_path, lines=lines).run() == 0  # nothing is left to train
     assert len(fake.trained) == 48
+    assert not any("at the edge" in line for line in lines)
 
 
 def test_a_cell_is_finished_before_the_next_one_begins(tmp_path, fake):
