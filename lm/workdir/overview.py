@@ -72,7 +72,7 @@ def read_overview(path: Path) -> Overview:
         last,
         ("", "") if step is None or loss is None else (f"{float(loss):.4f}", f"{step:,}"),
         # The summary of a run that was extended is of its earlier end.
-        goodput if summary.get("steps") == last else None,
+        float(goodput) if goodput is not None and summary.get("steps") == last else None,
     )
 
 
