@@ -1,11 +1,11 @@
 """Train a language model: python -m lm.train --config configs/shakespeare.py"""
 
 import argparse
-import functools
 import os
 import sys
 
 from lm import runtime
+from lm.command_line.loading import print_note
 from lm.command_line.training import as_python, parse_arguments, process_id
 from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
@@ -26,6 +26,8 @@ def run(a: argparse.Namespace, config: Config) -> int:
     """Train, print the config, or estimate the cost on other devices with --plan, and return the exit code."""
     if a.print_config == "python":
         write(as_python(config) + "\n")
+        for note in a.notes:
+            print_note(note)
         return 0
     if not a.plan and not a.print_config:
         with lasting_output():
@@ -36,7 +38,9 @@ def run(a: argparse.Namespace, config: Config) -> int:
     from lm.cost.report import describe_compiled, plan
     from lm.training.run import resolve_for_other_devices
 
-    resolved = resolve_for_other_devices(config, say=functools.partial(say, file=sys.stderr))
+    resolved = resolve_for_other_devices(config, say=print_note)
+    for note in a.notes:
+        print_note(note)
     if a.print_config:
         write(to_json(to_dict(resolved), indent=2) + "\n")
         return 0
@@ -79,7 +83,7 @@ def train(a: argparse.Namespace, config: Config) -> int:
         resume = processes.from_first(mirror.fetch, config, say=say) or resume
     if a.branch_from:
         processes.from_first(branch, a.branch_from, a.workdir, config, say=say)
-    options = {"resume": resume, "verbose": a.verbose, "mirror": mirror}
+    options = {"resume": resume, "verbose": a.verbose, "mirror": mirror, "notes": a.notes}
     return job.train(config, a.workdir, sample=sample, task_scorer=task_scorer, **options)
 
 

@@ -24,25 +24,26 @@ from lm.text_tables import say
 COMMANDS = {"get_config": "python -m lm.train", "get_sweep": "python -m lm.sweep"}
 
 
-def print_warning(text: str) -> None:
-    say(f"WARNING: {text}", sys.stderr)
+def print_note(text: str) -> None:
+    say(text, sys.stderr)
 
 
 def load(
-    path: str, overrides: list[str], warn: Callable[[str], None] = print_warning, *, resuming: bool = False
+    path: str, overrides: list[str], note: Callable[[str], None] = print_note, *, resuming: bool = False
 ) -> Config:
     """Return the config of a file with overrides.
 
     An override without effect is refused. In a file it only causes a warning, and so it does when a run is resumed,
     because earlier code may have accepted it.
 
-    Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, and
-    `warn` is called. In the same way log.every is shortened, without a warning: it changes no result.
+    Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, with a
+    note. In the same way log.every is shortened, without a note: it changes no result. The file's `notes` are about the
+    experiment of the file: an override that makes another one removes them.
 
     Args:
         path: a config file, or hf:DIR for the architecture of a Hugging Face checkpoint.
         overrides: strings such as "model.d_model=256".
-        warn: receives the text of each warning.
+        note: receives the line of each warning and note, after all checks.
         resuming: whether the config belongs to a run that exists.
 
     Raises:
@@ -50,6 +51,7 @@ def load(
     """
     in_file: dict[str, Any] = {}
     problems: dict[str, str] = {}
+    warnings: list[str] = []
     try:
         in_file = _get_config(path)
     except UserError as error:
@@ -63,8 +65,10 @@ def load(
         if name in given and not resuming:
             problems[name] = text
         else:
-            warn(text)
-    return _merged(in_file, given, warn, problems)
+            warnings.append(f"WARNING: {text}")
+    if any(name in schema() and not schema()[name][1].metadata["execution"] for name in given):
+        in_file.pop("notes", None)
+    return _merged(in_file, given, note, problems, warnings)
 
 
 def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -88,18 +92,21 @@ def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict
     return values, problems
 
 
-def load_values(path: str, values: dict[str, Any], warn: Callable[[str], None] = print_warning) -> Config:
+def load_values(path: str, values: dict[str, Any], note: Callable[[str], None] = print_note) -> Config:
     """Return the config of a file with values by dotted name; see `load`. Raises UserError with every mistake.
 
     Keys without effect are not reported: the variants of a sweep share them, and a sweep compares their programs.
     """
-    return _merged(_get_config(path), values, warn, {})
+    return _merged(_get_config(path), values, note, {}, [])
 
 
-def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: dict[str, str]) -> Config:
+def _merged(
+    in_file: dict, given: dict, note: Callable[[str], None], problems: dict[str, str], warnings: list[str]
+) -> Config:
     """Return the config of a file with values by dotted name, its schedule shortened if they shorten train.steps.
 
-    Raises UserError with these problems by key, those of the values, and those across other keys.
+    Raises UserError with these problems by key, those of the values, and those across other keys; without any, `note`
+    receives these warnings and a note for each key that was shortened.
     """
     config, wrong = from_flat(in_file | given)
     before, now, log = in_file.get("train.steps"), config.train.steps, config.log
@@ -113,11 +120,12 @@ def _merged(in_file: dict, given: dict, warn: Callable[[str], None], problems: d
     across = [text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}]
     if problems or across:
         raise UserError(*problems.values(), *across)
-    for name, value in shortened.items():
-        warn(
-            f"config.optimizer.{name} is {value} instead of {in_file[f'optimizer.{name}']}, in proportion to the "
-            f"shorter train.steps = {config.train.steps}; --config.optimizer.{name}=N sets another"
-        )
+    notes = [
+        f"config.optimizer.{name}={value} in place of {in_file[f'optimizer.{name}']}, to fit train.steps={now}"
+        for name, value in shortened.items()
+    ]
+    for line in (*warnings, *notes):
+        note(line)
     return config
 
 

@@ -5,7 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 
-from lm.command_line.loading import load, print_warning
+from lm.command_line.loading import load
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
@@ -40,6 +40,8 @@ DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
     """Return the parsed arguments (None: those of this process), and the config of the file with the overrides.
 
+    `notes` of the arguments are the lines about the config that a command shows once nothing is wrong with the data.
+
     Raises:
         UserError: with every mistake in both.
     """
@@ -48,8 +50,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
     try:
         resuming = bool(a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir)))
-        warn = print_warning if process_id(a) in (None, "0") else lambda text: None  # process 0 alone prints
-        config = load(a.config, overrides, warn, resuming=resuming)
+        a.notes = []
+        config = load(a.config, overrides, a.notes.append, resuming=resuming)
     except UserError as error:
         problems += error.problems
     if problems:

@@ -20,7 +20,7 @@ All mistakes of a config are reported at once, before JAX is imported, each with
 right; the exit code is 2. What depends on the text and on the devices is checked next, before anything is compiled.
 
 For a short run give `--config.train.steps=20` alone: a warm-up or decay of the file that no longer fits is scaled down
-in proportion, with a warning. A schedule that fits, or a number given on the command line, is never changed.
+in proportion, with a note. A schedule that fits, or a number given on the command line, is never changed.
 
 The tables leave out the section of each key. Among the values, the default is in `code font`. Some meanings begin with
 the setting that the key needs: "moe:", "not sgd:", or the name of a key that must be set ("qk_norm:") or not ("not

@@ -245,7 +245,7 @@ class OptimizerConfig:
     learning_rate: float = key(1e-3, "peak learning rate", above=0.0)
     schedule: str = key("cosine", "course of the learning rate after the warm-up (wsd: warm-up, stable, decay)",
         choices=("constant", "linear", "cosine", "wsd"))
-    warmup_steps: int = key(0, "steps of linear warm-up; shortened, with a warning, if train.steps on the command line "
+    warmup_steps: int = key(0, "steps of linear warm-up; shortened, with a note, if train.steps on the command line "
         "leaves no room", low=0)
     decay_steps: int | None = key(None, "step at which the decay ends; none: train.steps. With a number, a finished "
         "run may be resumed with more steps", only="schedule!=constant", low=1)
@@ -368,7 +368,7 @@ class Config:
     """The name of an experiment, and what it starts from."""
 
     name: str = key("run", "start of the name of the run's directory", execution=True)
-    notes: str = key("", "hint for the user of this config, printed at the end", execution=True)
+    notes: str = key("", "hint for the user of this config, printed at the end; not with overrides of keys without a star", execution=True)
     init_from: str | None = key(None, "workdir of a run (its best step) or directory of a Hugging Face checkpoint "
         "whose parameters are the initial values where names, shapes and layers fit; {seed} in it stands for "
         "train.seed; none: random initial values", path=True)

@@ -5,7 +5,6 @@ A file in configs/sweeps/ defines `get_sweep()`, which returns a Sweep. This mod
 
 import ast
 import dataclasses
-import functools
 import hashlib
 import inspect
 import itertools
@@ -17,7 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from lm.command_line.loading import load_values, print_warning, run_file
+from lm.command_line.loading import load_values, print_note, run_file
 from lm.command_line.sweeping import BUDGETS
 from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
@@ -115,23 +114,27 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
         raise UserError(f"{path}: sizes and texts: {error}") from None
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     problems = [*_wrong_names(sweep), *_wrong_values(sweep), *_wrong_lists(sweep), *_wrong_budgets(sweep, budget_name)]
-    variants, of_configs = _plan_variants(Path(path).stem, sweep, budget)
+    notes: list[str] = []
+    variants, of_configs = _plan_variants(Path(path).stem, sweep, budget, notes)
     problems += [*of_configs, *_wrong_matches(sweep, variants), *_unequal_lists(sweep, budget, variants)]
     problems += _unused_keys(variants)
     if problems:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
+    for note in dict.fromkeys(notes):  # once for all variants
+        print_note(note)
     background = ast.get_docstring(ast.parse(Path(expanded(path)).read_bytes())) or ""
     pairs = tuple((in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells)
     return Plan(Path(path).stem, background, sweep, budget_name, budget, variants, pairs)
 
 
-def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, PlannedVariant], list[str]]:
-    """Return every variant in every cell of the sweep of this name, and the mistakes in the configs."""
+def _plan_variants(
+    name: str, sweep: Sweep, budget: Budget, notes: list[str]
+) -> tuple[dict[str, PlannedVariant], list[str]]:
+    """Return every variant in every cell of the sweep of this name, and the mistakes in the configs; add notes."""
     placebo = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
     arms = sweep.variants | ({PLACEBO: placebo} if sweep.placebo else {})
     planned: dict[str, PlannedVariant] = {}
     problems: list[str] = []
-    warn = functools.cache(print_warning)  # once for all variants
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
         full_name = in_cell(arm, cell)
         changes = {key: value for key, value in of_cell.items() if key not in budget.values} | of_arm
@@ -146,7 +149,7 @@ def _plan_variants(name: str, sweep: Sweep, budget: Budget) -> tuple[dict[str, P
         configs = []
         for point in points:
             try:
-                configs.append(load_values(sweep.base, values | point, warn))
+                configs.append(load_values(sweep.base, values | point, notes.append))
             except UserError as error:
                 problems += [f"variant {full_name!r}: {problem}" for problem in error.problems]
         seeds = draw_seeds(in_cell(name, cell), budget.seeds)

@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def train(
     resume: bool = False,
     verbose: bool = False,
     mirror: Mirror | None = None,
+    notes: Sequence[str] = (),
 ) -> int:
     """Train a model, or resume its training, and return the exit code.
 
@@ -60,6 +61,7 @@ def train(
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
         mirror: where the directory is copied to.
+        notes: lines about the config, shown once the run is known to be possible.
 
     Raises:
         UserError: before anything is written, if the config does not fit the data, the devices or the directory.
@@ -82,7 +84,8 @@ def train(
     ):
         kind = jax.devices()[0].device_kind
         devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": kind}
-        for line in processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices):
+        started = processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices)
+        for line in (*started, *notes):
             progress.say(line)
         if mirror:
             processes.from_first(mirror.claim, config)
@@ -229,8 +232,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))
-    if run.config.model.attention == "auto":
-        device: Any = jax.local_devices()[0]
+    device: Any = jax.local_devices()[0]
+    if run.config.model.attention == "auto" and (verbose or device.platform != "cpu"):  # a CPU has no other kernels
         progress.say("attention: {}; {}".format(*attention_implementation(run.config, device, run.mesh_sizes)))
 
 

@@ -73,9 +73,11 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, capsys):
         config = load(str(path), [f"train.steps={steps}"])
         assert config.train.steps == steps
         shortened = config.optimizer.warmup_steps < whole.optimizer.warmup_steps
-        assert ("WARNING: config.optimizer.warmup_steps is" in capsys.readouterr().err) == shortened
+        notes = [line for line in capsys.readouterr().err.splitlines() if "warmup_steps" in line]
+        assert len(notes) == shortened
+        assert all(len(note) < 100 and not note.startswith("WARNING") for note in notes)
         changes = {"train_steps": steps, "optimizer_warmup_steps": config.optimizer.warmup_steps}
-        assert config == with_keys(whole, **changes, log_every=config.log.every)
+        assert config == with_keys(dataclasses.replace(whole, notes=""), **changes, log_every=config.log.every)
         assert config.log.every <= steps
 
 
@@ -104,8 +106,29 @@ def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys):
         assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
         given = {name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides}
         changed = {n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)} - given
-        warned = [line for line in capsys.readouterr().err.splitlines() if "instead of" in line]
-        assert {line.split()[1] for line in warned} == {f"config.optimizer.{name}" for name in changed}
+        warned = [line for line in capsys.readouterr().err.splitlines() if "in place of" in line]
+        assert {line.split("=")[0] for line in warned} == {f"config.optimizer.{name}" for name in changed}
+
+
+def test_nothing_is_noted_about_a_config_that_is_refused(config_file):
+    """Neither a schedule that was shortened nor a key without effect hides what is wrong."""
+    path, notes = config_file("config.optimizer.warmup_steps = 20", "config.optimizer.momentum = 0.5"), []
+    load(path, ["train.steps=10"], notes.append)
+    assert len(notes) == 2
+    notes.clear()
+    for wrong in ("model.n_heads=3", "train.sed=1", "train.batch_size=x"):
+        with pytest.raises(UserError):
+            load(path, ["train.steps=10", wrong], notes.append)
+    assert not notes
+
+
+def test_the_notes_of_a_file_are_about_the_experiment_of_the_file(config_file):
+    path = config_file("config.notes = 'a better model: train longer'")
+    kept = {"": True, "log.every=2": True, "model.remat=block": True}
+    dropped = dict.fromkeys(("train.steps=3000", "data.source=text:novel.txt", "model.d_model=256"), False)
+    for overrides, is_kept in (kept | dropped).items():
+        assert bool(load(path, overrides.split()).notes) == is_kept, overrides
+    assert load(path, ["train.steps=3000", "notes=mine"]).notes == "mine"
 
 
 def test_a_short_run_logs_more_often(config_file):

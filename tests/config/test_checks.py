@@ -149,9 +149,9 @@ def test_a_key_without_effect_is_refused_on_the_command_line_and_reported_elsewh
         load_values(path, values, warnings.append)  # variants of a sweep share their base
         path = config_file(epochs, f"config.{name} = {values[name]!r}")
         load(path, [other], warnings.append)
-        assert warnings == [refused] * 2
+        assert warnings == [f"WARNING: {refused}"] * 2
         load(path, [f"{name}={show(schema()[name][1].default)}", other], warnings.append)
-        assert warnings == [refused] * 2
+        assert warnings == [f"WARNING: {refused}"] * 2
         warnings.clear()
 
 
@@ -163,7 +163,7 @@ def test_a_router_that_the_cross_entropy_does_not_train_is_reported(config_file,
     assert "use normalize_experts = false" in refused
     load(path, one, warnings.append, resuming=True)
     load(path, [*one, "model.normalize_experts=false"], warnings.append)
-    assert warnings == [refused]
+    assert warnings == [f"WARNING: {refused}"]
 
 
 def test_the_condition_of_a_key_names_another_key_of_its_section_and_values_that_this_one_takes():

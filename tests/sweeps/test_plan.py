@@ -108,7 +108,7 @@ def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned, ca
     plan = planned(base=base, values=values, variants=TWO, **PAIR)
     assert {v.config.optimizer.warmup_steps for v in plan.variants.values()} == {1}
     (warning,) = capsys.readouterr().err.splitlines()
-    assert "optimizer.warmup_steps is 1 instead of 20" in warning
+    assert "optimizer.warmup_steps=1 in place of 20" in warning
 
 
 MISTAKES = [
