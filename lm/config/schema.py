@@ -368,7 +368,8 @@ class Config:
     """The name of an experiment, and what it starts from."""
 
     name: str = key("run", "start of the name of the run's directory", execution=True)
-    notes: str = key("", "hint for the user of this config, printed at the end; not with overrides of keys without a star", execution=True)
+    notes: str = key("", "hint for the user of this config, printed at the end; not with overrides of keys without a "
+        "star", execution=True)
     init_from: str | None = key(None, "workdir of a run (its best step) or directory of a Hugging Face checkpoint "
         "whose parameters are the initial values where names, shapes and layers fit; {seed} in it stands for "
         "train.seed; none: random initial values", path=True)
