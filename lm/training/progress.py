@@ -1,5 +1,6 @@
 """Show the progress of a run: a bar in a terminal, plain lines elsewhere."""
 
+import collections
 import os
 
 from tqdm import tqdm
@@ -8,17 +9,22 @@ from lm.cost.units import duration, si
 from lm.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
+MEAN_LINES, MEAN_SECONDS = 10, 30  # the speed is a mean over so many measurements, or over more in so many seconds
 
 
 class Progress:
     """Shows training lines, evaluations and messages.
 
     In a terminal a training line replaces the one before, and about N_LASTING of them stay. Elsewhere, and for
-    evaluations and messages, every line stays.
+    evaluations and messages, every line stays. The speed is a running mean, and plain lines show each measurement once:
+    the lines of one call of the training program share theirs.
     """
 
     def __init__(self, total_steps: int, stream):
         self._total, self._stream, self._last_lasting = total_steps, stream, 0
+        self._measured: collections.deque[tuple[float, float]] = collections.deque()  # tokens, seconds
+        self._last_speed: float | None = None
+        self._last_tokens: int | None = None
         is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = tqdm(
             total=total_steps, file=self._stream, disable=not is_terminal, dynamic_ncols=True, bar_format="{desc} {bar}"
@@ -26,7 +32,9 @@ class Progress:
 
     def update(self, line: dict) -> None:
         """Show a training line."""
-        text = f"step {line['step']:>{len(str(self._total))}}/{self._total}  {self._describe(line)}"
+        is_new = self._measure(line)
+        shows_speed = is_new or not self._bar.disable  # a bar keeps its latest text
+        text = f"step {line['step']:>{len(str(self._total))}}/{self._total}  {self._describe(line, shows_speed)}"
         if self._bar.disable or line["step"] - self._last_lasting >= self._total / N_LASTING:
             self._last_lasting = line["step"]
             self.say(text)
@@ -52,17 +60,38 @@ class Progress:
         """Leave the bar on the screen."""
         self._bar.close()
 
-    def _describe(self, line: dict) -> str:
+    def _measure(self, line: dict) -> bool:
+        """Add the speed of a line to the running mean; return whether it has one that the line before has not."""
+        speed = line.get("tokens_per_second")
+        if speed is None:
+            return False
+        is_new, before = speed != self._last_speed, self._last_tokens
+        self._last_speed, self._last_tokens = speed, line["tokens"]
+        if not is_new:
+            return False
+        # The first line counts one step: how many a resumed run has trained is not known.
+        n_tokens = line["tokens"] / line["step"] if before is None else line["tokens"] - before
+        self._measured.append((n_tokens, n_tokens / speed))
+        while len(self._measured) > MEAN_LINES:
+            if sum(seconds for _, seconds in self._measured) - self._measured[0][1] < MEAN_SECONDS:
+                break
+            self._measured.popleft()
+        return True
+
+    def _describe(self, line: dict, shows_speed: bool) -> str:
         parts, speed = [f"loss {line['loss']:.4f}"], line.get("tokens_per_second")
-        if speed is not None:
-            parts.append(si(speed, "tokens/s"))
+        if speed is None or not shows_speed:
+            return parts[0]
+        tokens, seconds = map(sum, zip(*self._measured, strict=True))
+        mean = tokens / seconds
+        parts.append(si(mean, "tokens/s"))
         if line.get("mfu") is not None:
             square = line.get("mfu_full_square")
-            beside = "" if square is None else f" (full square {100 * square:.1f} %)"
-            parts.append(f"MFU {100 * line['mfu']:.1f} %{beside}")
+            beside = "" if square is None else f" (full square {100 * square * mean / speed:.1f} %)"
+            parts.append(f"MFU {100 * line['mfu'] * mean / speed:.1f} %{beside}")
         elif line.get("flops_per_second") is not None:
-            parts.append(si(line["flops_per_second"], "FLOP/s"))
-        if speed and "tokens" in line and line["step"] < self._total:
-            seconds_left = (self._total - line["step"]) * line["tokens"] / line["step"] / speed
+            parts.append(si(line["flops_per_second"] * mean / speed, "FLOP/s"))
+        if line["step"] < self._total:
+            seconds_left = (self._total - line["step"]) * line["tokens"] / line["step"] / mean
             parts.append(f"ETA {duration(seconds_left)}")
         return "  ".join(parts)

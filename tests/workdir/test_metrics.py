@@ -190,11 +190,11 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, tensorboard):
 
 
 def show(progress):
-    for step in (10, 20):
-        line = {"step": step, "loss": 2.5, "tokens": 1000 * step, "tokens_per_second": 41234.0, "mfu": 0.4321}
+    for step, speed in ((10, 41234.0), (20, 41234.001)):
+        line = {"step": step, "loss": 2.5, "tokens": 1000 * step, "tokens_per_second": speed, "mfu": 0.4321}
         progress.update(line)
     progress.evaluation({"step": 20, "split": "validation", "loss": 1.5, "bits_per_byte": 2.1640425613334453})
-    progress.update({"step": 30, "loss": 2.25, "tokens_per_second": 999.6, "flops_per_second": 1.234e12})
+    progress.update({"step": 30, "loss": 2.25})
     progress.close()
 
 
@@ -202,7 +202,7 @@ PLAIN = [
     "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 24.0 seconds",  # 990,000 tokens at this speed
     "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 23.8 seconds",
     "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
-    "step   30/1000  loss 2.2500  1.00 ktokens/s  1.23 TFLOP/s",
+    "step   30/1000  loss 2.2500",
 ]
 
 
@@ -210,6 +210,34 @@ def test_a_file_gets_plain_lines():
     stream = io.StringIO()
     show(Progress(1000, stream))
     assert stream.getvalue().splitlines() == PLAIN
+
+
+def training_lines(speeds) -> list[str]:
+    """Return the lines of calls of 4 steps that log every second one: two lines with the speed of their call."""
+    stream = io.StringIO()
+    progress = Progress(1000, stream)
+    for step in range(2, 4 * len(speeds) + 1, 2):
+        speed = speeds[(step - 1) // 4]
+        line = {"step": step, "loss": 2.5, "tokens": 1000 * step, "tokens_per_second": speed}
+        progress.update(line | {"flops_per_second": 2 * speed, "mfu": None})
+    return stream.getvalue().splitlines()
+
+
+def test_speed_and_eta_are_a_running_mean_that_is_shown_once_for_each_measurement():
+    """They seemed to be those of the last call: 4.4, 1.4, 2.5, 1.2 minutes in one run, each on several lines."""
+    lines = training_lines([1000.0, 4000.0] * 30)
+    assert ["tokens/s" in line for line in lines] == [True, False] * 60
+    shown = [line for line in lines if "tokens/s" in line]
+    # As many tokens at 1,000 as at 4,000 per second: 1,600 on average, the harmonic mean.
+    for line in shown[20:]:
+        speed = float(line.split()[4])
+        assert 1.45 < speed < 1.8, line
+        flops, seconds_left = float(line.split()[6]), float(line.split()[9]) * 60
+        assert flops == pytest.approx(2 * speed, rel=0.01)
+        assert seconds_left == pytest.approx((1000 - int(line.split()[1].split("/")[0])) / speed, rel=0.01)
+    assert "1.00 ktokens/s" in shown[0]
+    # A run that becomes slow for good is soon shown as slow.
+    assert "1.00 ktokens/s" in training_lines([4000.0] * 30 + [1000.0 + i / 100 for i in range(20)])[-2]
 
 
 def test_an_evaluation_of_a_part_of_a_split_says_so():
