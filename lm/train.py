@@ -36,7 +36,7 @@ def run(a: argparse.Namespace, config: Config) -> int:
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
     from lm.cost.compiled import compile_step
     from lm.cost.report import describe_compiled, plan
-    from lm.training.run import resolve_for_other_devices
+    from lm.training.run import missing_data, resolve_for_other_devices
 
     resolved = resolve_for_other_devices(config, say=print_note)
     for note in a.notes:
@@ -46,6 +46,8 @@ def run(a: argparse.Namespace, config: Config) -> int:
         return 0
     text, chosen = plan(resolved, name, n_devices, a.slices)
     say(text)
+    for note in missing_data(config):
+        print_note(f"\n{note}")
     fits = chosen.fits
     if a.config.startswith("hf:"):
         say("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")

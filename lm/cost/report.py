@@ -26,11 +26,11 @@ def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) 
         chosen = estimate(config, device_name, n_devices, n_slices)
         return describe(chosen), chosen
     found = search_meshes(config, device_name, n_devices, n_slices)
-    return f"{describe(found[0])}\n\n{_mesh_table(found)}{_batch_advice(config, n_devices)}", found[0]
+    return describe(found[0], _mesh_table(found) + _batch_advice(config, n_devices)), found[0]
 
 
-def describe(e: Estimate) -> str:
-    """Describe an estimate: the verdict first, then memory, communication and time."""
+def describe(e: Estimate, meshes: str = "") -> str:
+    """Describe an estimate: the verdict, memory, communication, time, other meshes, and the compiler's options."""
     m, t, d = e.config.model, e.config.train, e.device
     per_token = flops.flops_per_token(m, t.seq_len)
     mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
@@ -62,6 +62,7 @@ def describe(e: Estimate) -> str:
         f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
         "one direction",
+        *(["", meshes] if meshes else []),
         *(["", "Options of the compiler"] if options else []),
         *(f"  {name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()),
     ]

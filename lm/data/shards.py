@@ -66,7 +66,8 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     if not found:
         raise UserError(
             f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob or file of .npy or '
-            '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin'
+            '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin; python '
+            "-m lm.data.prepare makes some, and the first lines of a config file say how its own are made"
         )
     _raise_open_file_limit(len(found))
     opened, digests = {}, {}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +11,19 @@ import jax
 import numpy as np
 
 from lm import data, parameters
-from lm.config import MESH_AXES, Config, Resolved, to_dict
+from lm.config import MESH_AXES, Config, Resolved, checks, to_dict
+from lm.config.schema import SOURCES
 from lm.cost import flops
 from lm.cost.memory import attention_implementation
 from lm.data import Corpus, mixtures, trusted
 from lm.data.tokenizers import known_prompt
 from lm.errors import UserError
-from lm.files import to_json
+from lm.files import expanded, matching_files, to_json
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.step import optimizer
 from lm.text_tables import table
+from lm.urls import is_url
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +116,17 @@ def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Res
         anywhere = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
         vocab_size = resolve_config(anywhere, corpus).model.vocab_size
     return parameters.resolve(config, vocab_size)
+
+
+def missing_data(config: Config) -> list[str]:
+    """Return a note for each source that is not on this machine: a run needs it, and an estimate may not."""
+    notes = []
+    for source in checks.sources(config):
+        kind, _, path = source.partition(":")
+        is_local = {f"{kind}:PATH", f"{kind}:DIR"} & set(SOURCES) and not is_url(path)
+        if is_local and not os.path.exists(expanded(path)) and not matching_files(expanded(path)):
+            notes.append(f"config.data.source: {source} is not on this machine; training needs it")
+    return notes
 
 
 def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:

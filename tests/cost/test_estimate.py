@@ -1,5 +1,6 @@
 """The estimate behind --plan, against figures derived by hand."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -9,6 +10,8 @@ import pytest
 from running import ROOT
 from tiny import tiny
 
+from lm.command_line.loading import load
+from lm.config.schema import DataConfig
 from lm.cost import flops
 from lm.cost.communication import seconds
 from lm.cost.devices import DEVICES
@@ -17,6 +20,7 @@ from lm.cost.memory import moved_activation_bytes
 from lm.cost.report import plan
 from lm.errors import UserError
 from lm.train import main
+from lm.training.run import missing_data
 
 D, LAYERS, F, V, T = 4096, 32, 11_008, 50_257, 4096
 WEIGHTS = LAYERS * (4 * D * D + 3 * D * F)  # of the layers, sharded
@@ -167,3 +171,25 @@ def test_an_unknown_device_is_an_error_before_jax_is_imported(command, monkeypat
     monkeypatch.setattr("lm.runtime.start_jax", lambda *a, **k: pytest.fail("started jax"))
     code, output = command(main, f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--device=h900")
     assert (code, "is not NAME:COUNT" in output) == (2, True)
+
+
+def test_a_plan_ends_with_the_options_of_the_compiler_and_names_batch_and_data_that_a_run_would_want(command, tmp_path):
+    """The data of a large run are rarely on the machine where it is planned: a note there, and an error of the run."""
+    config = f"--config={ROOT}/configs/gpt2_124m.py"
+    code, output = command(main, config, "--plan", "--device=v5e:64")
+    assert code == 0
+    assert output.index("Meshes:") < output.index("--config.train.batch_size=512") < output.index("Options of the comp")
+    assert "tokens:data/openwebtext is not on this machine" in output
+    code, output = command(main, config, "--plan", "--device=v5e:64", "--config.mesh.replica=64")
+    assert (code, "512" in output, "openwebtext" in output) == (2, True, False)  # an error stands alone
+    code, output = command(main, config)
+    assert (code, "lm.data.prepare" in output, "config file" in output) == (2, True, True), output
+    of_file = load(f"{ROOT}/configs/gpt2_124m.py", [])
+    (tmp_path / "data" / "openwebtext").mkdir(parents=True)
+    (tmp_path / "there.txt").write_text("there")
+    for source, is_missing in (
+        ("tokens:data/openwebtext", False), ("text:there.txt", False), ("text:*.txt", False), ("text:*.md", True),
+        ("parquet:absent", True), ("hf:absent", True), ("text:gs://bucket/x", False), ("tfds:tiny_shakespeare", False),
+    ):  # fmt: skip
+        notes = missing_data(dataclasses.replace(of_file, data=DataConfig(source=source)))
+        assert bool(notes) == is_missing, source
