@@ -13,7 +13,7 @@ values in lm/parameters.py, and the model as a Flax module in lm/linen.py.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -318,11 +318,12 @@ def default_d_ff(c) -> int:
 
 def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
     """Return the parameters of the feed-forward layer in a layer; None: in any layer."""
-    others = tuple(i for i in range(c.n_layers) if ideas.feed_forward(c, i) is None)
+    layers: Sequence[int] = range(c.n_layers)
+    if c.ffn not in FEED_FORWARDS:
+        layers = tuple(i for i in layers if ideas.feed_forward(c, i) is None)
     table: dict[str, Parameter] = {}
-    if others or not c.n_layers:
+    if layers or not c.n_layers:
         own, _ = FEED_FORWARDS[plain_feed_forward(c)]
-        layers = range(c.n_layers) if len(others) == c.n_layers else others
         table = {name: dataclasses.replace(p, layers=layers) for name, p in own(c).items()}
     table = _joined(table, ideas.declared(c, "ffn"))
     return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
@@ -423,7 +424,7 @@ def head(params: dict, c: ResolvedModel) -> Head:
         return Head(w, b_V, softcap=c.logit_softcap, transposed=c.tie_embeddings)
     p = dict(gathered(params, Table("the table of ideas of the model", ideas.declared(c, "model")), c))
     after = functools.partial(_with_ideas, c)
-    return Head(w, b_V, p, softcap=c.logit_softcap, transposed=c.tie_embeddings, after=after)
+    return Head(w, b_V, c.logit_softcap, c.tie_embeddings, p, after)
 
 
 def _with_ideas(c: ResolvedModel, p: dict, logits_BTV):

@@ -22,11 +22,12 @@ class Head:
 
     w: jax.Array  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
     b_V: jax.Array | None = None
-    p: dict | None = None  # parameters of `after`
     # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
     transposed: bool = dataclasses.field(default=False, metadata={"static": True})
-    after: Callable | None = dataclasses.field(default=None, metadata={"static": True})  # None: nothing
+    p: dict | None = None  # parameters of `after`
+    # (parameters, logits) -> logits; None: nothing.
+    after: Callable | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 def head_logits(h_BTD, head: Head):
