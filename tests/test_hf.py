@@ -39,7 +39,7 @@ MISTAKES = {
     "import nothing --workdir run": "no such directory",
     "import model --workdir run --seq-len 0": "--seq-len: 0 must be at least 1",
     "import model --workdir model": "--workdir model is not an empty directory; give another",
-    "export --workdir nothing --output out": "there is no run nothing",
+    "export --workdir nothing --output out": "nothing; python -m lm.runs DIR lists",
     "export --workdir model --output model": "--output model is not an empty directory",
     "export --workdir model --output out --step last": "--step: 'last' is not best",
     "imprt model": "python -m lm.hf --help lists all options",

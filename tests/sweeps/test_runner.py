@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,7 +120,8 @@ def test_two_processes_divide_the_runs(tmp_path, fake, monkeypatch):
         if len(fake.trained) == 2 * jax.device_count() and not second:
             second.append(None)  # not again
             second.append(start(tmp_path))
-            monkeypatch.setattr(module.time, "sleep", stop)
+            waiting = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=stop)
+            monkeypatch.setattr(module, "time", waiting)  # of the runner alone: a lock waits, too
             with contextlib.suppress(StopIteration):
                 second[1].run()
         return train(self, signals)

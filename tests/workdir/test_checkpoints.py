@@ -88,7 +88,7 @@ def test_params_alone_can_be_read(tmp_path, monkeypatch):
         assert_same(params, make_state(step).params)
     with pytest.raises(UserError, match=r"no checkpoint of step 3; there are \[1, 2\]"):
         restore_params(tmp_path, 3)
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="there is no run"):
         restore_params(tmp_path / "elsewhere")
 
 
