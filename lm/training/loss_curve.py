@@ -2,7 +2,7 @@
 
 import array
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from lm.workdir.metrics import validation_losses
 
@@ -26,7 +26,7 @@ def loss_curve(lines: Iterable[dict], unigram_loss: float | None = None):
     return _finished(axes)
 
 
-def loss_curves(runs: dict[str, Iterable[dict]], title: str = ""):
+def loss_curves(runs: Mapping[str, Iterable[dict]], title: str = ""):
     """Return the figure of several runs: dots and lines are validation losses, thin lines training losses."""
     axes = _axes()
     axes.set_title(title)
