@@ -48,7 +48,7 @@ def model_dir(tmp_path):
 def prepared(directory, *overrides: str):
     """Return the resolved config of hf:DIR and its corpus."""
     source, cache = f"text:{directory.parent / 'text.txt'}", str(directory.parent / "cache")
-    config = load(f"hf:{directory}", [f"data.source={source}", f"data.cache_dir={cache}", *overrides], warn=str)
+    config = load(f"hf:{directory}", [f"data.source={source}", f"data.cache_dir={cache}", *overrides], note=str)
     return parameters.resolve(config, config.model.vocab_size), open_corpus(config.data, say=str)
 
 
@@ -230,7 +230,7 @@ def test_on_eight_devices_a_run_starts_from_the_same_parameters(bench, model_dir
 
 
 def test_the_config_of_an_architecture_takes_overrides(model_dir):
-    config = load(f"hf:{model_dir}", ["train.steps=7", "model.norm=layer"], warn=str)
+    config = load(f"hf:{model_dir}", ["train.steps=7", "model.norm=layer"], note=str)
     expected = dataclasses.replace(read_config(model_dir).model, norm="layer")
     assert dataclasses.asdict(config.model) == dataclasses.asdict(expected)
     assert (config.name, config.train.seq_len, config.train.steps) == ("llama", 16, 7)
