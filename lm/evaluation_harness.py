@@ -8,6 +8,7 @@ Importing this module registers the model "lm" with the harness:
     lm_eval.simple_evaluate(HarnessModel("runs/mine"), tasks=["hellaswag"])
 """
 
+import functools
 import itertools
 import logging
 import math
@@ -26,10 +27,13 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 import lm
+from lm.data.hf_tokenizer import HFTokenizer
 from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
 from lm.generation.options import check_options
-from lm.generation.text import stream_texts
+from lm.generation.text import Continuation, stream_texts
+from lm.harness import NO_CHAT_TEMPLATE
+from lm.huggingface.tokenizer_files import named_tokens, special_names
 from lm.log_probabilities import Score, score, windows
 from lm.trained_model import TrainedModel
 
@@ -43,8 +47,9 @@ class HarnessModel(TemplateLM):
 
     Contexts and continuations are encoded like in the harness's own "hf" models: together, with the spaces between
     them in the continuation. They start with the tokenizer's begin of text, if it has one. A long context loses its
-    first tokens. A text without context follows the begin of text, else the end of text; if the tokenizer has neither,
-    the first token of such a text has no probability.
+    first tokens. A text without context follows the bos_token of the checkpoint's settings, else its eos_token; without
+    settings, the begin of text, else the end of text. If there is none, the first token of such a text has no
+    probability. Special tokens that are generated are left out of texts.
 
     Args:
         workdir: the directory of a run or of a Hugging Face checkpoint; or a model that is loaded.
@@ -101,12 +106,36 @@ class HarnessModel(TemplateLM):
         return context_ids or self._prefix(), ids or self.tok_encode(continuation, add_special_tokens=False)
 
     def _prefix(self) -> list[int]:
-        """Return the begin or end of text, which precedes a text without context; empty if there is neither."""
+        """Return the token that precedes a text without context, or no token."""
+        names = named_tokens(self.trained.settings) if "tokenizer_config.json" in self.trained.settings else {}
+        if found := [*self._ids_of(names.get("bos_token")), *self._ids_of(names.get("eos_token"))]:
+            return found[:1]
         end = self.eot_token_id
         return list(self.trained.tokenizer.begin_of_text) or ([] if end is None else [end])
 
+    def _ids_of(self, *names: str | None) -> list[int]:
+        """Return the ids of those of these tokens that the tokenizer has."""
+        tokenizer = self.trained.tokenizer
+        if not isinstance(tokenizer, HFTokenizer):
+            return []
+        found = (tokenizer.model.token_to_id(name) for name in names if name is not None)
+        return [i for i in found if i is not None]
+
+    @functools.cached_property
+    def _special_ids(self) -> set[int]:
+        """Return the ids that the harness's own models leave out of texts."""
+        named = self._ids_of(*special_names(self.trained.settings))
+        return {*self.trained.tokenizer.special_ids().values(), *named}
+
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:
-        raise UserError("--apply_chat_template: this model has no chat template")
+        raise UserError(NO_CHAT_TEMPLATE)
+
+    def chat_template(self, chat_template=False) -> str | None:
+        raise UserError(NO_CHAT_TEMPLATE)
+
+    @property
+    def tokenizer_name(self) -> str:
+        raise UserError(NO_CHAT_TEMPLATE)  # the harness asks for it only with --apply_chat_template
 
     def get_model_info(self) -> dict:
         return {"model_step": self.trained.step, "model_windows": self.windows}
@@ -196,10 +225,19 @@ class HarnessModel(TemplateLM):
         texts: dict[tuple, str] = {}
         for rows in stream_texts(*what, n_samples=n_samples, stop=stop, batch_size=self.batch_size or 16):
             while len(texts) < len(rows) and (row := rows[len(texts)]).finish:
-                texts[tuple(row.prompt_ids), row.sample] = row.text
+                texts[tuple(row.prompt_ids), row.sample] = self._without_special(row, stop)
                 bar.update()
         samples: defaultdict = defaultdict(itertools.count)
         return [texts[key, next(samples[key]) % n_samples] for key in keys]
+
+    def _without_special(self, row: Continuation, stop: Sequence[str]) -> str:
+        """Return the text of a continuation without its special tokens."""
+        kept = [i for i in row.ids if i not in self._special_ids]
+        if len(kept) == len(row.ids):
+            return row.text
+        again = Continuation(row.prompt, row.sample, prompt_ids=row.prompt_ids)
+        again.add(kept, self.trained.tokenizer, stop, n_tokens=len(kept))
+        return again.text
 
     def _prompt(self, context: str, n_tokens: int) -> list[int]:
         """Encode a context, without its first tokens if the model could not see n_tokens more."""

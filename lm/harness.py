@@ -22,6 +22,12 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 """
 
 
+CHAT_TEMPLATE = "--apply_chat_template"
+NO_CHAT_TEMPLATE = (
+    f"{CHAT_TEMPLATE}: not supported; leave it out, and write what surrounds a question into the task's doc_to_text"
+)
+
+
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
@@ -42,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     if given and not given[0].startswith("-"):
         given = ["--workdir", *given]
     a, others = parser.parse_known_args(given)
+    options = (other.partition("=")[0] for other in others)
+    if any(len(option) > 2 and CHAT_TEMPLATE.startswith(option) for option in options):  # argparse takes short forms
+        raise UserError(NO_CHAT_TEMPLATE)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate

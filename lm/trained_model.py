@@ -25,7 +25,7 @@ from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
-from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer
+from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer, read_settings
 from lm.huggingface.weights import load_params
 from lm.text_tables import say
 from lm.workdir import checkpoints
@@ -42,6 +42,7 @@ class TrainedModel:
         config: the resolved config.
         params: parameters, as nested dicts; see lm/parameters.py.
         tokenizer: None if the run trained on token ids, or if the checkpoint has no tokenizer.json.
+        settings: files of the checkpoint of Hugging Face that the model came from, by name; see `read_settings`.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class TrainedModel:
     config: Resolved
     params: dict
     tokenizer: Tokenizer | None
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:<12}{value}" for name, value in self._facts())
@@ -190,7 +192,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     if is_checkpoint(path):
         if step not in ("best", "latest", 0):
             raise UserError(f"{path} is a checkpoint of Hugging Face, which has no step {step}")
-        step, config = 0, read_config(path)
+        step, config, settings = 0, read_config(path), read_settings(path)
         tokenizer = load_tokenizer(path, config)
         params = load_params(path, config)
     else:
@@ -198,8 +200,9 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
         config, tokenizer = read_meta(meta, params, f"{path}, step {step}")
         # This device may not support the implementation of attention that the run used.
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
-        if isinstance(tokenizer, HFTokenizer) and SETTINGS in meta:  # of the checkpoint that training began from
-            tokenizer.end_ids = sorted(find_end_ids(meta[SETTINGS]))
+        settings = meta.get(SETTINGS, {})
+        if isinstance(tokenizer, HFTokenizer) and settings:  # of the checkpoint that training began from
+            tokenizer.end_ids = sorted(find_end_ids(settings))
     finite = _are_finite(parameters.flat(params))
     if wrong := [name for name, is_finite in finite.items() if not is_finite]:
         say(
@@ -207,7 +210,7 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
             f"first is {wrong[0]}",
             sys.stderr,
         )
-    return TrainedModel(path, step, config, params, tokenizer)
+    return TrainedModel(path, step, config, params, tokenizer, settings)
 
 
 def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer | None]:

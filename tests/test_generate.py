@@ -33,7 +33,8 @@ def test_a_text_continues_the_prompt_and_a_seed_repeats_it(bench, capsys, monkey
 def test_generation_replaces_attention_that_this_device_does_not_support(bench, monkeypatch):
     """A run that was trained with cuDNN on a GPU generates text on a CPU."""
     saved = trained_model.saved_config
-    on_a_gpu = lambda fields: with_keys(saved(fields), model_attention="cudnn")  # noqa: E731
+    keys = {"model_attention": "cudnn", "model_compute_dtype": "bfloat16"}
+    on_a_gpu = lambda fields: with_keys(saved(fields), **keys)  # noqa: E731
     monkeypatch.setattr(trained_model, "saved_config", on_a_gpu)
     assert main([f"--workdir={bench.reference()}", "--tokens=5"]) == 0
 

@@ -226,7 +226,7 @@ def test_dropout_of_an_example_depends_on_its_own_key_only():
 def test_each_dropout_site_has_its_own_keys(monkeypatch):
     """Five sites (the embedding and two branches in each of two layers) for each of two examples."""
     keys = []
-    monkeypatch.setattr(model, "dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
+    monkeypatch.setattr("lm.here.dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
     c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5}).model
     model.hidden(redrawn(c), c, TOKENS[:2], dropout_keys_B=jax.random.split(jax.random.key(0), 2))
     assert len({key.tobytes() for key in np.concatenate(keys)}) == len(keys) * 2 == 10

@@ -120,15 +120,16 @@ def test_mfu_is_logged_if_the_peak_is_known(train, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
     """With eval.max_batches, the final evaluation of the full split does not score the last checkpoint."""
-    keys = ("--config.optimizer.schedule=constant", "--config.model.dropout=0", "--config.eval.max_batches=1")
-    keys += ("--config.optimizer.learning_rate=1e-12",)  # too small to change the loss
-    assert train(tmp_path / "run", *keys)[0] == 0
+    keys = ["--config.optimizer.schedule=constant", "--config.model.dropout=0"]
+    keys.append("--config.optimizer.learning_rate=1e-12")  # too small to change the loss
+    assert train(tmp_path / "run", *keys, "--config.eval.max_batches=1")[0] == 0
     losses = validation_losses(metrics_of(tmp_path / "run"))
     assert set(losses) == {4, 8, 12}
     assert max(losses.values()) - min(losses.values()) < 1e-5
     assert abs(losses[12] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
     # Extended with more batches: the new scores are compared with one another only, and the best one so far is kept.
-    best, keys = best_step(losses, losses), (*keys, "--config.eval.max_batches=2", "--config.checkpoint.keep=1")
+    best = best_step(losses, losses)
+    keys += ["--config.eval.max_batches=2", "--config.checkpoint.keep=1"]
     for steps in (20, 28):
         assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}", "--resume")[0] == 0
     assert set(validation_losses(metrics_of(tmp_path / "run"))) == {12, 16, 20, 24, 28}  # step 12 anew

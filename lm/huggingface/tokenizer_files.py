@@ -16,6 +16,15 @@ SETTINGS = (
     "chat_template.jinja",
 )  # fmt: skip
 ENDS = ("generation_config.json", "config.json")  # those that have the ids at which a generated text ends
+# The first of TOKEN_KEYS in transformers' own classes, where the settings name none.
+CLASS_TOKENS: dict[str, tuple[str | None, ...]] = {
+    "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>"),
+    "GPTNeoXTokenizer": ("<|endoftext|>", "<|endoftext|>"),
+    "Qwen2Tokenizer": (None, "<|endoftext|>"),
+    "LlamaTokenizer": ("<s>", "</s>", "<unk>"),
+    "GemmaTokenizer": ("<bos>", "<eos>", "<unk>"),
+}
+TOKEN_KEYS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 # lm.data.tokenizers.WORD in the syntax of `tokenizers`, whose \w includes combining marks.
 WORD = r" ?[\p{L}\p{N}_]+(?:['-][\p{L}\p{N}_]+)*|[\s\S]"
 
@@ -49,6 +58,37 @@ def find_end_ids(settings: dict[str, str]) -> set[int]:
         ids = ids if isinstance(ids, list) else [ids]
         found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
     return found
+
+
+def named_tokens(settings: dict[str, str]) -> dict[str, str]:
+    """Return the special tokens that transformers takes from a checkpoint's settings: bos_token, eos_token, ..."""
+    config, legacy = (_fields(settings, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    of_class = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), ())
+    found = dict(zip(TOKEN_KEYS, of_class, strict=False)) | {key: config[key] for key in TOKEN_KEYS if key in config}
+    if "added_tokens_decoder" not in config:  # else transformers does not read the older file
+        found |= {key: legacy[key] for key in TOKEN_KEYS if legacy.get(key)}
+    return {key: name for key, value in found.items() if (name := _content(value))}
+
+
+def special_names(settings: dict[str, str]) -> set[str]:
+    """Return the names of the tokens that transformers leaves out of generated text, beside those of tokenizer.json."""
+    config = _fields(settings, "tokenizer_config.json")
+    added = config.get("added_tokens_decoder")
+    tokens = [token for token in (added.values() if isinstance(added, dict) else ()) if isinstance(token, dict)]
+    more = config.get("additional_special_tokens")
+    found = [token for token in tokens if token.get("special") is True] + (more if isinstance(more, list) else [])
+    return {*named_tokens(settings).values(), *filter(None, map(_content, found))}
+
+
+def _fields(settings: dict[str, str], name: str) -> dict:
+    found = json.loads(settings.get(name, "{}"))
+    return found if isinstance(found, dict) else {}
+
+
+def _content(token) -> str | None:
+    """Return the name of a token, which is a text or a dict with it; None for anything else."""
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
 
 
 def read_settings(directory: str | Path, names: tuple[str, ...] = SETTINGS) -> dict[str, str]:

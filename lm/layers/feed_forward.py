@@ -70,8 +70,8 @@ def gated(gate, up, activation: str):
     With sigmoid this is the GLU of Dauphin et al. 2017 (arXiv:1612.08083), with silu SwiGLU, with gelu GEGLU (Shazeer
     2020, arXiv:2002.05202, section 2). The backward pass computes it again.
 
-    >>> gated(jnp.array([-1.0, 2.0]), jnp.array([3.0, 3.0]), "relu")
-    Array([-0.,  6.], dtype=float32)
+    >>> gated(jnp.array([1.0, 2.0]), jnp.array([3.0, 3.0]), "relu")
+    Array([3., 6.], dtype=float32)
     """
     return recomputed(lambda gate, up: _activate(activation, gate) * up)(gate, up)
 

@@ -65,16 +65,17 @@ def test_watching_changes_no_bit_and_a_resumed_run_decides_alike(train, text, tm
     assert [line["loss"] for line in skip[:6]] == [line["loss"] for line in warn[:6]]
     assert skip[6]["loss"] != warn[6]["loss"]
 
-    def resume(before: str, after: str, *more):
+    def resume(before: str, after: str, per_dispatch: int = 8):
         """Resume a copy of a finished run from step 100."""
         workdir = tmp_path / f"{before}_{after}"
         shutil.copytree(tmp_path / before, workdir)
         (workdir / "summary.json").unlink()
         shutil.rmtree(workdir / "checkpoints" / "112")
-        assert train(workdir, *keys, "--resume", f"--config.train.on_spike={after}", *more)[0] == 0
+        changed = [key.replace("per_dispatch=8", f"per_dispatch={per_dispatch}") for key in keys]
+        assert train(workdir, *changed, "--resume", f"--config.train.on_spike={after}")[0] == 0
         return workdir
 
-    assert_same_run(resume("skip", "skip", "--config.train.steps_per_dispatch=5"), tmp_path / "skip", 112)
+    assert_same_run(resume("skip", "skip", per_dispatch=5), tmp_path / "skip", 112)
     # The key may be changed: then the window is new and at first finds no spikes, or is dropped.
     for before, after, skipped in (("warn", "skip", 1), ("none", "skip", 0), ("skip", "none", 0)):
         assert summary_of(resume(before, after))["skipped"] == skipped
