@@ -24,8 +24,8 @@ class Parameter:
         contract: the axes that its product contracts; "": no product, or only a lookup. A token then costs one
             multiplication and addition per element.
         batch: axes over which it is a batch of independent matrices: stacked layers, experts.
-        products: the products of one token with each of its elements, on average: k / E with experts, of which a token
-            uses k.
+        products: how many products one token has with each of its elements, on average: k / E where a token uses k of E
+            experts.
         init, std: a key of parameters.DISTRIBUTIONS, and the factor of its draws (0: no factor).
         layers: the layers that are stacked along N, in this order; None: it belongs to no layer.
         decay: whether weight decay applies to a weight.

@@ -39,7 +39,7 @@ LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile on
 
 
 class PointerError(UserError):
-    """An error for a file of which only a pointer or a link was downloaded."""
+    """An error for a file that is a pointer or a link to data that were not downloaded."""
 
 
 def to_json(value, *, indent: int | None = None) -> str:

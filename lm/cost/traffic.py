@@ -1,7 +1,7 @@
 """Bytes that the kernels of a compiled program move between the device and its memory, from the text of XLA.
 
-An upper limit: the operands and results of each kernel, as if no cache held them. Of an operand of which a kernel reads
-slices only, and of a result that it replaces in place, the slices count.
+The sum is an upper limit: all operands and results of each kernel count, as if there were no cache. Where a kernel
+reads slices of an operand, or replaces a part of an array in place, only these slices count.
 """
 
 import dataclasses

@@ -153,7 +153,7 @@ class Encoded(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str, ids: np.ndarray) -> "Encoded":
-        """Return the tokens of a text, all of which count."""
+        """Return the tokens of a text. All of them count."""
         n_bytes = len(text.encode())
         return cls(ids, np.ones(len(ids), np.uint8), n_bytes, n_bytes)
 

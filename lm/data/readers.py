@@ -202,7 +202,7 @@ def _document(value: Any, field: str, where: str) -> str:
 
 
 def _refuse_second(line: bytes, field: str, where: str) -> None:
-    """Raise ValueError if an object of a line has a field twice, of which JSON in Python keeps the last."""
+    """Raise ValueError if an object has a field twice: Python would silently keep the last one."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         if [name for name, _ in pairs].count(field) > 1:

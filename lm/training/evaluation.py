@@ -50,7 +50,7 @@ def evaluate(
 
 
 def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled:
-    """Return the compiled program of an evaluation, of which only the memory is asked."""
+    """Compile the program of an evaluation, to learn how much memory it needs."""
     inputs = next(source.evaluation(1))
     return jit_eval_step.lower(params, source.resident, inputs, source.config).compile()
 

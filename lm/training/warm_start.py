@@ -35,7 +35,7 @@ class WarmStart:
     """Parameters of another model that take the place of initial values."""
 
     values: dict[str, jax.Array]  # by path
-    rows: dict[str, list[int]]  # by path of the stacks of which some rows are loaded: which
+    rows: dict[str, list[int]]  # the rows that are loaded, by path, of stacks that are loaded in part
     title: str  # where they come from
     groups: str  # a line for each group of parameters of both models
     settings: dict[str, str]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
@@ -164,7 +164,7 @@ def _chosen(x: Any, shared: dict[str, tuple[list[int], list[int]]], path: str) -
 
 
 def _fitting(stored: dict[str, Any], theirs: parameters.Table, ours: parameters.Table) -> dict[str, Any]:
-    """Return the stored parameters of which something fits; raises UserError if there are none."""
+    """Return the stored parameters that fit at least in part; raises UserError if there are none."""
     shared = _shared_rows(theirs, ours)
     found = {path: x for path, x in stored.items() if path in shared and x.shape == theirs[path].shape}
     if not found:
