@@ -27,12 +27,12 @@ from lm_eval.tasks import TaskManager
 from tqdm import tqdm
 
 import lm
+from lm.data.chats import NO_TEMPLATE
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
 from lm.generation.options import check_options
 from lm.generation.text import Continuation, stream_texts
-from lm.harness import NO_CHAT_TEMPLATE
 from lm.huggingface.tokenizer_files import named_tokens, special_names
 from lm.log_probabilities import Score, score, windows
 from lm.trained_model import TrainedModel
@@ -128,14 +128,14 @@ class HarnessModel(TemplateLM):
         return {*self.trained.tokenizer.special_ids().values(), *named}
 
     def apply_chat_template(self, chat_history, add_generation_prompt=True) -> str:
-        raise UserError(NO_CHAT_TEMPLATE)
+        raise UserError(NO_TEMPLATE)
 
     def chat_template(self, chat_template=False) -> str | None:
-        raise UserError(NO_CHAT_TEMPLATE)
+        raise UserError(NO_TEMPLATE)
 
     @property
     def tokenizer_name(self) -> str:
-        raise UserError(NO_CHAT_TEMPLATE)  # the harness asks for it only with --apply_chat_template
+        raise UserError(NO_TEMPLATE)  # the harness asks for it only with --apply_chat_template
 
     def get_model_info(self) -> dict:
         return {"model_step": self.trained.step, "model_windows": self.windows}

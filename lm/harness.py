@@ -6,6 +6,7 @@ import sys
 
 from lm.command_line.checkpoint import STEP
 from lm.config.values import path_argument
+from lm.data.chats import NO_TEMPLATE
 from lm.errors import UserError, first_line, with_exit_code
 from lm.parser import Parser
 
@@ -20,12 +21,6 @@ program (!function, templates): use only those that you trust.
 
 exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
-
-
-CHAT_TEMPLATE = "--apply_chat_template"
-NO_CHAT_TEMPLATE = (
-    f"{CHAT_TEMPLATE}: not supported; leave it out, and write what surrounds a question into the task's doc_to_text"
-)
 
 
 @with_exit_code
@@ -49,8 +44,10 @@ def main(argv: list[str] | None = None) -> int:
         given = ["--workdir", *given]
     a, others = parser.parse_known_args(given)
     options = (other.partition("=")[0] for other in others)
-    if any(len(option) > 2 and CHAT_TEMPLATE.startswith(option) for option in options):  # argparse takes short forms
-        raise UserError(NO_CHAT_TEMPLATE)
+    if any(
+        len(option) > 2 and "--apply_chat_template".startswith(option) for option in options
+    ):  # argparse takes short forms
+        raise UserError(NO_TEMPLATE)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate

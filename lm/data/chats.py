@@ -28,6 +28,11 @@ START, END = "<|im_start|>", "<|im_end|>"
 MARKERS = (START, END)
 ROLES = ("system", "user", "assistant")
 ALIASES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of roles
+# The templates of checkpoints are programs, which are not run.
+NO_TEMPLATE = (
+    "--apply_chat_template: not supported; leave it out, and write what surrounds a question into the doc_to_text "
+    "of the task"
+)
 # Keys of a turn that change what was said or what is learned: a turn that has a value in one of them is refused.
 NOT_READ = ("tool_calls", "function_call", "reasoning_content", "weight")
 
