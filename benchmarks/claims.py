@@ -1,12 +1,14 @@
-"""Rebuild the published pages from their runs, and list their claims: docs/results/*.md, claims.csv and the index.
+"""Rebuild the published pages from their runs, and list their claims: docs/results/*.md, claims.csv
+and the index.
 
     python3 -m benchmarks.claims
 
-Every page is written again from its runs.csv and sweep.json (as python3 -m lm.report does for one page). A reader of
-all pages sees more claims than one page corrects for, so the index has p-values after Holm's correction over all of
-them. Placebos are listed and neither corrected nor counted: how many are significant is the rate of false positives of
-the whole procedure. The index also has the difference of SwiGLU and SiLU by replication, and how longer training
-changes the differences of a study.
+Every page is written again from its runs.csv and sweep.json (as python3 -m lm.report does for one
+page). A reader of all pages sees more claims than one page corrects for, so the index has p-values
+after Holm's correction over all of them. Placebos are listed and neither corrected nor counted: how
+many are significant is the rate of false positives of the whole procedure. The index also has the
+difference of SwiGLU and SiLU by replication, and how longer training changes the differences of a
+study.
 """
 
 import argparse
@@ -32,14 +34,18 @@ REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that comp
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.claims", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.claims", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("directory", nargs="?", type=Path, default=RESULTS, help="(docs/results)")
     directory = parser.parse_args(argv).directory
     for page in pages(directory):
         write_page(read_page(page), directory)
     rows, index = claims(directory), directory / "README.md"
     write_text(directory / "claims.csv", to_csv(rows))
-    parts = filter(None, [summary(rows), replication(directory), slopes(directory), longer(directory)])
+    parts = filter(
+        None, [summary(rows), replication(directory), slopes(directory), longer(directory)]
+    )
     fill(index, "written by python3 -m benchmarks.claims", "\n" + "\n\n".join(parts) + "\n")
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
     return 0
@@ -54,20 +60,27 @@ def claims(directory: Path) -> list[dict]:
     """Return the claims of all pages, and after them the placebos.
 
     Returns:
-        Rows of claims.csv with two more columns: page, and p_all_pages, the p-value after Holm's correction for all.
+        Rows of claims.csv with two more columns: page, and p_all_pages, the p-value after Holm's
+            correction for all.
     """
     rows = []
     for page in pages(directory):
-        rows += [{"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")]
+        rows += [
+            {"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")
+        ]
     compared = [row for row in rows if row["kind"] == CLAIM]
-    for row, p in zip(compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True):
+    for row, p in zip(
+        compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True
+    ):
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
     # An addition has the placebo of its study.
     return compared + [row for row in rows if row["kind"] == PLACEBO and "+" not in row["page"]]
 
 
 def summary(rows: list[dict]) -> str:
-    """Return the part of the index that counts the claims and lists those that are significant on their page."""
+    """Return the part of the index that counts the claims and lists those that are significant on
+    their page.
+    """
     bound = 1 - statistics.LEVEL
     compared = [row for row in rows if row["kind"] == CLAIM]
     placebos = [row for row in rows if row["kind"] == PLACEBO and row["cell"] != MEAN]
@@ -75,9 +88,10 @@ def summary(rows: list[dict]) -> str:
     n_all = sum(float(row["p_all_pages"]) < bound for row in listed)
     n_wrong = sum(float(row["p"]) < bound for row in placebos if row["p"])
     about = (
-        f"{len(compared)} claims on {len({row['page'] for row in compared})} pages: {len(listed)} are significant "
-        f"after Holm's correction on their page, {n_all} of them also after the correction over all pages. "
-        f"Significant placebos: {n_wrong} of the {len(placebos)} on the pages. [claims.csv](claims.csv) lists all."
+        f"{len(compared)} claims on {len({row['page'] for row in compared})} pages: {len(listed)} "
+        f"are significant after Holm's correction on their page, {n_all} of them also after the "
+        f"correction over all pages. Significant placebos: {n_wrong} of the {len(placebos)} on the "
+        "pages. [claims.csv](claims.csv) lists all."
     )
     header = ["claim", "difference [95 % interval]", "p on its page", "p over all pages", "page"]
     listed.sort(key=lambda row: float(row["p_all_pages"]))
@@ -106,37 +120,53 @@ def replication(directory: Path) -> str:
     low, high = statistics.mean_over_cells(found).prediction
     return (
         f"SwiGLU − SiLU by replication: {_shown(over)} over {over.n} comparisons "
-        f"({', '.join(f'{difference.mean:.3f}' for difference in found)}: one sweep, two texts with the same seeds, "
-        f"four sizes). A further one of this kind would find {low:.3f} to {high:.3f} (95 % prediction interval)."
+        f"({', '.join(f'{difference.mean:.3f}' for difference in found)}: one sweep, two texts "
+        f"with the same seeds, four sizes). A further one of this kind would find {low:.3f} to "
+        f"{high:.3f} (95 % prediction interval)."
     )
 
 
 def slopes(directory: Path) -> str:
-    """Return the compute that SwiGLU saves by four slopes of the loss, and the trend of the difference."""
+    """Return the compute that SwiGLU saves by four slopes of the loss, and the trend of the
+    difference.
+    """
     page = directory / SIZES
     if not page.exists():
         return ""
     a = read_page(page)
     cells = a.of_kind(CELL)
     pairs = [[a.variants[f"{arm}, {c.cell}"] for arm in (c.variant, c.against)] for c in cells]
-    x = np.log([np.mean([v.about["flops_per_token"] * v.about["tokens"] for v in pair]) for pair in pairs])
+    x = np.log(
+        [np.mean([v.about["flops_per_token"] * v.about["tokens"] for v in pair]) for pair in pairs]
+    )
     loss = np.array([np.mean([v.loss.mean for v in pair]) for pair in pairs])
-    difference, se = (np.array([getattr(c.difference, name) for c in cells]) for name in ("mean", "se"))
+    difference, se = (
+        np.array([getattr(c.difference, name) for c in cells]) for name in ("mean", "se")
+    )
     found = {
         "line": -np.polyfit(x, loss, 1)[0],
         "power law": -np.polyfit(x, np.log(loss), 1)[0] * loss,
         "parabola": -np.polyval(np.polyder(np.polyfit(x, loss, 2)), x),
     }
-    saved = {name: statistics.compute_saved(float(np.mean(-difference / slope))) for name, slope in found.items()}
-    saved["secants"] = statistics.compute_saved(next(c for c in a.claims if c.cell == MEAN).log_multiplier.mean)
+    saved = {
+        name: statistics.compute_saved(float(np.mean(-difference / slope)))
+        for name, slope in found.items()
+    }
+    saved["secants"] = statistics.compute_saved(
+        next(c for c in a.claims if c.cell == MEAN).log_multiplier.mean
+    )
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     parts = weights**2 * se**2  # variances of the summands of the trend
     df = parts.sum() ** 2 / (parts**2 / [c.difference.df for c in cells]).sum()
-    trend = statistics.Estimate(float(weights @ difference), float(np.sqrt(parts.sum())), float(df), len(cells))
+    trend = statistics.Estimate(
+        float(weights @ difference), float(np.sqrt(parts.sum())), float(df), len(cells)
+    )
     return (
-        "Training compute that SwiGLU saves, mean of four sizes, by how the slope of the loss is computed: "
+        "Training compute that SwiGLU saves, mean of four sizes, by how the slope of the loss is "
+        "computed: "
         f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in sorted(saved.items(), key=lambda s: s[1]))}. "
-        f"A growth with the size is not shown: the trend of the difference has p = {format_p(trend.p)}."
+        "A growth with the size is not shown: the trend of the difference has p = "
+        f"{format_p(trend.p)}."
     )
 
 
@@ -144,20 +174,31 @@ def longer(directory: Path) -> str:
     """Return the differences of a study in one cell, beside those with longer training."""
     if not all((directory / name).exists() for name in (STUDY, LONGER)):
         return ""
-    short = {c.variant: c.difference for c in read_page(directory / STUDY).claims if c.cell == CELL_OF_BOTH}
+    short = {
+        c.variant: c.difference
+        for c in read_page(directory / STUDY).claims
+        if c.cell == CELL_OF_BOTH
+    }
     rows = []
     for claim in read_page(directory / LONGER).claims:
         before, after = short[claim.variant], claim.difference
-        # Twice the mean of `after` and -`before` is their difference, with the degrees of freedom of Welch's test.
+        # Twice the mean of `after` and -`before` is their difference, with the degrees of freedom
+        # of Welch's test.
         half = statistics.mean_over_cells([after, before._replace(mean=-before.mean)]).mean
         change = half._replace(mean=2 * half.mean, se=2 * half.se)
         shown = [_nats(e.mean, *e.interval()) for e in (before, after, change)]
         rows.append([claim.variant, *shown, f"{after.mean / before.mean:.2f}"])
-    header = ["change", f"in {STUDY}", "with 3 times the steps", "the second minus the first", "ratio"]
+    header = [
+        "change",
+        f"in {STUDY}",
+        "with 3 times the steps",
+        "the second minus the first",
+        "ratio",
+    ]
     return (
         f"Changes of [{STUDY}]({STUDY}.md) in the cell {CELL_OF_BOTH}, and with 3 times the steps "
-        f"([{LONGER}]({LONGER}.md)). The seeds differ, so the fourth column is Welch's t test; 95 % intervals, "
-        f"uncorrected.\n\n{markdown_table(header, rows)}"
+        f"([{LONGER}]({LONGER}.md)). The seeds differ, so the fourth column is Welch's t test; 95 "
+        f"% intervals, uncorrected.\n\n{markdown_table(header, rows)}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Shared parts of the comparisons: arguments, worker processes, alternating rounds, ratios, and published tables.
+"""Shared parts of the comparisons: arguments, worker processes, alternating rounds, ratios, and
+published tables.
 
 "Ours" is this codebase, "theirs" is transformers in PyTorch.
 """
@@ -28,31 +29,46 @@ PAGE = ROOT / "docs" / "performance.md"
 
 def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
     """Return the parser of `benchmarks.NAME` with the arguments that all comparisons share."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0])
-    parser.add_argument("--pin", action="store_true", help="run each side on one core and compare CPU seconds")
-    parser.add_argument("--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=doc.split("\n")[0]
+    )
+    parser.add_argument(
+        "--pin", action="store_true", help="run each side on one core and compare CPU seconds"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="how many times each side is timed [%(default)s]"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
-    parser.add_argument("--publish", action="store_true", help="write results/NAME.json and docs/performance.md")
-    parser.add_argument("--name", default=name, help=f"of the results and of the marks of their table [{name}]")
+    parser.add_argument(
+        "--publish", action="store_true", help="write results/NAME.json and docs/performance.md"
+    )
+    parser.add_argument(
+        "--name", default=name, help=f"of the results and of the marks of their table [{name}]"
+    )
     return parser
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line, and check at the start what would otherwise fail after minutes of measuring.
+    """Parse the command line, and check at the start what would otherwise fail after minutes of
+    measuring.
 
-    Pins this process to one core if --pin is given. Raises UserError if PyTorch or transformers is missing, or if
-    --publish is given and docs/performance.md has no marks for the table.
+    Pins this process to one core if --pin is given. Raises UserError if PyTorch or transformers is
+    missing, or if --publish is given and docs/performance.md has no marks for the table.
     """
     a = parser.parse_args()
     if a.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {a.rounds}")
-    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None
+    ]:
         raise UserError(f"{' and '.join(missing)} not installed; run: pip install -e '.[bench]'")
     if a.publish:
         marked(PAGE, a.name)
     if a.pin:
         with contextlib.suppress(AttributeError):  # macOS
-            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])  # this process, and every process that it starts
+            os.sched_setaffinity(
+                0, [min(os.sched_getaffinity(0))]
+            )  # this process, and every process that it starts
     return a
 
 
@@ -71,7 +87,9 @@ class Worker:
         self.process = subprocess.Popen(arguments, env=env, text=True, **pipes)
 
     def ask(self, **question) -> dict:
-        """Send a question and return the answer. Raises RuntimeError with the end of the log if the worker died."""
+        """Send a question and return the answer. Raises RuntimeError with the end of the log if the
+        worker died.
+        """
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -88,7 +106,8 @@ class Worker:
 
 
 def alternate(rounds: int, *sides: Callable[[], Any]) -> tuple[list, ...]:
-    """Call all functions once per round, in the order A B C, C B A, A B C, ..., so that drift affects all alike.
+    """Call all functions once per round, in the order A B C, C B A, A B C, ..., so that drift
+    affects all alike.
 
     Returns the results of each side, one per round.
     """
@@ -102,7 +121,8 @@ def alternate(rounds: int, *sides: Callable[[], Any]) -> tuple[list, ...]:
 def ratio(denominators: list[float], numerators: list[float]) -> dict:
     """Return the median, range and quartiles of the ratios of all rounds, and the number of rounds.
 
-    With our seconds as denominators and theirs as numerators, a ratio above 1 means that we are faster.
+    With our seconds as denominators and theirs as numerators, a ratio above 1 means that we are
+    faster.
 
     >>> ratio([1.0, 2.0, 1.0], [2.0, 3.0, 1.0])
     {'median': 1.5, 'low': 1.0, 'high': 2.0, 'quartiles': [1.25, 1.75], 'rounds': 3}
@@ -113,7 +133,11 @@ def ratio(denominators: list[float], numerators: list[float]) -> dict:
     return found | {"quartiles": [q1, q3], "rounds": len(ratios)}
 
 
-def timed(command: list[str], env: dict[str, str] | None = None, until: Callable[[str], bool] | None = None) -> dict:
+def timed(
+    command: list[str],
+    env: dict[str, str] | None = None,
+    until: Callable[[str], bool] | None = None,
+) -> dict:
     """Run a command to its end, or kill it after a line of its output.
 
     Args:
@@ -122,7 +146,8 @@ def timed(command: list[str], env: dict[str, str] | None = None, until: Callable
         until: whether a line is the last one that is awaited; None: the command runs to its end.
 
     Returns:
-        {"wall", "cpu": seconds, of it and its children; "peak_bytes": largest resident size; "output": lines}
+        {"wall", "cpu": seconds, of it and its children; "peak_bytes": largest resident size;
+            "output": lines}
 
     Raises RuntimeError with the end of the output if the command fails, or ends before that line.
     """
@@ -155,7 +180,9 @@ def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
 
 
 def write_results(path: Path, rows: list | dict) -> dict:
-    """Write a JSON file, and return it: the rows, this process's command, and the machine it ran on."""
+    """Write a JSON file, and return it: the rows, this process's command, and the machine it ran
+    on.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     command = format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
     results = {"command": command, "machine": machine(), "rows": rows}
@@ -164,7 +191,8 @@ def write_results(path: Path, rows: list | dict) -> dict:
 
 
 def where_and_when(machine: dict) -> str:
-    """Return a sentence with the date, the processor or GPU, the versions and the commit of a result.
+    """Return a sentence with the date, the processor or GPU, the versions and the commit of a
+    result.
 
     >>> about = {"date": "2026-11-25", "cpu": "A Processor", "cores": 2, "cores_used": 1, "gpu": None}
     >>> about |= {"versions": {"jax": "0.10.2", "torch": None}, "git": {"commit": "2cb06c9af3", "dirty": True}}
@@ -173,9 +201,13 @@ def where_and_when(machine: dict) -> str:
     """
     shown = {name: machine["versions"].get(name) for name in ("jax", "torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
-    device = machine["gpu"] or f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
+    device = (
+        machine["gpu"] or f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
+    )
     git = machine["git"]  # None outside a checkout
-    commit = f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"] if git else ""
+    commit = (
+        f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"] if git else ""
+    )
     return f"Measured {machine['date']} on {device}; {packages}{commit}."
 
 

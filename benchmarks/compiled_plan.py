@@ -1,7 +1,9 @@
-"""Compare the estimate of --plan with the compilers of TPUs and GPUs: python -m benchmarks.compiled_plan --out FILE
+"""Compare the estimate of --plan with the compilers of TPUs and GPUs: python -m
+benchmarks.compiled_plan --out FILE
 
-Compiles the training step of each row until buffers are assigned, with the extras [tpu] and [cuda], and prints the
-Markdown table of benchmarks/NOTES.md. FILE keeps the compilers' figures: its rows are not compiled again, only planned.
+Compiles the training step of each row until buffers are assigned, with the extras [tpu] and [cuda],
+and prints the Markdown table of benchmarks/NOTES.md. FILE keeps the compilers' figures: its rows
+are not compiled again, only planned.
 """
 
 import argparse
@@ -18,8 +20,8 @@ from lm.cost.units import si
 from lm.errors import UserError
 from lm.text_tables import markdown_table
 
-# Model, device, mesh (replica, fsdp, tensor, sequence), sequences of a micro-batch per device, micro-batches, tokens
-# per sequence, remat, optimizer, whether layers are scanned.
+# Model, device, mesh (replica, fsdp, tensor, sequence), sequences of a micro-batch per device,
+# micro-batches, tokens per sequence, remat, optimizer, whether layers are scanned.
 ROWS = [
     ("MPT 125M", "v5e", (8, 1, 1, 1), 8, 1, 1024, "none", "adamw", True),
     ("MPT 125M", "v5e", (1, 8, 1, 1), 8, 1, 1024, "dots", "adamw", True),
@@ -68,8 +70,15 @@ HEADER = [
 def config_of(row: tuple) -> Resolved:
     """Return the config of a row."""
     model, _, mesh, sequences, micro_batches, seq_len, remat, optimizer, scan = row
-    values = {"model.remat": remat, "model.scan_layers": scan, "train.seq_len": seq_len, "optimizer.name": optimizer}
-    return planned_config(model, mesh, sequences, micro_batches, values | {"train.loss_chunk": 2048})
+    values = {
+        "model.remat": remat,
+        "model.scan_layers": scan,
+        "train.seq_len": seq_len,
+        "optimizer.name": optimizer,
+    }
+    return planned_config(
+        model, mesh, sequences, micro_batches, values | {"train.loss_chunk": 2048}
+    )
 
 
 def compiled(row: tuple) -> dict:
@@ -85,19 +94,38 @@ def table_line(row: tuple, found: dict) -> list[str]:
     """Return the line of benchmarks/NOTES.md for a row and the compiler's figures."""
     model, device, mesh, _, _, _, remat, optimizer, scan = row
     e = estimate(config_of(row), device, math.prod(mesh))
-    axes = " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, mesh, strict=True) if size > 1)
-    line = [model + ("" if scan else ", unrolled"), f"{math.prod(mesh)} {device}", axes, remat, optimizer]
+    axes = " x ".join(
+        f"{axis} {size}" for axis, size in zip(MESH_AXES, mesh, strict=True) if size > 1
+    )
+    line = [
+        model + ("" if scan else ", unrolled"),
+        f"{math.prod(mesh)} {device}",
+        axes,
+        remat,
+        optimizer,
+    ]
     pairs = (e.memory.total, found.get("peak")), (sum(t.sent for t in e.sent), found.get("sent"))
     for planned, compiled in pairs:
         ratio = f"{planned / compiled:.2f}" if compiled else ""
-        line += [si(planned, "B"), si(compiled, "B") if compiled is not None else "does not compile", ratio]
+        line += [
+            si(planned, "B"),
+            si(compiled, "B") if compiled is not None else "does not compile",
+            ratio,
+        ]
     return line
 
 
 def main(argv: list[str] | None = None) -> int:
     """Compile the rows that the file does not have, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, metavar="FILE", help="the compilers' figures, one JSON object per line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="the compilers' figures, one JSON object per line",
+    )
     path = Path(parser.parse_args(argv).out)
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     by_row = {json.dumps(record["row"]): record for record in records}

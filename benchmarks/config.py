@@ -1,4 +1,6 @@
-"""Config shared by all timed runs: constant learning rate, AdamW as in nanoGPT, no evaluation, no checkpoints."""
+"""Config shared by all timed runs: constant learning rate, AdamW as in nanoGPT, no evaluation, no
+checkpoints.
+"""
 
 from lm.config import default_config
 

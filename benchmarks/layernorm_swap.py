@@ -2,9 +2,9 @@
 
     python -m benchmarks.layernorm_swap runs/layernorm-0 runs/layernorm-1 --publish docs/results
 
-Over the first windows of the test split: the deviation of the logits from those of two_pass, and the relative error of
-each layer's output (root mean square), averaged over the runs. Also the time of the layer alone, forward and backward,
-relative to two_pass (medians of alternating rounds).
+Over the first windows of the test split: the deviation of the logits from those of two_pass, and
+the relative error of each layer's output (root mean square), averaged over the runs. Also the time
+of the layer alone, forward and backward, relative to two_pass (medians of alternating rounds).
 """
 
 import argparse
@@ -36,35 +36,46 @@ N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
 
 @with_exit_code
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.layernorm_swap", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.layernorm_swap", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("runs", nargs="+", metavar="WORKDIR", help="runs of a model with LayerNorm")
-    parser.add_argument("--publish", metavar="DIR", help="write layernorm_swap.md and its picture there")
+    parser.add_argument(
+        "--publish", metavar="DIR", help="write layernorm_swap.md and its picture there"
+    )
     a = parser.parse_args()
     retain_freed_memory()  # as in training: some algorithms need large temporary arrays
     found = [swapped(run) for run in a.runs]
     about = (
-        f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over the first "
-        f"windows of the test split ({N_WINDOWS} at most): deviation of the logits, and relative error of each "
-        "layer's output (root mean square, mean over models). Time: of the layer alone, forward and backward, "
-        "relative to two_pass."
+        f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over "
+        f"the first windows of the test split ({N_WINDOWS} at most): deviation of the logits, and "
+        "relative error of each layer's output (root mean square, mean over models). Time: of the "
+        "layer alone, forward and backward, relative to two_pass."
     )
     commands = [line for run in a.runs for line in training_commands(run)]
-    commands += [format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])]
-    publish(a.publish, "layernorm_swap", about, commands, table(found, speeds()), lambda: draw(found))
+    commands += [
+        format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])
+    ]
+    publish(
+        a.publish, "layernorm_swap", about, commands, table(found, speeds()), lambda: draw(found)
+    )
     return 0
 
 
 def training_commands(run: str) -> list[str]:
     """Return the command that trained a run, or several if it was resumed with other options."""
     record = json.loads((Path(run) / "run.json").read_text(encoding="utf-8"))
-    return list(dict.fromkeys(format_command("lm.train", start["argv"][1:]) for start in record["starts"]))
+    return list(
+        dict.fromkeys(format_command("lm.train", start["argv"][1:]) for start in record["starts"])
+    )
 
 
 def swapped(run: str) -> dict[str, dict]:
     """Compare all algorithms with the parameters of the run in a workdir.
 
     Returns:
-        By algorithm: {"mean", "max"} of |logit - logit of two_pass|, and "layers", the relative error of each layer's
+        By algorithm: {"mean", "max"} of |logit - logit of two_pass|, and "layers", the relative
+            error of each layer's
         output.
 
     Raises:
@@ -77,10 +88,14 @@ def swapped(run: str) -> dict[str, dict]:
             f"{run}: the model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0, but "
             f"has norm={c.norm}, norm_algorithm={c.norm_algorithm}, norm_ddof={c.norm_ddof}"
         )
-    split = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None).split("test")
+    split = data.open_corpus(
+        config.data, seq_len=config.train.seq_len, say=lambda text: None
+    ).split("test")
     n_windows = min(N_WINDOWS, (len(split.tokens) - 1) // config.train.seq_len)
     if n_windows < 1:
-        raise UserError(f"{run}: the test split is shorter than a window of {config.train.seq_len} tokens")
+        raise UserError(
+            f"{run}: the test split is shorter than a window of {config.train.seq_len} tokens"
+        )
     starts = np.arange(n_windows) * config.train.seq_len
     tokens_BT = gather(split.arrays, starts, config.train.seq_len)["tokens"][:, :-1]
     outputs = {a: forward(trained, a, tokens_BT) for a in ALGORITHMS}
@@ -89,16 +104,24 @@ def swapped(run: str) -> dict[str, dict]:
         a: {
             "mean": float(jnp.mean(jnp.abs(theirs - logits))),
             "max": float(jnp.max(jnp.abs(theirs - logits))),
-            "layers": [float(rms(x - y) / rms(y)) for x, y in zip(their_layers, layers, strict=True)],
+            "layers": [
+                float(rms(x - y) / rms(y)) for x, y in zip(their_layers, layers, strict=True)
+            ],
         }
         for a, (theirs, their_layers) in outputs.items()
     }
 
 
 def forward(run: TrainedModel, algorithm: str, tokens_BT):
-    """Return the logits (B, T, V) and the output (B, T, D) of each layer of a run with another LayerNorm algorithm."""
-    config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, norm_algorithm=algorithm))
-    logits_BTV, acts = capture(dataclasses.replace(run, config=config), tokens_BT, "layers/*/residual")
+    """Return the logits (B, T, V) and the output (B, T, D) of each layer of a run with another
+    LayerNorm algorithm.
+    """
+    config = dataclasses.replace(
+        run.config, model=dataclasses.replace(run.config.model, norm_algorithm=algorithm)
+    )
+    logits_BTV, acts = capture(
+        dataclasses.replace(run, config=config), tokens_BT, "layers/*/residual"
+    )
     return logits_BTV, list(acts.values())
 
 
@@ -108,10 +131,16 @@ def rms(x):
 
 def speeds() -> dict[str, float]:
     """Return the time of each algorithm, forward and backward, relative to two_pass."""
-    x, scale, bias = jax.random.normal(jax.random.key(0), SHAPE), jnp.ones(SHAPE[1]), jnp.zeros(SHAPE[1])
+    x, scale, bias = (
+        jax.random.normal(jax.random.key(0), SHAPE),
+        jnp.ones(SHAPE[1]),
+        jnp.zeros(SHAPE[1]),
+    )
 
     def timed(algorithm: str):
-        loss = lambda *arrays: jnp.sum(jnp.square(layer_norms.layer_norm(*arrays, algorithm=algorithm)))  # noqa: E731
+        def loss(*arrays):
+            return jnp.sum(jnp.square(layer_norms.layer_norm(*arrays, algorithm=algorithm)))
+
         step = jax.jit(jax.grad(loss, (0, 1, 2)))
         jax.block_until_ready(step(x, scale, bias))
 
@@ -129,11 +158,27 @@ def speeds() -> dict[str, float]:
 def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
     n_layers = len(found[0]["two_pass"]["layers"])
     layers = [f"layer {i}" for i in range(n_layers)]
-    rows = [["algorithm", "mean abs. deviation of logits", "largest", *layers, f"time of the layer {SHAPE}"]]
+    rows = [
+        [
+            "algorithm",
+            "mean abs. deviation of logits",
+            "largest",
+            *layers,
+            f"time of the layer {SHAPE}",
+        ]
+    ]
     for a in ALGORITHMS:
         mean, largest = np.mean([f[a]["mean"] for f in found]), max(f[a]["max"] for f in found)
         errors = np.mean([f[a]["layers"] for f in found], axis=0)
-        rows.append([a, f"{mean:.2g}", f"{largest:.2g}", *(f"{e:.2g}" for e in errors), f"{relative[a]:.2f}"])
+        rows.append(
+            [
+                a,
+                f"{mean:.2g}",
+                f"{largest:.2g}",
+                *(f"{e:.2g}" for e in errors),
+                f"{relative[a]:.2f}",
+            ]
+        )
     return rows
 
 
@@ -143,9 +188,19 @@ def draw(found: list[dict]):
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for i, a in enumerate(ALGORITHMS[1:]):
         errors = np.array([f[a]["layers"] for f in found])
-        look = {"marker": "os^"[i], "linestyle": STYLES[i], "color": COLORS[i], "markerfacecolor": "none"}
+        look = {
+            "marker": "os^"[i],
+            "linestyle": STYLES[i],
+            "color": COLORS[i],
+            "markerfacecolor": "none",
+        }
         axes.plot(range(errors.shape[1]), errors.mean(axis=0), label=a, **look)
-    axes.set(yscale="log", xlabel="layer", ylabel="relative error of its output", xticks=range(errors.shape[1]))
+    axes.set(
+        yscale="log",
+        xlabel="layer",
+        ylabel="relative error of its output",
+        xticks=range(errors.shape[1]),
+    )
     axes.legend(frameon=False)
     return figure
 

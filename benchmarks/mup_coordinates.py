@@ -2,9 +2,10 @@
 
     python -m benchmarks.mup_coordinates --publish docs/results
 
-The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1): under muP, the change of the last hidden
-states and of the logits does not depend on width; under the standard parametrization it grows. Models of
-configs/sweeps/mup.py at one learning rate; root mean squares over a batch of validation text, mean of three seeds.
+The coordinate check of Yang et al. 2022 (arXiv:2203.03466, appendix D.1): under muP, the change of
+the last hidden states and of the logits does not depend on width; under the standard
+parametrization it grows. Models of configs/sweeps/mup.py at one learning rate; root mean squares
+over a batch of validation text, mean of three seeds.
 """
 
 import argparse
@@ -33,15 +34,20 @@ BASE = "configs/shakespeare_small.py"
 
 @with_exit_code
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0])
-    parser.add_argument("--publish", metavar="DIR", help="write mup_coordinates.md and its picture there")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mup_coordinates", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--publish", metavar="DIR", help="write mup_coordinates.md and its picture there"
+    )
     a = parser.parse_args()
     found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
     about = (
-        f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: root mean "
-        f"square over a batch of validation text, mean of {len(SEEDS)} seeds. The exponent is the slope of a line "
-        "fitted in log-log axes: 0 means independent of width. "
-        f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the same."
+        f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: "
+        f"root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The "
+        "exponent is the slope of a line fitted in log-log axes: 0 means independent of width. "
+        f"Models of `configs/sweeps/mup.py`; at width {WIDTHS[0]} both parametrizations are the "
+        "same."
     )
     command = "python -m benchmarks.mup_coordinates --publish docs/results"
     publish(a.publish, "mup_coordinates", about, [command], table(found), lambda: draw(found))
@@ -49,20 +55,33 @@ def main() -> int:
 
 
 def config_of(parametrization: str, width: int) -> Config:
-    return load_values(BASE, {
-        "model.parametrization": parametrization, "model.d_model": width, "model.d_ff": 3 * width,
-        "model.mup_base_d_model": WIDTHS[0], "model.mup_base_d_head": 8, "train.steps": STEPS,
-        "optimizer.learning_rate": RATE, "optimizer.schedule": "constant", "optimizer.warmup_steps": 0,
-    })  # fmt: skip
+    return load_values(
+        BASE,
+        {
+            "model.parametrization": parametrization,
+            "model.d_model": width,
+            "model.d_ff": 3 * width,
+            "model.mup_base_d_model": WIDTHS[0],
+            "model.mup_base_d_head": 8,
+            "train.steps": STEPS,
+            "optimizer.learning_rate": RATE,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 0,
+        },
+    )
 
 
 def moved(parametrization: str, width: int) -> dict[str, float]:
-    """Return the root mean square change of the last hidden states and of the logits, mean over seeds."""
+    """Return the root mean square change of the last hidden states and of the logits, mean over
+    seeds.
+    """
     config = config_of(parametrization, width)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     config = resolve_config(config, corpus)
     t = config.train
-    seen = gather(corpus.split("validation").arrays, np.arange(t.batch_size) * t.seq_len, t.seq_len)["tokens"][:, :-1]
+    seen = gather(
+        corpus.split("validation").arrays, np.arange(t.batch_size) * t.seq_len, t.seq_len
+    )["tokens"][:, :-1]
     step, outputs = (jax.jit(f, static_argnames="config") for f in (train_step, outputs_of))
     changes = []
     for seed in SEEDS:
@@ -99,7 +118,14 @@ def draw(found: dict):
     for axes, what in zip(pictures, found["mup"][0], strict=True):
         for i, (name, by_width) in enumerate(found.items()):
             changes = [moves[what] for moves in by_width]
-            axes.plot(WIDTHS, changes, marker="os"[i], linestyle=("-", "--")[i], color=COLORS[i], label=name)
+            axes.plot(
+                WIDTHS,
+                changes,
+                marker="os"[i],
+                linestyle=("-", "--")[i],
+                color=COLORS[i],
+                label=name,
+            )
         axes.set(xscale="log", yscale="log", xlabel="width (d_model)", title=what)
         axes.minorticks_off()
         axes.set_xticks(WIDTHS, map(str, WIDTHS))

@@ -11,12 +11,16 @@ from lm.workdir.provenance import describe_start
 
 
 def marked(page: Path, mark: str) -> tuple[str, str, str]:
-    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and after them."""
+    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and
+    after them.
+    """
     begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     inside, found, after = rest.partition(end)
     if not found:
-        raise UserError(f"{page} has no lines {begin.strip()} and {end}; add them where the table should be")
+        raise UserError(
+            f"{page} has no lines {begin.strip()} and {end}; add them where the table should be"
+        )
     return before + begin, inside, end + after
 
 
@@ -32,10 +36,19 @@ def fill(page: Path, mark: str, text: str) -> None:
     write_text(page, f"{before}{text}\n{after}")
 
 
-def publish(directory: str | None, name: str, about: str, commands: list[str], table: list[list[str]], figure) -> None:
-    """Print a table, header first, and write a page with it, NAME.md and NAME.png, into a directory if one is given.
+def publish(
+    directory: str | None,
+    name: str,
+    about: str,
+    commands: list[str],
+    table: list[list[str]],
+    figure,
+) -> None:
+    """Print a table, header first, and write a page with it, NAME.md and NAME.png, into a directory
+    if one is given.
 
-    The page has a text about the table, the commands that reproduce it, and the Matplotlib figure of figure().
+    The page has a text about the table, the commands that reproduce it, and the Matplotlib figure
+    of figure().
     """
     from lm.sweeps.report import code_lines
 
@@ -45,8 +58,17 @@ def publish(directory: str | None, name: str, about: str, commands: list[str], t
         return
     target, here = Path(directory), describe_start()
     target.mkdir(parents=True, exist_ok=True)
-    made = "\n".join([*commands, *code_lines(here), f"{here['processor']}, {time.strftime('%Y-%m-%d')}"])
-    parts = [f"# {name}", about, text, f"![{name}]({name}.png)", "To reproduce it:", f"```\n{made}\n```"]
+    made = "\n".join(
+        [*commands, *code_lines(here), f"{here['processor']}, {time.strftime('%Y-%m-%d')}"]
+    )
+    parts = [
+        f"# {name}",
+        about,
+        text,
+        f"![{name}]({name}.png)",
+        "To reproduce it:",
+        f"```\n{made}\n```",
+    ]
     write_text(target / f"{name}.md", "\n\n".join(parts) + "\n")
     figure().savefig(target / f"{name}.png", dpi=110, bbox_inches="tight")
     print(target / f"{name}.md")

@@ -1,4 +1,6 @@
-"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, in a loop like nanoGPT's train.py."""
+"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, in a loop like
+nanoGPT's train.py.
+"""
 
 import argparse
 import json
@@ -16,9 +18,11 @@ def tokens_in(directory: Path, shape: Shape):
 
 
 class Peer:
-    """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient clipping.
+    """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient
+    clipping.
 
-    The model is of `built`, and `tokens` a flat array. "bfloat16" means autocast over float32 parameters.
+    The model is of `built`, and `tokens` a flat array. "bfloat16" means autocast over float32
+    parameters.
     """
 
     def __init__(self, shape: Shape, model, tokens, dtype="float32", compiled=False):
@@ -33,23 +37,36 @@ class Peer:
         o = OPTIMIZER
         decays = [p for p in self.model.parameters() if p.dim() >= 2]
         others = [p for p in self.model.parameters() if p.dim() < 2]
-        groups = [{"params": decays, "weight_decay": o["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
+        groups = [
+            {"params": decays, "weight_decay": o["weight_decay"]},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True
+        )
         self.tokens = tokens
         self.rng, self.step, self.logged = np.random.default_rng(0), 0, 0.0
 
     def batch(self):
         n = self.shape.seq_len
         starts = self.rng.integers(0, len(self.tokens) - n, self.shape.batch_size)
-        tokens = torch.from_numpy(np.stack([self.tokens[s : s + n + 1] for s in starts]).astype(np.int64))
-        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
+        tokens = torch.from_numpy(
+            np.stack([self.tokens[s : s + n + 1] for s in starts]).astype(np.int64)
+        )
+        return (
+            tokens.pin_memory().to(self.device, non_blocking=True)
+            if self.device == "cuda"
+            else tokens
+        )
 
     def logits(self, tokens):
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def _loss(self, tokens):
         inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
-        return torch.nn.functional.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
+        return torch.nn.functional.cross_entropy(
+            self.logits(inputs).flatten(0, 1), targets.flatten()
+        )
 
     def train_step(self, tokens):
         with self.autocast:
@@ -72,7 +89,10 @@ class Peer:
 
     def losses(self, batches) -> list[float]:
         """Train on these batches (numpy, each (B, T+1)) and return their losses."""
-        return [self.train_step(torch.from_numpy(b.astype(np.int64)).to(self.device)).item() for b in batches]
+        return [
+            self.train_step(torch.from_numpy(b.astype(np.int64)).to(self.device)).item()
+            for b in batches
+        ]
 
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else None
@@ -82,9 +102,11 @@ class Peer:
 
 
 def causal_sdpa() -> str:
-    """Register transformers' SDPA under another name, so that it is called with is_causal=True and without a mask.
+    """Register transformers' SDPA under another name, so that it is called with is_causal=True and
+    without a mask.
 
-    Under the name "sdpa", transformers passes an explicit mask when compiled, which disables the flash kernels.
+    Under the name "sdpa", transformers passes an explicit mask when compiled, which disables the
+    flash kernels.
     """
     import transformers
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -94,28 +116,40 @@ def causal_sdpa() -> str:
 
 
 def built(fields: str, params: dict | None = None, attention: str | None = None):
-    """Build a model of transformers from its config.json, with parameters by its names, or PyTorch's initial ones.
+    """Build a model of transformers from its config.json, with parameters by its names, or
+    PyTorch's initial ones.
 
-    Its attention is a name of transformers, or `causal_sdpa`. Raises ValueError if parameters do not match the model.
+    Its attention is a name of transformers, or `causal_sdpa`. Raises ValueError if parameters do
+    not match the model.
     """
     import transformers
 
     values = json.loads(fields)
     model_class = getattr(transformers, values["architectures"][0])
-    model = model_class(model_class.config_class(**values, attn_implementation=attention or causal_sdpa()))
+    model = model_class(
+        model_class.config_class(**values, attn_implementation=attention or causal_sdpa())
+    )
     if params is not None:
-        tensors = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in params.items()}
+        tensors = {
+            name: torch.from_numpy(np.array(value, np.float32)) for name, value in params.items()
+        }
         found = model.load_state_dict(tensors, strict=False)
-        if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:  # the head is tied to the embedding
+        if found.unexpected_keys or set(found.missing_keys) - {
+            "lm_head.weight"
+        }:  # the head is tied to the embedding
             raise ValueError(f"parameters do not match the model: {found}")
     return model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Take one step of a shape.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="Take one step of a shape."
+    )
     parser.add_argument("shape", metavar="SHAPE", help=f"{', '.join(SHAPES)}, or NAME@BATCH")
     parser.add_argument("path", type=Path, help="the directory of the shape's tokens")
-    parser.add_argument("fields", metavar="JSON", help="the config.json of its model in transformers")
+    parser.add_argument(
+        "fields", metavar="JSON", help="the config.json of its model in transformers"
+    )
     a = parser.parse_args()
     Peer(named(a.shape), built(a.fields), tokens_in(a.path, named(a.shape))).run(1)
     print("step 1", flush=True)

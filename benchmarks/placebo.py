@@ -1,9 +1,11 @@
-"""Test many pairs of a placebo and its baseline, whose true difference is 0: docs/results/placebo/*.csv.
+"""Test many pairs of a placebo and its baseline, whose true difference is 0:
+docs/results/placebo/*.csv.
 
     python3 -m benchmarks.placebo                              # write the table of docs/results/placebo.md
     python3 -m benchmarks.placebo --add WORKDIR --name NAME    # first save the final runs of a sweep as NAME.csv
 
-The pairs are also read as blocks of 5, each a small sweep: with correct p-values 5 % of the blocks have p < 0.05.
+The pairs are also read as blocks of 5, each a small sweep: with correct p-values 5 % of the blocks
+have p < 0.05.
 """
 
 import argparse
@@ -28,9 +30,15 @@ BLOCK = 5  # pairs
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.placebo", description=__doc__.split("\n")[0])
-    parser.add_argument("directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)")
-    parser.add_argument("--add", metavar="WORKDIR", type=Path, help=f"a sweep of a baseline and {RELABELED!r}")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.placebo", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=Path("docs/results"), help="(docs/results)"
+    )
+    parser.add_argument(
+        "--add", metavar="WORKDIR", type=Path, help=f"a sweep of a baseline and {RELABELED!r}"
+    )
     parser.add_argument("--name", help="of the new file, without .csv")
     arguments = parser.parse_args(argv)
     if bool(arguments.add) != bool(arguments.name):
@@ -44,7 +52,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def add(workdir: Path, path: Path) -> None:
     """Save the final runs of a sweep."""
-    runs = [{**run.row(), "learning_rate": run.point["optimizer.learning_rate"]} for run in read_runs(workdir)]
+    runs = [
+        {**run.row(), "learning_rate": run.point["optimizer.learning_rate"]}
+        for run in read_runs(workdir)
+    ]
     rows = [{key: run[key] for key in COLUMNS} for run in runs if run["phase"] == "final"]
     rows.sort(key=lambda row: (row["variant"], row["seed"]))
     path.parent.mkdir(exist_ok=True)
@@ -56,7 +67,10 @@ def differences(path: Path) -> list[float]:
     losses = {True: {}, False: {}}
     for row in (row for row in rows_of(path) if row["test_loss"]):
         losses[row["variant"] == RELABELED][int(row["seed"])] = float(row["test_loss"])
-    return [losses[True][seed] - losses[False][seed] for seed in sorted(losses[True].keys() & losses[False].keys())]
+    return [
+        losses[True][seed] - losses[False][seed]
+        for seed in sorted(losses[True].keys() & losses[False].keys())
+    ]
 
 
 def table(directory: Path) -> str:
@@ -65,18 +79,36 @@ def table(directory: Path) -> str:
     for path in sorted((directory / "placebo").glob("*.csv")):
         found = differences(path)
         if len(found) < BLOCK:
-            raise UserError(f"{path} has {len(found)} pairs; {BLOCK} are needed: finish the sweep, then --add it again")
-        blocks = [statistics.estimate(found[i : i + BLOCK]).p for i in range(0, len(found) - BLOCK + 1, BLOCK)]
+            raise UserError(
+                f"{path} has {len(found)} pairs; {BLOCK} are needed: finish the sweep, then --add "
+                "it again"
+            )
+        blocks = [
+            statistics.estimate(found[i : i + BLOCK]).p
+            for i in range(0, len(found) - BLOCK + 1, BLOCK)
+        ]
         wrong = sum(p < 1 - statistics.LEVEL for p in blocks)
         low, high = stats.binomtest(wrong, len(blocks)).proportion_ci()
         e = statistics.estimate(found)
         share = f"{wrong} of {len(blocks)} ({100 * low:.1f} to {100 * high:.1f} %)"
-        rows.append([f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share])
+        rows.append(
+            [f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share]
+        )
     for path in sorted(directory.glob("*/claims.csv")):
-        for row in (row for row in rows_of(path) if row["kind"] == PLACEBO and "+" not in path.parent.name):
+        for row in (
+            row for row in rows_of(path) if row["kind"] == PLACEBO and "+" not in path.parent.name
+        ):
             numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
-            rows.append([f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"])
-    header = ["runs", "pairs", "placebo − baseline [95 % interval]", "p", f"blocks of {BLOCK} with p < 0.05"]
+            rows.append(
+                [f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"]
+            )
+    header = [
+        "runs",
+        "pairs",
+        "placebo − baseline [95 % interval]",
+        "p",
+        f"blocks of {BLOCK} with p < 0.05",
+    ]
     return markdown_table(header, rows)
 
 

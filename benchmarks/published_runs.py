@@ -1,7 +1,8 @@
 """Compare the estimate of --plan with published runs: python -m benchmarks.published_runs
 
-Prints all runs, and the Markdown table of benchmarks/NOTES.md. Nothing is run: lm/cost predicts memory and speed of
-this code with the same sizes. The sources reported their figures for other software.
+Prints all runs, and the Markdown table of benchmarks/NOTES.md. Nothing is run: lm/cost predicts
+memory and speed of this code with the same sizes. The sources reported their figures for other
+software.
 """
 
 import dataclasses
@@ -36,7 +37,9 @@ def _mpt(d_model: int, n_layers: int, n_heads: int) -> dict:
     return sizes | {"norm": "layer", "ffn": "mlp", "tie_embeddings": True, "positions": "learned"}
 
 
-def _llama(d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int, vocab_size: int = 32_000) -> dict:
+def _llama(
+    d_model: int, n_layers: int, n_heads: int, n_kv_heads: int, d_ff: int, vocab_size: int = 32_000
+) -> dict:
     sizes = {"d_model": d_model, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return sizes | {"d_ff": d_ff, "vocab_size": vocab_size, "d_head": 128}
 
@@ -55,7 +58,9 @@ MODELS = {
     "Llama 2 70B": _llama(8192, 80, 64, 8, 28_672),
     "Llama 3 8B": _llama(4096, 32, 32, 8, 14_336, 128_256),
     "Llama 3 70B": _llama(8192, 80, 64, 8, 28_672, 128_256),
-    "MaxText 16B": _llama(4096, 32, 64, 64, 28_672),  # base.yml with global_parameter_scale=16, and so on
+    "MaxText 16B": _llama(
+        4096, 32, 64, 64, 28_672
+    ),  # base.yml with global_parameter_scale=16, and so on
     "MaxText 32B": _llama(8192, 32, 64, 64, 28_672),
     "MaxText 64B": _llama(8192, 64, 64, 64, 28_672),
 }
@@ -77,7 +82,8 @@ class Run:
     tflops: float = 0.0  # reported model TFLOP/s per device, with all keys counted for every query
     mfu: float | None = None  # reported, in percent
     memory: float | None = None  # reported peak per device in GiB
-    anchor: bool = False  # whether `attained` of the device was fitted to this run: its error is 0 by construction
+    # whether `attained` of the device was fitted to this run: its error is 0 by construction
+    anchor: bool = False
 
 
 RUNS = [
@@ -115,12 +121,53 @@ RUNS = [
     Run("titan H100", "Llama 3 8B", "h100", (1, 8, 1), 2, 1, "dots", 8192, 6667, memory=77.0),
     Run("titan H100", "Llama 3 8B", "h100", (1, 128, 1), 2, 1, "dots", 8192, 6514, memory=62.0),
     # MaxText: the batch per device and the sharding are those of configs/v5e/*.sh and v5p/*.sh.
-    Run("MaxText v5e", "MaxText 16B", "v5e", (1, 256, 1), 6, 1, "block", 2048, tflops=120, mfu=61.10, anchor=True),
-    Run("MaxText v5e", "MaxText 16B", "v5e", (2, 256, 1), 6, 1, "block", 2048, tflops=117, mfu=59.37),
-    Run("MaxText v5e", "MaxText 16B", "v5e", (32, 256, 1), 6, 1, "block", 2048, tflops=108, mfu=54.65),
-    Run("MaxText v5e", "MaxText 32B", "v5e", (1, 256, 1), 4, 1, "block", 2048, tflops=132, mfu=66.86),
-    Run("MaxText v5p", "MaxText 32B", "v5p", (1, 16, 4), 28, 1, "dots", 2048, tflops=328, mfu=71.47, anchor=True),
-    Run("MaxText v5p", "MaxText 64B", "v5p", (1, 16, 4), 12, 1, "dots", 2048, tflops=323, mfu=70.31),
+    Run(
+        "MaxText v5e",
+        "MaxText 16B",
+        "v5e",
+        (1, 256, 1),
+        6,
+        1,
+        "block",
+        2048,
+        tflops=120,
+        mfu=61.10,
+        anchor=True,
+    ),
+    Run(
+        "MaxText v5e", "MaxText 16B", "v5e", (2, 256, 1), 6, 1, "block", 2048, tflops=117, mfu=59.37
+    ),
+    Run(
+        "MaxText v5e",
+        "MaxText 16B",
+        "v5e",
+        (32, 256, 1),
+        6,
+        1,
+        "block",
+        2048,
+        tflops=108,
+        mfu=54.65,
+    ),
+    Run(
+        "MaxText v5e", "MaxText 32B", "v5e", (1, 256, 1), 4, 1, "block", 2048, tflops=132, mfu=66.86
+    ),
+    Run(
+        "MaxText v5p",
+        "MaxText 32B",
+        "v5p",
+        (1, 16, 4),
+        28,
+        1,
+        "dots",
+        2048,
+        tflops=328,
+        mfu=71.47,
+        anchor=True,
+    ),
+    Run(
+        "MaxText v5p", "MaxText 64B", "v5p", (1, 16, 4), 12, 1, "dots", 2048, tflops=323, mfu=70.31
+    ),
 ]
 
 
@@ -128,8 +175,8 @@ RUNS = [
 class Comparison:
     """A run beside its prediction. Speeds are in tokens/s per device, MFU is in percent.
 
-    The MFU uses the source's count of operations. If the source has none, operations are counted as in PaLM, with all
-    keys for every query (Chowdhery et al. 2022, appendix B).
+    The MFU uses the source's count of operations. If the source has none, operations are counted as
+    in PaLM, with all keys for every query (Chowdhery et al. 2022, appendix B).
     """
 
     run: Run
@@ -155,14 +202,20 @@ def config_of(run: Run) -> Resolved:
 def planned_config(
     model: str, mesh: tuple[int, ...], sequences: int, micro_batches: int, values: dict[str, Any]
 ) -> Resolved:
-    """Return the resolved config of a model of MODELS, in bfloat16, with these values of other keys.
+    """Return the resolved config of a model of MODELS, in bfloat16, with these values of other
+    keys.
 
     `mesh` has the sizes of MESH_AXES; for the batch see `Run`.
     """
     values = values | {f"model.{key}": value for key, value in MODELS[model].items()}
     values |= {f"mesh.{axis}": size for axis, size in zip(MESH_AXES, mesh, strict=True)}
-    batch = {"batch_size": sequences * micro_batches * mesh[0] * mesh[1], "micro_batch_size": sequences}
-    values |= {f"train.{key}": value for key, value in batch.items()} | {"model.compute_dtype": "bfloat16"}
+    batch = {
+        "batch_size": sequences * micro_batches * mesh[0] * mesh[1],
+        "micro_batch_size": sequences,
+    }
+    values |= {f"train.{key}": value for key, value in batch.items()} | {
+        "model.compute_dtype": "bfloat16"
+    }
     config, problems = from_flat(values)
     assert not problems, problems
     return parameters.resolve(config, MODELS[model]["vocab_size"])
@@ -175,7 +228,9 @@ def compare(run: Run) -> Comparison:
 
 
 def reported(run: Run, config: Resolved) -> tuple[float, float]:
-    """Return the reported tokens/s per device, and the MFU in percent by PaLM's count of operations."""
+    """Return the reported tokens/s per device, and the MFU in percent by PaLM's count of
+    operations.
+    """
     per_token = flops.flops_per_token(config.model, run.seq_len, full_square=True)
     speed = run.speed or run.tflops * 1e12 / per_token
     return speed, 100 * flops.mfu(speed, per_token, 1, DEVICES[run.device].peak["bfloat16"])
@@ -191,7 +246,10 @@ def table(found: list[Comparison]) -> str:
 
 
 def _row(source: str, device: str, group: list[Comparison]) -> list[str]:
-    counts, errors = [math.prod(c.run.mesh) for c in group], [c.error for c in group if not c.run.anchor]
+    counts, errors = (
+        [math.prod(c.run.mesh) for c in group],
+        [c.error for c in group if not c.run.anchor],
+    )
     models = dict.fromkeys(c.run.model for c in group)
     return [
         f"[{source}]({SOURCES[source]})",
@@ -209,23 +267,54 @@ def _range(low: float, high: float, form: str) -> str:
 
 def details(found: list[Comparison]) -> str:
     """Return a table of all runs for a terminal."""
-    head = ("model", "devices", "mesh", "batch", "remat", "tokens/s", "predicted", "error", "GiB", "predicted")
+    head = (
+        "model",
+        "devices",
+        "mesh",
+        "batch",
+        "remat",
+        "tokens/s",
+        "predicted",
+        "error",
+        "GiB",
+        "predicted",
+    )
     rows = []
     for c in found:
         run, mesh = c.run, " x ".join(map(str, c.run.mesh))
-        speeds = f"{c.speed:,.0f}", f"{c.predicted_speed:,.0f}", "anchor" if run.anchor else f"{c.error:+.0%}"
-        memory = f"{run.memory:.0f}" if run.memory else "", f"{c.predicted.memory.total / 2**30:.0f}"
+        speeds = (
+            f"{c.speed:,.0f}",
+            f"{c.predicted_speed:,.0f}",
+            "anchor" if run.anchor else f"{c.error:+.0%}",
+        )
+        memory = (
+            f"{run.memory:.0f}" if run.memory else "",
+            f"{c.predicted.memory.total / 2**30:.0f}",
+        )
         batch = f"{run.micro_batches} x {run.sequences} x {run.seq_len}"
-        rows.append((run.model, f"{math.prod(run.mesh)} {run.device}", mesh, batch, run.remat, *speeds, *memory))
+        rows.append(
+            (
+                run.model,
+                f"{math.prod(run.mesh)} {run.device}",
+                mesh,
+                batch,
+                run.remat,
+                *speeds,
+                *memory,
+            )
+        )
     return text_table([head, *rows], right=[5, 6, 7, 8, 9])
 
 
 def summary(found: list[Comparison]) -> Iterator[str]:
-    """Yield lines with the errors of all runs except the anchors, and the number of runs predicted not to fit."""
+    """Yield lines with the errors of all runs except the anchors, and the number of runs predicted
+    not to fit.
+    """
     errors = [c.error for c in found if not c.run.anchor]
     yield (
-        f"{len(found)} runs. Errors of the predicted speed without the {len(found) - len(errors)} anchors: median "
-        f"{statistics.median(map(abs, errors)):.0%}, from {min(errors):+.0%} to {max(errors):+.0%}."
+        f"{len(found)} runs. Errors of the predicted speed without the {len(found) - len(errors)} "
+        f"anchors: median {statistics.median(map(abs, errors)):.0%}, from {min(errors):+.0%} to "
+        f"{max(errors):+.0%}."
     )
     short = [c for c in found if not c.predicted.fits]
     yield f"Predicted not to fit, although they ran: {len(short)} of {len(found)}."

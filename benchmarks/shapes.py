@@ -1,4 +1,6 @@
-"""Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models in PyTorch."""
+"""Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models
+in PyTorch.
+"""
 
 import dataclasses
 import json
@@ -41,12 +43,15 @@ class Shape:
 
     @property
     def token_file(self) -> str:
-        """File name; lm/data/shards.py reads uint16 from train.bin and uint32 from train.uint32.bin."""
+        """File name; lm/data/shards.py reads uint16 from train.bin and uint32 from
+        train.uint32.bin.
+        """
         return "train.bin" if self.token_dtype == "uint16" else "train.uint32.bin"
 
 
 SHAPES = {
-    "tiny": Shape("1 layer, 2 heads, d 16, context 16, batch 2, vocabulary 19; to test the benchmarks themselves",
+    "tiny": Shape(("1 layer, 2 heads, d 16, context 16, batch 2, vocabulary 19; to test the "
+                  "benchmarks themselves"),
                   1, 2, 16, 64, 19, 16, 2),
     "S": Shape("4 layers, 4 heads, d 128, context 64, batch 12, vocabulary 65", 4, 4, 128, 512, 65, 64, 12),
     "M": Shape("3 layers, 3 heads, d 192, context 128, batch 16, vocabulary 65", 3, 3, 192, 768, 65, 128, 16),
@@ -65,18 +70,28 @@ LESS_MEMORY = {
 }
 
 # AdamW and gradient clipping of both sides; benchmarks/config.py sets ours.
-OPTIMIZER = {"learning_rate": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0}
+OPTIMIZER = {
+    "learning_rate": 3e-4,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,
+}
 
 
 def named(name: str) -> Shape:
-    """Return a shape by name, with another batch size for NAME@BATCH. Raises UserError for unknown names.
+    """Return a shape by name, with another batch size for NAME@BATCH. Raises UserError for unknown
+    names.
 
     >>> named("G@64").batch_size
     64
     """
     base, _, batch = name.partition("@")
     if base not in SHAPES or not re.fullmatch("|[1-9][0-9]{0,8}", batch):
-        raise UserError(f"unknown shape {name[:80]!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as G@64")
+        raise UserError(
+            f"unknown shape {name[:80]!r}; use one of {', '.join(SHAPES)}, or NAME@BATCH such as "
+            "G@64"
+        )
     return dataclasses.replace(SHAPES[base], batch_size=int(batch)) if batch else SHAPES[base]
 
 
@@ -90,7 +105,9 @@ def less_memory(name: str) -> dict:
 
 
 def values_of(name: str, data: str) -> dict:
-    """Return the values of our config keys for a shape, trained on the token shards in the directory `data`."""
+    """Return the values of our config keys for a shape, trained on the token shards in the
+    directory `data`.
+    """
     shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
@@ -99,7 +116,9 @@ def values_of(name: str, data: str) -> dict:
 
 
 def config_of(name: str, data: str, overrides: dict):
-    """Return our resolved config for a shape, with overrides by key, such as {"train.loss_chunk": 512}."""
+    """Return our resolved config for a shape, with overrides by key, such as {"train.loss_chunk":
+    512}.
+    """
     from lm import parameters
     from lm.command_line.loading import load_values
 
@@ -123,7 +142,9 @@ def transformers_params(config, params: dict) -> dict[str, np.ndarray]:
     from lm.huggingface.weights import exported_tensors
 
     family, _ = export_fields(config)
-    return {tensor.name: tensor.value() for tensor in exported_tensors(family, config.model, params)}
+    return {
+        tensor.name: tensor.value() for tensor in exported_tensors(family, config.model, params)
+    }
 
 
 def write_tokens(directory: Path, shape: Shape) -> None:

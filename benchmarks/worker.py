@@ -7,7 +7,8 @@ Each line of JSON on its standard input is a question, answered by a line on its
     {"facts": true}    its memory, and for our side the attention it uses and the device
     {"save": path}     writes the parameters, with transformers' names
 
-JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "fields", "params", "workdir", "dtype", "compiled"}.
+JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "fields", "params", "workdir",
+"dtype", "compiled"}.
 """
 
 import dataclasses
@@ -70,7 +71,9 @@ def theirs(job: dict):
 
 
 class Ours:
-    """The training loop of lm.train with its batches and its log, but without setup and final evaluation."""
+    """The training loop of lm.train with its batches and its log, but without setup and final
+    evaluation.
+    """
 
     def __init__(self, run, workdir: Path):
         from lm.training.batch_source import BatchSource
@@ -85,9 +88,17 @@ class Ours:
         source = BatchSource(run.corpus.split("train"), run.config)
         program, self.compiled, _ = compile_steps(run, source, self.state)
         self.loop = Loop(
-            run=run, writer=MetricsWriter(workdir), progress=progress, checkpoints=None, signals=None, program=program,
-            sources={"train": source}, record={}, scorers={}, clock=WallTime({}),
-        )  # fmt: skip
+            run=run,
+            writer=MetricsWriter(workdir),
+            progress=progress,
+            checkpoints=None,
+            signals=None,
+            program=program,
+            sources={"train": source},
+            record={},
+            scorers={},
+            clock=WallTime({}),
+        )
 
     def run(self, n_steps: int) -> None:
         from lm.training.signals import Signals
@@ -96,7 +107,9 @@ class Ours:
         train = dataclasses.replace(config.train, steps=int(self.state.step) + n_steps)
         run = dataclasses.replace(self.loop.run, config=dataclasses.replace(config, train=train))
         with Signals(print) as signals:
-            self.state, status = dataclasses.replace(self.loop, run=run, signals=signals).train(self.state)
+            self.state, status = dataclasses.replace(self.loop, run=run, signals=signals).train(
+                self.state
+            )
         if status != "finished":
             raise RuntimeError("training stopped early")
 
@@ -107,7 +120,9 @@ class Ours:
         from lm.step import train_step
 
         options = compiler_options(target(), self.loop.run.config.train.compiler_options) or None
-        step = jax.jit(train_step, static_argnames="config", donate_argnames="state", compiler_options=options)
+        step = jax.jit(
+            train_step, static_argnames="config", donate_argnames="state", compiler_options=options
+        )
         found = []
         for tokens in batches:
             self.state, out = step(self.state, {"tokens": tokens}, self.loop.run.config)
@@ -124,15 +139,23 @@ class Ours:
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     def facts(self) -> dict:
-        """Return the bytes of the compiled program (arguments and temporaries), its attention, and the device."""
+        """Return the bytes of the compiled program (arguments and temporaries), its attention, and
+        the device.
+        """
         import jax
 
         from lm.cost.memory import attention_implementation
 
         memory = self.compiled.memory_analysis()
         size = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        attention, _ = attention_implementation(self.loop.run.config, jax.devices()[0], self.loop.run.mesh_sizes)
-        return {"program_bytes": size, "attention": attention, "device": jax.devices()[0].device_kind}
+        attention, _ = attention_implementation(
+            self.loop.run.config, jax.devices()[0], self.loop.run.mesh_sizes
+        )
+        return {
+            "program_bytes": size,
+            "attention": attention,
+            "device": jax.devices()[0].device_kind,
+        }
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""The TinyStories model of Stanford's CS336, assignment 1 (2025): 22,696,448 parameters, 327,680,000 tokens.
+"""The TinyStories model of Stanford's CS336, assignment 1 (2025): 22,696,448 parameters,
+327,680,000 tokens.
 
-Download TinyStoriesV2-GPT4-train.txt and TinyStoriesV2-GPT4-valid.txt (Hugging Face, roneneldan/TinyStories), and split
-them into a folder of their own, with names that sort the training text first:
+Download TinyStoriesV2-GPT4-train.txt and TinyStoriesV2-GPT4-valid.txt (Hugging Face,
+roneneldan/TinyStories), and split them into a folder of their own, with names that sort the
+training text first:
 
     mkdir -p data/tinystories
     split -C 16M --additional-suffix=.txt TinyStoriesV2-GPT4-train.txt data/tinystories/train-
     split -C 16M --additional-suffix=.txt TinyStoriesV2-GPT4-valid.txt data/tinystories/valid-
     python -m lm.train --config configs/cs336_tinystories.py
 
-Cost: one GPU. Never run here. All parts are read into memory. Tokenizing one needs memory of about 140 times its size.
-Result to compare with: the assignment asks for a validation loss of at most 1.45 nats per token.
+Cost: one GPU. Never run here. All parts are read into memory. Tokenizing one needs memory of about
+140 times its size. Result to compare with: the assignment asks for a validation loss of at most
+1.45 nats per token.
 
-Unlike in the course, the last 1 % of the joined text is the validation split, and the <|endoftext|> between stories is
-tokenized as ordinary text, also when the BPE is trained; the special token only separates the parts.
+Unlike in the course, the last 1 % of the joined text is the validation split, and the <|endoftext|>
+between stories is tokenized as ordinary text, also when the BPE is trained; the special token only
+separates the parts.
 """
 
 from lm.config import default_config

@@ -1,4 +1,5 @@
-"""GPT-2 small (124,439,808 parameters) on OpenWebText, with the batch and schedule of nanoGPT's reproduction.
+"""GPT-2 small (124,439,808 parameters) on OpenWebText, with the batch and schedule of nanoGPT's
+reproduction.
 
 Run nanoGPT's data/openwebtext/prepare.py, and put its train.bin and val.bin into data/openwebtext:
 

@@ -2,10 +2,10 @@
 
     python -m lm.train --config configs/shakespeare.py
 
-Cost: 85 s on 2 cores of an AMD EPYC (shared virtual machine), compilation included.
-Result: 1.590 nats per character on validation+test after 600 steps (0.77 million parameters, 1.2 million characters).
-For comparison, nanoGPT's README reports 1.88 on random batches of the same text for its CPU run of this size, which
-takes about 3 minutes.
+Cost: 85 s on 2 cores of an AMD EPYC (shared virtual machine), compilation included. Result: 1.590
+nats per character on validation+test after 600 steps (0.77 million parameters, 1.2 million
+characters). For comparison, nanoGPT's README reports 1.88 on random batches of the same text for
+its CPU run of this size, which takes about 3 minutes.
 """
 
 from lm.config import default_config
@@ -15,8 +15,8 @@ def get_config():
     config = default_config()
     config.name = "shakespeare"
     config.notes = (
-        "a better model: add --config.train.steps=3000, or --config.model.d_model=256 --config.model.n_layers=6; "
-        "with a GPU use configs/shakespeare_gpu.py"
+        "a better model: add --config.train.steps=3000, or --config.model.d_model=256 "
+        "--config.model.n_layers=6; with a GPU use configs/shakespeare_gpu.py"
     )
     config.data.offline = "python_docs"
     config.model.d_model = 128

@@ -1,4 +1,6 @@
-"""Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no jax."""
+"""Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no
+jax.
+"""
 
 import subprocess
 import sys
@@ -9,7 +11,10 @@ from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 from lm.sweeps.plan import load_sweep
 
-NOT_CHECKED = "not checked: whether the step compiles and fits into memory; --check{} finds out before the job starts"
+NOT_CHECKED = (
+    "not checked: whether the step compiles and fits into memory; --check{} finds out "
+    "before the job starts"
+)
 # Arguments of lm.train that a launcher sets, beside --workdir.
 RESERVED = (
     "--resume", "--platform", "--multihost", "--coordinator_address", "--num_processes", "--process_id", "--plan",
@@ -23,8 +28,12 @@ def after_dashes(argv: list[str]) -> list[str]:
     Raises:
         UserError: there are no two dashes or no --config behind them.
     """
-    if argv[:1] != ["--"] or not any(argument == "--config" or argument.startswith("--config=") for argument in argv):
-        raise UserError("the arguments of the run are missing; give them after two dashes: -- --config FILE")
+    if argv[:1] != ["--"] or not any(
+        argument == "--config" or argument.startswith("--config=") for argument in argv
+    ):
+        raise UserError(
+            "the arguments of the run are missing; give them after two dashes: -- --config FILE"
+        )
     return argv[1:]
 
 
@@ -40,8 +49,8 @@ def check_train(
         unchecked: keys whose values depend on the machine that trains ("--config.log.wandb").
 
     Raises:
-        UserError: an argument, the config or an override is wrong, the launcher sets the argument, or the mesh does not
-            fit the devices.
+        UserError: an argument, the config or an override is wrong, the launcher sets the argument,
+            or the mesh does not fit the devices.
     """
     _refuse(argv, ("--workdir",), workdir)
     _refuse(argv, RESERVED, "the launcher sets this; remove it")
@@ -67,13 +76,29 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
 
 
 def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1) -> int:
-    """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled; return the exit code."""
-    argv = [argument for argument in argv if not argument.startswith("--config.log.wandb=")]  # may be there only
+    """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled;
+    return the exit code.
+    """
+    argv = [
+        argument for argument in argv if not argument.startswith("--config.log.wandb=")
+    ]  # may be there only
     devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]
     if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
         devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
-    command = [sys.executable, "-m", "lm.train", *argv, "--workdir", ".", "--plan", "--compiled", *devices]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode  # stdout may be for kubectl
+    command = [
+        sys.executable,
+        "-m",
+        "lm.train",
+        *argv,
+        "--workdir",
+        ".",
+        "--plan",
+        "--compiled",
+        *devices,
+    ]
+    return subprocess.run(
+        command, stdout=sys.stderr, check=False
+    ).returncode  # stdout may be for kubectl
 
 
 def _refuse(argv: list[str], names: tuple[str, ...], instead: str) -> None:

@@ -1,12 +1,14 @@
-"""Print a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE | kubectl apply -f -
+"""Print a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE |
+kubectl apply -f -
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 --pod launch/tcpx.yaml \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
 
-The workdir is /runs/NAME on a volume that all pods share (--claim, a PersistentVolumeClaim with ReadWriteMany). If a
-pod fails or is preempted, JobSet restarts all of them and the run resumes from its last checkpoint.
+The workdir is /runs/NAME on a volume that all pods share (--claim, a PersistentVolumeClaim with
+ReadWriteMany). If a pod fails or is preempted, JobSet restarts all of them and the run resumes from
+its last checkpoint.
 """
 
 import argparse
@@ -38,7 +40,9 @@ examples:
   python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 -- --config configs/gpt2_124m.py
   python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 -- --config configs/gpt2_124m.py
 """
-DRIVER = "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
+DRIVER = (
+    "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
+)
 
 
 @with_exit_code
@@ -57,25 +61,58 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser("", "Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.", EXAMPLES)
+    parser = Parser(
+        "",
+        "Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.",
+        EXAMPLES,
+    )
     parser.prog = "python -m launch.gke"
     add = parser.add_argument
     add("--name", required=True, help=f"name of the JobSet; the workdir is {VOLUME}/NAME")
     add("--image", required=True, help="container image, built from launch/Dockerfile")
     add("--claim", required=True, help="PersistentVolumeClaim that all pods can write to")
     machines = parser.add_mutually_exclusive_group(required=True)
-    machines.add_argument("--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}")
-    machines.add_argument("--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}")
+    machines.add_argument(
+        "--tpu", metavar="KIND:TOPOLOGY", help=f"such as v5e:4x4; kinds: {', '.join(TPUS)}"
+    )
+    machines.add_argument(
+        "--gpu", metavar="KIND:COUNT", help=f"such as h100:16; kinds: {', '.join(GPUS)}"
+    )
     add(
-        "--slices", type=int, default=1, metavar="N", help="TPU slices, which config.mesh.replica must be a multiple of"
+        "--slices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="TPU slices, which config.mesh.replica must be a multiple of",
     )
     add("--spot", action="store_true", help="use spot nodes, which may be taken away")
     add("--queue", metavar="NAME", help="local queue of Kueue that admits the job")
-    add("--secret", action="append", default=[], metavar="NAME", help="Secret whose keys become environment variables")
-    add("--cpu", type=int, metavar="N", help="CPUs that a pod requests (default: 2 per accelerator)")
-    add("--memory", metavar="SIZE", help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)")
-    add("--pod", type=Path, metavar="FILE", help="YAML that is merged into the pods: launch/tcpx.yaml, or your own")
-    add("--check", action="store_true", help="first compile the training step for these devices (lm.train --compiled)")
+    add(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Secret whose keys become environment variables",
+    )
+    add(
+        "--cpu", type=int, metavar="N", help="CPUs that a pod requests (default: 2 per accelerator)"
+    )
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="memory that a pod requests, such as 64Gi (default: 8Gi per accelerator)",
+    )
+    add(
+        "--pod",
+        type=Path,
+        metavar="FILE",
+        help="YAML that is merged into the pods: launch/tcpx.yaml, or your own",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="first compile the training step for these devices (lm.train --compiled)",
+    )
     add("--restarts", type=int, default=100, help="restarts after failures (default: %(default)s)")
     add("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train")
     return parser.parse_args(argv)
@@ -93,36 +130,62 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         advice = "use up to 40 of a-z, 0-9 and -, and begin with a letter"
         raise UserError(f"--name: {args.name!r} is not a valid Kubernetes name; {advice}")
-    for option, names in {"queue": [args.queue] if args.queue else [], "secret": args.secret}.items():
+    for option, names in {
+        "queue": [args.queue] if args.queue else [],
+        "secret": args.secret,
+    }.items():
         if wrong := [name for name in names if not re.fullmatch(NAME_OF_OBJECT, name)]:
-            raise UserError(f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb")
+            raise UserError(
+                f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb"
+            )
     if args.memory is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[GT]i", args.memory):
         raise UserError(f"--memory: {args.memory!r} is not a size such as 64Gi")
     for option, n in (("cpu", args.cpu), ("slices", args.slices)):
         if n is not None and n < 1:
             raise UserError(f"--{option} must be at least 1 (it is {n})")
     platform = "tpu" if args.tpu else "gpu"
-    n_pods, labels, limits, connect = tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    n_pods, labels, limits, connect = (
+        tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
+    )
     per_pod = sum(limits.values())
     total = n_pods * per_pod * args.slices
     workdir = f"the workdir is {VOLUME}/NAME; set --name instead"
     _, config = check_train(train, workdir=workdir, n_devices=total, unchecked=CHECKED_IN_THE_POD)
     if args.slices > 1:
         if not args.tpu or n_pods == 1:
-            raise UserError(f"--slices {args.slices}: several slices need TPU slices of more than one host")
+            raise UserError(
+                f"--slices {args.slices}: several slices need TPU slices of more than one host"
+            )
         check_mesh(config, total, args.slices)
     files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
     container = {
         "name": "train",
         "image": args.image,
-        "command": ["python", "-m", "lm.train", *files, "--resume", "--platform", platform, *connect, *train],
+        "command": [
+            "python",
+            "-m",
+            "lm.train",
+            *files,
+            "--resume",
+            "--platform",
+            platform,
+            *connect,
+            *train,
+        ],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "resources": {
             "limits": limits,
-            # The least that a pod gets. Without requests it is the first to be evicted when a node is short of memory.
-            "requests": {"cpu": str(args.cpu or 2 * per_pod), "memory": args.memory or f"{8 * per_pod}Gi"},
+            # The least that a pod gets. Without requests it is the first to be evicted when a node
+            # is short of memory.
+            "requests": {
+                "cpu": str(args.cpu or 2 * per_pod),
+                "memory": args.memory or f"{8 * per_pod}Gi",
+            },
         },
-        "volumeMounts": [{"name": "runs", "mountPath": VOLUME}, {"name": "memory", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "runs", "mountPath": VOLUME},
+            {"name": "memory", "mountPath": "/dev/shm"},
+        ],
     }
     pod = {
         "restartPolicy": "Never",
@@ -143,10 +206,15 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
     tolerations = []
     if args.spot:
         labels["cloud.google.com/gke-spot"] = "true"
-        tolerations.append({"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"})
+        tolerations.append(
+            {"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"}
+        )
     if args.tpu:
-        # A node pool of TPUs is one slice and serves one job at a time. A node pool of GPUs can serve several jobs.
-        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+        # A node pool of TPUs is one slice and serves one job at a time. A node pool of GPUs can
+        # serve several jobs.
+        metadata["annotations"] = {
+            "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+        }
     else:
         container["env"] = [{"name": "LD_LIBRARY_PATH", "value": DRIVER}]
         tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
@@ -161,30 +229,44 @@ def read_pod(path: Path) -> dict:
     try:
         found = yaml.safe_load(read_bytes(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"--pod: {path} cannot be read: {str(error).partition(chr(10))[0]}") from None
+        raise UserError(
+            f"--pod: {path} cannot be read: {str(error).partition(chr(10))[0]}"
+        ) from None
     if not isinstance(found, dict) or not found.keys() <= {"metadata", "spec"}:
-        raise UserError(f"--pod: {path} must have metadata and spec of a pod, as launch/tcpx.yaml has")
+        raise UserError(
+            f"--pod: {path} must have metadata and spec of a pod, as launch/tcpx.yaml has"
+        )
     return found
 
 
 def merged(ours, theirs):
-    """Return a part of a manifest with that of a file, which takes precedence; entries of lists are merged by name.
+    """Return a part of a manifest with that of a file, which takes precedence; entries of lists are
+    merged by name.
 
     >>> merged({"env": [{"name": "A", "value": "1"}], "x": 1}, {"env": [{"name": "A", "value": "2"}, {"name": "B"}]})
     {'env': [{'name': 'A', 'value': '2'}, {'name': 'B'}], 'x': 1}
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours | {key: merged(ours[key], value) if key in ours else value for key, value in theirs.items()}
+        return ours | {
+            key: merged(ours[key], value) if key in ours else value for key, value in theirs.items()
+        }
     if isinstance(ours, list) and isinstance(theirs, list):
-        key = lambda item: (item.get("name"), item.get("mountPath")) if isinstance(item, dict) else item  # noqa: E731
+
+        def key(item):
+            return (item.get("name"), item.get("mountPath")) if isinstance(item, dict) else item
+
         new = {key(item): item for item in theirs}
         return [merged(item, new.pop(key(item), item)) for item in ours] + list(new.values())
     return theirs
 
 
 def _jobset_of_pods(metadata: dict, template: dict, n_pods: int, args: argparse.Namespace) -> dict:
-    # Do not retry after a wrong argument (2) or an invalid loss, such as NaN (3): the error would repeat.
-    permanent = {"onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]}, "action": "FailJob"}
+    # Do not retry after a wrong argument (2) or an invalid loss, such as NaN (3): the error would
+    # repeat.
+    permanent = {
+        "onExitCodes": {"containerName": "train", "operator": "In", "values": [2, 3]},
+        "action": "FailJob",
+    }
     job = {
         "parallelism": n_pods,
         "completions": n_pods,
@@ -199,10 +281,18 @@ def _jobset_of_pods(metadata: dict, template: dict, n_pods: int, args: argparse.
         "spec": {
             "failurePolicy": {
                 "maxRestarts": args.restarts,
-                "rules": [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+                "rules": [
+                    {
+                        "name": "permanent",
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
             },
             # GKE sets MEGASCALE_COORDINATOR_ADDRESS and the like in the pods of several slices.
-            "replicatedJobs": [{"name": "train", "replicas": args.slices, "template": {"spec": job}}],
+            "replicatedJobs": [
+                {"name": "train", "replicas": args.slices, "template": {"spec": job}}
+            ],
         },
     }
 
@@ -211,23 +301,40 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
     """Read "KIND:TOPOLOGY".
 
     Returns:
-        The number of pods, the node labels, the resources of a pod, and the arguments that connect the processes.
+        The number of pods, the node labels, the resources of a pod, and the arguments that connect
+            the processes.
 
     Raises:
         UserError: there is no such slice.
     """
     kind, _, topology = text.partition(":")
     if kind not in TPUS:
-        raise UserError(f"--tpu: {text!r} is not KIND:TOPOLOGY, such as v5e:4x4; the kinds are {', '.join(TPUS)}")
+        raise UserError(
+            f"--tpu: {text!r} is not KIND:TOPOLOGY, such as v5e:4x4; the kinds are "
+            f"{', '.join(TPUS)}"
+        )
     device = TPUS[kind]
     if not is_slice(device, topology):
         slices = ", ".join(device.slices)
         if device.largest_slice:
-            slices += f", and AxBxC with A <= B <= C all multiples of 4 and at most {device.largest_slice} chips"
-        raise UserError(f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}")
-    labels = {"cloud.google.com/gke-tpu-accelerator": device.gke, "cloud.google.com/gke-tpu-topology": topology}
+            slices += (
+                ", and AxBxC with A <= B <= C all multiples of 4 and at most "
+                f"{device.largest_slice} chips"
+            )
+        raise UserError(
+            f"--tpu: there is no {kind} slice {topology or '(none given)'}; there are {slices}"
+        )
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": device.gke,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
     n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
-    return n_pods, labels, {"google.com/tpu": device.per_host}, ["--multihost"]  # GKE's environment has the rest
+    return (
+        n_pods,
+        labels,
+        {"google.com/tpu": device.per_host},
+        ["--multihost"],
+    )  # GKE's environment has the rest
 
 
 def is_slice(device: Device, topology: str) -> bool:
@@ -250,18 +357,32 @@ def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:
     """Read "KIND:COUNT" for the JobSet `name`; returns and raises as tpu_pods."""
     kind, _, count = text.partition(":")
     if kind not in GPUS or not count.isdecimal() or int(count) < 1:
-        raise UserError(f"--gpu: {text!r} is not KIND:COUNT, such as h100:16; the kinds are {', '.join(GPUS)}")
+        raise UserError(
+            f"--gpu: {text!r} is not KIND:COUNT, such as h100:16; the kinds are {', '.join(GPUS)}"
+        )
     device, n_gpus = GPUS[kind], int(count)
     if n_gpus > device.per_host and n_gpus % device.per_host:
-        raise UserError(f"--gpu: {n_gpus} is not a multiple of the {device.per_host} GPUs of a node")
+        raise UserError(
+            f"--gpu: {n_gpus} is not a multiple of the {device.per_host} GPUs of a node"
+        )
     n_pods = max(1, n_gpus // device.per_host)
-    # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes sets the index in each pod's environment.
+    # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes sets the index in each pod's
+    # environment.
     connect = [
-        "--coordinator_address", f"{name}-train-0-0.{name}:{PORT}",
-        "--num_processes", str(n_pods), "--process_id", "$(JOB_COMPLETION_INDEX)",
-    ]  # fmt: skip
+        "--coordinator_address",
+        f"{name}-train-0-0.{name}:{PORT}",
+        "--num_processes",
+        str(n_pods),
+        "--process_id",
+        "$(JOB_COMPLETION_INDEX)",
+    ]
     labels = {"cloud.google.com/gke-accelerator": device.gke}
-    return n_pods, labels, {"nvidia.com/gpu": min(n_gpus, device.per_host)}, connect if n_pods > 1 else []
+    return (
+        n_pods,
+        labels,
+        {"nvidia.com/gpu": min(n_gpus, device.per_host)},
+        connect if n_pods > 1 else [],
+    )
 
 
 if __name__ == "__main__":

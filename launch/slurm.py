@@ -1,10 +1,12 @@
-"""Submit a run to SLURM: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config configs/gpt2_124m.py
+"""Submit a run to SLURM: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config
+configs/gpt2_124m.py
 
-The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX gives each task the
-GPU of its local index. When the job is preempted or its time limit is near, it saves a checkpoint, is requeued, and
-resumes. It is also requeued when a task dies, up to --restarts times in a row without progress. It is not requeued
-after a mistake in the config. With --array N the job is a sweep: an array of N jobs shares its runs. Each of these jobs
-has one task and all GPUs of a node.
+The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX
+gives each task the GPU of its local index. When the job is preempted or its time limit is near, it
+saves a checkpoint, is requeued, and resumes. It is also requeued when a task dies, up to --restarts
+times in a row without progress. It is not requeued after a mistake in the config. With --array N
+the job is a sweep: an array of N jobs shares its runs. Each of these jobs has one task and all GPUs
+of a node.
 """
 
 import argparse
@@ -118,22 +120,55 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("", "Submit a run or a sweep to SLURM.", EXAMPLES)
     parser.prog = "python -m launch.slurm"
     add = parser.add_argument
-    # fmt: off
     add("--nodes", type=int, default=1, help="number of nodes (default: %(default)s)")
-    add("--gpus-per-node", type=int, default=0, help="number of tasks per node; 0: one task, on the CPUs (default: 0)")
-    add("--time", default="24:00:00", help="time limit, after which the job is requeued (default: %(default)s)")
-    add("--restarts", type=int, default=5, metavar="N",
+    add(
+        "--gpus-per-node",
+        type=int,
+        default=0,
+        help="number of tasks per node; 0: one task, on the CPUs (default: 0)",
+    )
+    add(
+        "--time",
+        default="24:00:00",
+        help=("time limit, after which the job is requeued (default: %(default)s)"),
+    )
+    add(
+        "--restarts",
+        type=int,
+        default=5,
+        metavar="N",
         help="stop requeueing after this many restarts in a row without a new checkpoint or result (default: "
-        "%(default)s)")
-    add("--workdir", help="directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)")
-    add("--array", type=int, default=0, metavar="N", help="submit a sweep (python -m lm.sweep) as N jobs")
+        "%(default)s)",
+    )
+    add(
+        "--workdir",
+        help=("directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"),
+    )
+    add(
+        "--array",
+        type=int,
+        default=0,
+        metavar="N",
+        help="submit a sweep (python -m lm.sweep) as N jobs",
+    )
     add("--name", help="name of the job (default: that of the workdir)")
-    add("--sbatch", default="", metavar="='--X=1 --Y=2'",
-        help="further options of sbatch (the = is required); they override those of the script")
-    add("--check", metavar="GPU", help="first compile the training step for GPUs such as h100 (lm.train --compiled)")
+    add(
+        "--sbatch",
+        default="",
+        metavar="='--X=1 --Y=2'",
+        help="further options of sbatch (the = is required); they override those of the script",
+    )
+    add(
+        "--check",
+        metavar="GPU",
+        help=("first compile the training step for GPUs such as h100 (lm.train --compiled)"),
+    )
     add("--dry-run", action="store_true", help="print the job script and exit")
-    add("train", nargs=argparse.REMAINDER, help="-- and the arguments of python -m lm.train or lm.sweep")
-    # fmt: on
+    add(
+        "train",
+        nargs=argparse.REMAINDER,
+        help=("-- and the arguments of python -m lm.train or lm.sweep"),
+    )
     return parser.parse_args(argv)
 
 
@@ -141,10 +176,13 @@ def check_options(args: argparse.Namespace) -> None:
     """Check the options before the two dashes; raises UserError."""
     for option in ("name", "workdir", "time", "sbatch"):
         if (value := getattr(args, option)) and not value.isprintable():
-            raise UserError(f"--{option} {value!r}: a line break or control character cannot be passed to SLURM")
+            raise UserError(
+                f"--{option} {value!r}: a line break or control character cannot be passed to SLURM"
+            )
     if args.time.isdecimal() and int(args.time) * 60 < 2 * SECONDS_TO_SAVE:
         raise UserError(
-            f"--time {args.time}: {args.time} minutes are too few, the last {SECONDS_TO_SAVE // 60} are for saving"
+            f"--time {args.time}: {args.time} minutes are too few, the last "
+            f"{SECONDS_TO_SAVE // 60} are for saving"
         )
     try:
         shlex.split(args.sbatch)
@@ -158,21 +196,35 @@ def check_options(args: argparse.Namespace) -> None:
     if args.array < 0:
         raise UserError(f"--array must be at least 1, the number of jobs (it is {args.array})")
     if args.check and (args.array or not args.gpus_per_node):
-        raise UserError(f"--check {args.check}: it compiles a run on GPUs; set --gpus-per-node, without --array")
+        raise UserError(
+            f"--check {args.check}: it compiles a run on GPUs; set --gpus-per-node, without --array"
+        )
     if args.array and args.nodes > 1:
-        raise UserError(f"--nodes {args.nodes}: each job of a sweep has one node; set --array to the number of jobs")
+        raise UserError(
+            f"--nodes {args.nodes}: each job of a sweep has one node; set --array to the number of "
+            "jobs"
+        )
     refuse_url(args.workdir, "--workdir")
 
 
 def log_path(workdir: Path, index: str | None = None) -> Path:
     """Return the log file of a job, or of the job with this index in an array."""
-    return workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
+    return (
+        workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
+    )
 
 
 def job_script(args: argparse.Namespace, argv: list[str]) -> str:
     """Return the script for sbatch."""
     platform = "gpu" if args.gpus_per_node else "cpu"
-    command = [sys.executable, "-m", "lm.sweep" if args.array else "lm.train", *argv, "--workdir", str(args.workdir)]
+    command = [
+        sys.executable,
+        "-m",
+        "lm.sweep" if args.array else "lm.train",
+        *argv,
+        "--workdir",
+        str(args.workdir),
+    ]
     command += ["--platform", platform] + ([] if args.array else ["--resume"])
     log = log_path(Path(str(args.workdir).replace("%", "%%")), "%a" if args.array else None)
     further = " ".join(map(quote_for_sbatch, shlex.split(args.sbatch)))
@@ -185,7 +237,9 @@ def job_script(args: argparse.Namespace, argv: list[str]) -> str:
         time=quote_for_sbatch(args.time),
         seconds=SECONDS_TO_SAVE,
         log=quote_for_sbatch(str(log)),
-        options=f"#SBATCH {further}\n" if further else "",  # sbatch uses the last value of an option
+        options=f"#SBATCH {further}\n"
+        if further
+        else "",  # sbatch uses the last value of an option
         directory=shlex.quote(str(Path.cwd())),
         workdir=shlex.quote(str(args.workdir)),
         command=shlex.join(command),
@@ -196,7 +250,8 @@ def job_script(args: argparse.Namespace, argv: list[str]) -> str:
 
 
 def quote_for_sbatch(text: str) -> str:
-    r"""Quote an argument for an #SBATCH line. Unlike a shell, sbatch treats a backslash in single quotes as an escape.
+    r"""Quote an argument for an #SBATCH line. Unlike a shell, sbatch treats a backslash in single
+    quotes as an escape.
 
     >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two argv"))
     --partition=gpu '--comment=it\'s two argv'
@@ -207,7 +262,9 @@ def quote_for_sbatch(text: str) -> str:
 
 
 def submit(script: str, log: Path) -> int:
-    """Pass the script to sbatch and return its exit code. Creates the directory of the log, which sbatch does not."""
+    """Pass the script to sbatch and return its exit code. Creates the directory of the log, which
+    sbatch does not.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["sbatch"], input=script, text=True, capture_output=True, check=False)
     print((done.stdout + done.stderr).strip(), file=sys.stderr if done.returncode else sys.stdout)
@@ -216,7 +273,8 @@ def submit(script: str, log: Path) -> int:
             log.parent.rmdir()
     else:
         print(
-            f"watch: tail -f {log}; save and requeue: scancel --signal=TERM JOB; stop without requeueing: scancel JOB"
+            f"watch: tail -f {log}; save and requeue: scancel --signal=TERM JOB; stop without "
+            "requeueing: scancel JOB"
         )
     return done.returncode
 

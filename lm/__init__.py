@@ -9,8 +9,8 @@ def load(path, step="best"):
 
     Args:
         path: the directory of the run or of the checkpoint.
-        step: a step of the run, "latest", "best" by validation loss, "ema" (the average of config.train.ema), or
-            "mean:N" (the mean of the newest N checkpoints).
+        step: a step of the run, "latest", "best" by validation loss, "ema" (the average of
+            config.train.ema), or "mean:N" (the mean of the newest N checkpoints).
     """
     from lm import runtime
 

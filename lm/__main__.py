@@ -48,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def complete(typed: list[str]) -> int:
-    """Print the completions of the command line that a shell asks about; typed: the name of the command, if any."""
+    """Print the completions of the command line that a shell asks about; typed: the name of the
+    command, if any.
+    """
     if typed and typed[0] in COMMANDS:
         os.environ["_ARGCOMPLETE"] = "2"  # the arguments are those behind the second word
         return importlib.import_module(f"lm.{typed[0]}").main([])

@@ -35,7 +35,9 @@ PROMPT = "> "
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("chat", "Talk to a model that was trained on chats.", EPILOG)
     add_checkpoint(parser)
-    parser.add_argument("--system", default="", metavar="TEXT", help="the system's turn before the first message")
+    parser.add_argument(
+        "--system", default="", metavar="TEXT", help="the system's turn before the first message"
+    )
     options.add_arguments(parser, OPTIONS)
     return parser.parse_args(argv)
 
@@ -54,7 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     note(f"{a.workdir}, step {run.step}")
     if text := check_chats(run):
         note(text)
-    talk = Conversation(run.decoder, run.tokenizer, Sampling(**given), n_tokens, system=a.system, seed=seed)
+    talk = Conversation(
+        run.decoder, run.tokenizer, Sampling(**given), n_tokens, system=a.system, seed=seed
+    )
     for message in messages():
         try:
             with interrupting(talk):
@@ -78,7 +82,9 @@ def check_chats(run) -> str | None:
     if run.tokenizer is None:
         raise UserError(f"{run.path} has no tokenizer, only token ids; a chat needs text")
     try:
-        chats.encode(run.tokenizer, [chats.render(Turn(role, "")) for role in ("user", "assistant")])
+        chats.encode(
+            run.tokenizer, [chats.render(Turn(role, "")) for role in ("user", "assistant")]
+        )
     except UserError:
         raise UserError(
             f"{run.path}: its tokenizer cannot write the markers of chats ({chats.START}user ...); train on chats "
@@ -90,9 +96,14 @@ def check_chats(run) -> str | None:
         record = read_json(run.path / "run.json", {"data": ({"name": str}, None)})["data"] or {}
     except FileNotFoundError:
         record = {"name": WEIGHTS_OF}
-    if record.get("chats") or (record.get("name", "").startswith(WEIGHTS_OF) and chats.marker_ids(run.tokenizer)):
+    if record.get("chats") or (
+        record.get("name", "").startswith(WEIGHTS_OF) and chats.marker_ids(run.tokenizer)
+    ):
         return None
-    return f"WARNING: {run.path} was not trained on chats ({chats.START}user ...), so its answers continue any text"
+    return (
+        f"WARNING: {run.path} was not trained on chats ({chats.START}user ...), so its answers "
+        "continue any text"
+    )
 
 
 def messages() -> Iterator[str]:

@@ -16,14 +16,29 @@ from lm.workdir.overview import Overview, are_comparable, differing_keys, read_o
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = Parser(
-        "compare", "Compare runs: the keys in which their configs differ, their losses, their curves in a picture."
+        "compare",
+        "Compare runs: the keys in which their configs differ, their losses, their curves in a "
+        "picture.",
     )
     add = parser.add_argument
-    add("runs", nargs="+", type=path_argument, metavar="RUN", help="directories of runs, at least two")
-    add("--output", type=path_argument, metavar="FILE", help="picture (default: compare.png beside the first run)")
+    add(
+        "runs",
+        nargs="+",
+        type=path_argument,
+        metavar="RUN",
+        help="directories of runs, at least two",
+    )
+    add(
+        "--output",
+        type=path_argument,
+        metavar="FILE",
+        help="picture (default: compare.png beside the first run)",
+    )
     a = parser.parse_args(argv)
     if len({os.path.realpath(run) for run in a.runs}) < max(2, len(a.runs)):
-        raise UserError("give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them")
+        raise UserError(
+            "give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them"
+        )
     output = Path(a.output or os.path.normpath(f"{a.runs[0]}/../compare.png"))
     check_output(output, "--output")
     runs = [read_overview(Path(run)) for run in a.runs]
@@ -43,14 +58,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def rows(runs: list[Overview]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, a column for each run; the first rows are the keys that differ, and the texts."""
+    """Return the cells of the table, a column for each run; the first rows are the keys that
+    differ, and the texts.
+    """
     keys = differing_keys([run.config for run in runs])
     best, steps = zip(*(run.best for run in runs), strict=True)
     of_texts = texts([run.data for run in runs])
     different = "" if are_comparable([run.data for run in runs]) else ", of different texts"
     return [
         ("", *(str(run.path) for run in runs)),
-        *((f"config.{key}", *(show(run.config.get(key, "absent")) for run in runs)) for key in keys),
+        *(
+            (f"config.{key}", *(show(run.config.get(key, "absent")) for run in runs))
+            for key in keys
+        ),
         *([("data", *of_texts)] if len(set(of_texts)) > 1 else []),
         ("status", *(run.status for run in runs)),
         ("steps", *(f"{run.steps:,}" for run in runs)),

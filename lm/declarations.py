@@ -19,17 +19,20 @@ class Parameter:
     """One declared parameter.
 
     Attributes:
-        shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin with N.
-        kind: "weight", "embedding", "norm" or "bias", which weight decay, Muon and sharding distinguish.
-        contract: the axes that its product contracts; "": no product, or only a lookup. A token then costs one
-            multiplication and addition per element.
+        shape, axes: lengths and one-letter names of its dimensions; for stacked layers both begin
+            with N.
+        kind: "weight", "embedding", "norm" or "bias", which weight decay, Muon and sharding
+            distinguish.
+        contract: the axes that its product contracts; "": no product, or only a lookup. A token
+            then costs one multiplication and addition per element.
         batch: axes over which it is a batch of independent matrices: stacked layers, experts.
-        products: how many products one token has with each of its elements, on average: k / E where a token uses k of E
-            experts.
+        products: how many products one token has with each of its elements, on average: k / E where
+            a token uses k of E experts.
         init, std: a key of parameters.DISTRIBUTIONS, and the factor of its draws (0: no factor).
         layers: the layers that are stacked along N, in this order; None: it belongs to no layer.
         decay: whether weight decay applies to a weight.
-        matrix: whether a weight is a matrix for Muon, muP and FSDP; otherwise it is small, as a gain is.
+        matrix: whether a weight is a matrix for Muon, muP and FSDP; otherwise it is small, as a
+            gain is.
 
     Raises:
         ValueError: the axes do not fit the shape, `contract` or `batch`, or there is no such kind.
@@ -49,14 +52,25 @@ class Parameter:
 
     def __post_init__(self):
         if len(self.axes) != len(self.shape):
-            raise ValueError(f"Parameter: axes {self.axes!r} must have one letter for each length of {self.shape}")
+            raise ValueError(
+                f"Parameter: axes {self.axes!r} must have one letter for each length of "
+                f"{self.shape}"
+            )
         if "N" in (self.axes if self.layers is None else self.axes[1:]):
-            raise ValueError(f"Parameter: axes {self.axes!r}: N is the axis of stacked layers; use another letter")
+            raise ValueError(
+                f"Parameter: axes {self.axes!r}: N is the axis of stacked layers; use another "
+                "letter"
+            )
         for name, letters in {"contract": self.contract, "batch": self.batch}.items():
             if not set(letters) <= set(self.axes):
-                raise ValueError(f"Parameter: {name}={letters!r} is not in the axes {self.axes!r}; give {name}=...")
+                raise ValueError(
+                    f"Parameter: {name}={letters!r} is not in the axes {self.axes!r}; give "
+                    f"{name}=..."
+                )
         if self.kind not in KINDS:
-            raise ValueError(f"Parameter: there is no kind {self.kind!r}; use one of {', '.join(KINDS)}")
+            raise ValueError(
+                f"Parameter: there is no kind {self.kind!r}; use one of {', '.join(KINDS)}"
+            )
 
     @property
     def size(self) -> int:
@@ -94,7 +108,9 @@ class Parameter:
 
     @property
     def small(self) -> bool:
-        """Return whether it is a gain, a bias, or another parameter that is neither a matrix nor an embedding."""
+        """Return whether it is a gain, a bias, or another parameter that is neither a matrix nor an
+        embedding.
+        """
         return self.kind in ("norm", "bias") or not self.matrix
 
     @property
@@ -105,19 +121,27 @@ class Parameter:
     @property
     def outer(self) -> bool:
         """Return whether it is an embedding or the weight of the output head."""
-        return self.kind == "embedding" or (self.kind == "weight" and self.matrix and "V" in self.axes)
+        return self.kind == "embedding" or (
+            self.kind == "weight" and self.matrix and "V" in self.axes
+        )
 
     def stacked(self, layers: Sequence[int]) -> "Parameter":
         """Return the declaration of one stack for these layers."""
         return dataclasses.replace(
-            self, shape=(len(layers), *self.shape), axes=f"N{self.axes}", batch=f"N{self.batch}", layers=layers
+            self,
+            shape=(len(layers), *self.shape),
+            axes=f"N{self.axes}",
+            batch=f"N{self.batch}",
+            layers=layers,
         )
 
     def of_one_layer(self) -> "Parameter":
         """Return the declaration without the axis of layers; the inverse of `stacked`."""
         if self.layers is None:
             return self
-        return dataclasses.replace(self, shape=self.shape[1:], axes=self.axes[1:], batch=self.batch[1:], layers=None)
+        return dataclasses.replace(
+            self, shape=self.shape[1:], axes=self.axes[1:], batch=self.batch[1:], layers=None
+        )
 
 
 class Table(dict):
@@ -147,7 +171,11 @@ def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
 # (distribution, its std, std of embeddings), by config.model.init.
 INITIALIZERS = {
     # N(0, 2/(d_in + d_out)) cut at 3 sigma (Glorot and Bengio 2010, cut as in Stanford's CS336).
-    "glorot": ("truncated_normal", lambda c, d_in, d_out, residual: math.sqrt(2 / (d_in + d_out)), 1.0),
+    "glorot": (
+        "truncated_normal",
+        lambda c, d_in, d_out, residual: math.sqrt(2 / (d_in + d_out)),
+        1.0,
+    ),
     # N(0, 2/d_in) (He et al. 2015).
     "he": ("normal", lambda c, d_in, d_out, residual: math.sqrt(2 / d_in), 1.0),
     # N(0, 0.02^2), residual projections divided by sqrt(2 n_layers) (Radford et al. 2019).
@@ -156,12 +184,19 @@ INITIALIZERS = {
 
 
 def weight(
-    c: ModelConfig, shape: tuple[int, ...], axes: str, *, contract: str = "D", batch: str = "", products: float = 1.0,
+    c: ModelConfig,
+    shape: tuple[int, ...],
+    axes: str,
+    *,
+    contract: str = "D",
+    batch: str = "",
+    products: float = 1.0,
     residual: bool = False,
-) -> Parameter:  # fmt: skip
+) -> Parameter:
     """Return the declaration of a weight with the config's initializer.
 
-    For `shape` to `products` see `Parameter`. `residual`: it projects back into the residual stream.
+    For `shape` to `products` see `Parameter`. `residual`: it projects back into the residual
+    stream.
 
     >>> weight(ModelConfig(init="he"), (8, 2, 4), "DHK").std  # sqrt(2 / 8)
     0.5
@@ -171,11 +206,14 @@ def weight(
         return declared
     distribution, std, _ = INITIALIZERS[c.init]
     d_out = math.prod(shape[i] for i in declared.columns)
-    return dataclasses.replace(declared, init=distribution, std=std(c, declared.fan_in, d_out, residual))
+    return dataclasses.replace(
+        declared, init=distribution, std=std(c, declared.fan_in, d_out, residual)
+    )
 
 
 def small_weight(shape: tuple[int, ...], axes: str, contract: str = "", **more) -> Parameter:
-    """Return the declaration of a weight without decay that Adam updates: a factor, or the product of a gate.
+    """Return the declaration of a weight without decay that Adam updates: a factor, or the product
+    of a gate.
 
     `more` are further attributes of `Parameter`. It starts at 0 without `init`.
     """

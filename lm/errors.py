@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from lm.text_tables import message, say
 
-# Errors of the system that are the same when a command is rerun: a folder in place of a file, for example.
+# Errors of the system that are the same when a command is rerun: a folder in place of a file, for
+# example.
 LASTING = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -32,13 +33,17 @@ class UserError(Exception):
 
 
 class TemporaryError(UserError):
-    """An error that may be gone when the command is rerun: a failed disk, a directory in use. Launchers retry."""
+    """An error that may be gone when the command is rerun: a failed disk, a directory in use.
+    Launchers retry.
+    """
 
     code = 1
 
 
 class Unavailable(UserError):
-    """An error for a text that needs a network. It is the only error for which `data.offline` names a fallback."""
+    """An error for a text that needs a network. It is the only error for which `data.offline` names
+    a fallback.
+    """
 
 
 def first_line(error: BaseException) -> str:
@@ -58,12 +63,13 @@ def first_line(error: BaseException) -> str:
 
 
 def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
-    """Decorate a command: errors that are meant for the user are printed, and the command returns an exit code.
+    """Decorate a command: errors that are meant for the user are printed, and the command returns
+    an exit code.
 
-    Exit codes: the command's own; 2 for a mistake of the user, also for a folder in place of a file; 1 for a temporary
-    error, such as a full disk or a directory that cannot be read; 130 for Ctrl-C; 141 if the reader of the output went
-    away, as for other programs.
-    Output that cannot be written, to a full disk for example, is an error, too, unless it is that of long work.
+    Exit codes: the command's own; 2 for a mistake of the user, also for a folder in place of a
+    file; 1 for a temporary error, such as a full disk or a directory that cannot be read; 130 for
+    Ctrl-C; 141 if the reader of the output went away, as for other programs. Output that cannot be
+    written, to a full disk for example, is an error, too, unless it is that of long work.
 
     >>> @with_exit_code
     ... def main() -> int:
@@ -109,7 +115,8 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., int]:
 def _open_streams() -> None:
     """Open /dev/null for each standard stream that the shell closed (`>&-`).
 
-    Python has None for it, and the next file that is opened has its number: libraries would write messages into it.
+    Python has None for it, and the next file that is opened has its number: libraries would write
+    messages into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -134,7 +141,9 @@ def _flush_stdout() -> OSError | None:
 
 
 def _print_every_text() -> None:
-    """Let standard output and standard error escape what their encoding lacks, as JSON does: printing never fails."""
+    """Let standard output and standard error escape what their encoding lacks, as JSON does:
+    printing never fails.
+    """
 
     def escape(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
@@ -173,14 +182,21 @@ class _Lasting:
         try:
             return action(*arguments)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT):  # EIO: a terminal was closed
+            if error.errno not in (
+                errno.EPIPE,
+                errno.EIO,
+                errno.ENOSPC,
+                errno.EDQUOT,
+            ):  # EIO: a terminal was closed
                 raise
             _silence(self._stream)
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Return a context for long work, which continues when nothing reads its output, or its output cannot be stored."""
+    """Return a context for long work, which continues when nothing reads its output, or its output
+    cannot be stored.
+    """
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_Lasting, streams)
     try:
@@ -191,11 +207,16 @@ def lasting_output() -> Iterator[None]:
 
 
 def keep_stdout_to_python() -> None:
-    """Let what libraries print vanish, and keep what Python prints: Gloo greets each process by a line."""
+    """Let what libraries print vanish, and keep what Python prints: Gloo greets each process by a
+    line.
+    """
     stream = sys.stdout._stream if isinstance(sys.stdout, _Lasting) else sys.stdout
     with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
         stream.flush()
-        own = open(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors="json", buffering=1)  # noqa: SIM115
+        descriptor = os.dup(stream.fileno())
+        own = open(  # noqa: SIM115 - lasts as long as the process
+            descriptor, "w", encoding=stream.encoding, errors="json", buffering=1
+        )
         _silence(stream)
         if isinstance(sys.stdout, _Lasting):
             sys.stdout._stream = own
@@ -208,6 +229,8 @@ def _fail(code: int, message: str) -> int:
         say(message, sys.stderr)
     except OSError:  # nobody can be told
         _silence(sys.stderr)
-    if processes := sys.modules.get("lm.parallel.processes"):  # one of several processes must not wait for the others
+    if processes := sys.modules.get(
+        "lm.parallel.processes"
+    ):  # one of several processes must not wait for the others
         processes.leave(code, message)
     return code

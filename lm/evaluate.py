@@ -34,23 +34,42 @@ MAX_BYTES = 120  # of the sources, in the name of a file
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    what = "Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard errors."
+    what = (
+        "Evaluate a trained model: loss, perplexity, bits per byte and accuracy, with standard "
+        "errors."
+    )
     parser = Parser("evaluate", what, EPILOG)
     add_checkpoint(parser)
     add = parser.add_argument
     splits = "train, validation, test, a+b to join two, or all (default: test)"
     add("--split", default="test", metavar="NAME", help=splits)
     data = (
-        "a text, see config.data.source, or the name of a source of the run's mixture; may be repeated (default: the "
-        "run's)"
+        "a text, see config.data.source, or the name of a source of the run's mixture; may be "
+        "repeated (default: the run's)"
     )
     add("--data", action="append", metavar="SOURCE", help=data)
-    add("--seq-len", type=int, metavar="N", help="tokens that the model sees at once (default: train.seq_len)")
-    add("--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart")
-    add("--batch-size", type=int, metavar="N", help="windows per batch (default: as many as have about 8,000 tokens)")
+    add(
+        "--seq-len",
+        type=int,
+        metavar="N",
+        help="tokens that the model sees at once (default: train.seq_len)",
+    )
+    add(
+        "--stride", type=int, metavar="N", help="also evaluate in windows that begin N tokens apart"
+    )
+    add(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="windows per batch (default: as many as have about 8,000 tokens)",
+    )
     add("--no-baselines", action="store_true", help="do not compute the losses of n-gram models")
     add_trust(parser)
-    add("--output", metavar="DIR", help="directory for the results (default: evaluation/ in --workdir)")
+    add(
+        "--output",
+        metavar="DIR",
+        help="directory for the results (default: evaluation/ in --workdir)",
+    )
     add("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(argv)
 
@@ -60,7 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     a = parse_arguments(argv)
     if a.batch_size is not None and not 1 <= a.batch_size < 2**31:
-        raise UserError(f"--batch-size: {short(a.batch_size)} must be at least 1 and less than 2**31")
+        raise UserError(
+            f"--batch-size: {short(a.batch_size)} must be at least 1 and less than 2**31"
+        )
     sources = a.data or []
     if repeated := {source for source in sources if sources.count(source) > 1}:
         raise UserError(f"--data: {min(repeated)} is given twice")
@@ -72,19 +93,28 @@ def main(argv: list[str] | None = None) -> int:
 
     run = texts.with_seq_len(run, a.seq_len)
     texts.check_stride(run, a.stride)
-    opened = [texts.open_text(run, a.split, source, print_line) for source in sources or texts.own_texts(run)]
+    opened = [
+        texts.open_text(run, a.split, source, print_line)
+        for source in sources or texts.own_texts(run)
+    ]
     output = Path(expanded(a.output)) if a.output else run.path / "evaluation"
     try:
         output.mkdir(parents=True, exist_ok=True) if a.output else make_folder(output)
     except OSError as error:
-        raise UserError(f"--output: {output} cannot be created ({error.strerror}); give another one") from None
+        raise UserError(
+            f"--output: {output} cannot be created ({error.strerror}); give another one"
+        ) from None
     if not os.access(output, os.W_OK):
         raise UserError(f"--output: {output} is not writable; give another one")
     options = {"stride": a.stride, "batch_size": a.batch_size}
     with report_out_of_memory("use --no-baselines"):
-        baselines = [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
+        baselines = (
+            [{}] * len(opened) if a.no_baselines else texts.find_baselines(run, opened, print_line)
+        )
     with report_out_of_memory("use a smaller --batch-size"):
-        results = [texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)]
+        results = [
+            texts.score_text(run, *pair, **options) for pair in zip(opened, baselines, strict=True)
+        ]
     show(a, run, results, output)
     return 0
 
@@ -98,7 +128,12 @@ def show(a: argparse.Namespace, run, results: list, output: Path) -> None:
     """Print the results, and write them as JSON."""
     from lm.scoring import report
 
-    record = {"run": a.workdir, "step": run.step, "seq_len": run.seq_len, "texts": list(map(report.to_record, results))}
+    record = {
+        "run": a.workdir,
+        "step": run.step,
+        "seq_len": run.seq_len,
+        "texts": list(map(report.to_record, results)),
+    }
     if mean := report.weighted_mean(results):
         record["weighted_mean_loss"] = mean.value
     if a.json:
@@ -120,7 +155,9 @@ def file_name(step: int | str, split: str, sources: list[str], **windows: int | 
     >>> file_name(600, "test", ["text:novel.txt"], seq_len=None, stride=64)
     'step_600_test_text_novel_txt_stride_64.json'
     """
-    names = "_".join(re.sub(r"[^\w+-]+", "_", source).strip("_") for source in without_secrets(sources))
+    names = "_".join(
+        re.sub(r"[^\w+-]+", "_", source).strip("_") for source in without_secrets(sources)
+    )
     if len(names.encode()) > MAX_BYTES:
         digest = hashlib.sha256(names.encode()).hexdigest()[:8]
         names = names.encode()[-MAX_BYTES:].decode(errors="ignore") + f"_{digest}"

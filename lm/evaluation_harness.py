@@ -45,19 +45,22 @@ SUPPORTED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_
 class HarnessModel(TemplateLM):
     """A trained model for the harness.
 
-    Contexts and continuations are encoded like in the harness's own "hf" models: together, with the spaces between
-    them in the continuation. They start with the tokenizer's begin of text, if it has one. A long context loses its
-    first tokens. A text without context follows the bos_token of the checkpoint's settings, else its eos_token; without
-    settings, the begin of text, else the end of text. If there is none, the first token of such a text has no
-    probability. Special tokens that are generated are left out of texts.
+    Contexts and continuations are encoded like in the harness's own "hf" models: together, with the
+    spaces between them in the continuation. They start with the tokenizer's begin of text, if it
+    has one. A long context loses its first tokens. A text without context follows the bos_token of
+    the checkpoint's settings, else its eos_token; without settings, the begin of text, else the end
+    of text. If there is none, the first token of such a text has no probability. Special tokens
+    that are generated are left out of texts.
 
     Args:
         workdir: the directory of a run or of a Hugging Face checkpoint; or a model that is loaded.
         step: a step, "latest", or "best" by validation loss.
-        batch_size: number of texts that are computed at once; "auto": as many as fit the memory of most machines.
-        windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) split a text that is longer than
-            the context. "training": like the evaluation of a run, into consecutive windows, without the first token.
-            "harness": like the harness's own models, with an end of text before the first token and a full last window.
+        batch_size: number of texts that are computed at once; "auto": as many as fit the memory of
+            most machines.
+        windows: how tasks of type loglikelihood_rolling (perplexity, bits per byte) split a text
+            that is longer than the context. "training": like the evaluation of a run, into
+            consecutive windows, without the first token. "harness": like the harness's own models,
+            with an end of text before the first token and a full last window.
         max_batch_size, device: not used; the harness gives them to all models.
 
     Raises:
@@ -82,10 +85,13 @@ class HarnessModel(TemplateLM):
             raise UserError(f"batch_size: {batch_size!r} is not auto or an integer of at least 1")
         self.trained: Any = workdir if isinstance(workdir, TrainedModel) else lm.load(workdir, step)
         if self.trained.tokenizer is None:
-            raise UserError(f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs one")
+            raise UserError(
+                f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs "
+                "one"
+            )
         self.windows, self.batch_size = windows, None if batch_size == "auto" else int(batch_size)
 
-    # ---- The tokenizer ----------------------------------------------------------------------------------------------
+    # ---- The tokenizer ---------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int | None:
@@ -96,18 +102,30 @@ class HarnessModel(TemplateLM):
         return self.trained.seq_len
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-        """Encode a text, from its beginning (see `Tokenizer.begin_of_text`) unless add_special_tokens is False."""
+        """Encode a text, from its beginning (see `Tokenizer.begin_of_text`) unless
+        add_special_tokens is False.
+        """
         tokenizer = self.trained.tokenizer
-        return (tokenizer.encode(string) if add_special_tokens is False else tokenizer.encode_prompt(string)).tolist()
+        return (
+            tokenizer.encode(string)
+            if add_special_tokens is False
+            else tokenizer.encode_prompt(string)
+        ).tolist()
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         context_ids, ids = super()._encode_pair(context, continuation)
         # Encoded together, a short continuation may become a part of the context's last token.
-        return context_ids or self._prefix(), ids or self.tok_encode(continuation, add_special_tokens=False)
+        return context_ids or self._prefix(), ids or self.tok_encode(
+            continuation, add_special_tokens=False
+        )
 
     def _prefix(self) -> list[int]:
         """Return the token that precedes a text without context, or no token."""
-        names = named_tokens(self.trained.settings) if "tokenizer_config.json" in self.trained.settings else {}
+        names = (
+            named_tokens(self.trained.settings)
+            if "tokenizer_config.json" in self.trained.settings
+            else {}
+        )
         if found := [*self._ids_of(names.get("bos_token")), *self._ids_of(names.get("eos_token"))]:
             return found[:1]
         end = self.eot_token_id
@@ -140,22 +158,34 @@ class HarnessModel(TemplateLM):
     def get_model_info(self) -> dict:
         return {"model_step": self.trained.step, "model_windows": self.windows}
 
-    # ---- Log-likelihoods --------------------------------------------------------------------------------------------
+    # ---- Log-likelihoods -------------------------------------------------------------------------
 
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-probability, whether each token is the likeliest) of continuations given their contexts."""
+        """Return (log-probability, whether each token is the likeliest) of continuations given
+        their contexts.
+        """
         pairs = []
         for context, text in (request.args for request in requests):
             if context:
                 pairs.append(((context, text), *self._encode_pair(context, text)))
             else:
-                pairs.append(((context, text), self._prefix(), self.tok_encode(text, add_special_tokens=False)))
+                pairs.append(
+                    (
+                        (context, text),
+                        self._prefix(),
+                        self.tok_encode(text, add_special_tokens=False),
+                    )
+                )
         return self._loglikelihood_tokens(pairs, disable_tqdm)
 
-    def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests, disable_tqdm: bool = False, **_
+    ) -> list[tuple[float, bool]]:
         pairs = [(context or ids[:1], ids[not context :]) for _, context, ids in requests]
         scores = self._score(pairs, full_last=True, disable_tqdm=disable_tqdm)
-        results = [(sum(s.log_p for s in found), all(s.is_greedy for s in found)) for found in scores]
+        results = [
+            (sum(s.log_p for s in found), all(s.is_greedy for s in found)) for found in scores
+        ]
         for (strings, _, _), result in zip(requests, results, strict=True):
             self.cache_hook.add_partial("loglikelihood", strings, result)
         return results
@@ -163,11 +193,14 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
         """Return the log-probabilities of texts.
 
-        The harness divides them by the bytes of all tokens. A first token that has no probability, because no token
-        precedes it, therefore counts as the mean of the others.
+        The harness divides them by the bytes of all tokens. A first token that has no probability,
+        because no token precedes it, therefore counts as the mean of the others.
         """
         in_training = self.windows == "training"
-        texts = [self.tok_encode(request.args[0], add_special_tokens=not in_training) for request in requests]
+        texts = [
+            self.tok_encode(request.args[0], add_special_tokens=not in_training)
+            for request in requests
+        ]
         prefix = list(self.trained.tokenizer.begin_of_text) if in_training else self._prefix()
         pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
         results = []
@@ -184,14 +217,16 @@ class HarnessModel(TemplateLM):
     def _score(self, pairs, *, full_last: bool, disable_tqdm: bool) -> list[list[Score]]:
         """Return the scores of the windows of each pair (context, ids)."""
         c, seq_len = self.trained.config.model, self.trained.seq_len
-        split = [list(windows(context, ids, seq_len, full_last=full_last)) for context, ids in pairs]
+        split = [
+            list(windows(context, ids, seq_len, full_last=full_last)) for context, ids in pairs
+        ]
         flat = [window for found in split for window in found]
         with tqdm(total=len(flat), desc="Scoring windows", disable=disable_tqdm) as bar:
             options = {"seq_len": seq_len, "batch_size": self.batch_size, "progress": bar.update}
             scores = iter(score(self.trained.params, c, flat, **options))
         return [[next(scores) for _ in found] for found in split]
 
-    # ---- Generation -------------------------------------------------------------------------------------------------
+    # ---- Generation ------------------------------------------------------------------------------
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         """Return the continuation of each context, up to one of its stop strings."""
@@ -201,7 +236,9 @@ class HarnessModel(TemplateLM):
         with tqdm(total=len(requests), desc="Generating texts", disable=disable_tqdm) as bar:
             for group in groups.values():
                 contexts = [requests[i].args[0] for i in group]
-                for i, text in zip(group, self._generate(contexts, requests[group[0]].args[1], bar), strict=True):
+                for i, text in zip(
+                    group, self._generate(contexts, requests[group[0]].args[1], bar), strict=True
+                ):
                     results[i] = text
                     self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return results
@@ -210,11 +247,17 @@ class HarnessModel(TemplateLM):
         """Return continuations; contexts that occur several times get different samples."""
         options = normalize_gen_kwargs(options, self.max_gen_toks)
         if unknown := sorted(set(options) - SUPPORTED):
-            logging.getLogger(__name__).warning("WARNING: not supported and ignored: %s", ", ".join(unknown))
-        drawing: dict[str, Any] = {"temperature": options.get("temperature", 1.0 if options["do_sample"] else 0.0)}
+            logging.getLogger(__name__).warning(
+                "WARNING: not supported and ignored: %s", ", ".join(unknown)
+            )
+        drawing: dict[str, Any] = {
+            "temperature": options.get("temperature", 1.0 if options["do_sample"] else 0.0)
+        }
         if drawing["temperature"] != 0:  # at 0, filters change nothing
             drawing |= {"top_p": options.get("top_p")}
-            drawing |= {name: options.get(name) or None for name in ("top_k", "min_p")}  # 0: all, as in transformers
+            drawing |= {
+                name: options.get(name) or None for name in ("top_k", "min_p")
+            }  # 0: all, as in transformers
         check_options(drawing, "generation_kwargs.{}".format)
         sampling = Sampling(**drawing)
         n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
@@ -223,7 +266,9 @@ class HarnessModel(TemplateLM):
         prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
         what = self.trained.decoder, self.trained.tokenizer, prompts, n_tokens, sampling
         texts: dict[tuple, str] = {}
-        for rows in stream_texts(*what, n_samples=n_samples, stop=stop, batch_size=self.batch_size or 16):
+        for rows in stream_texts(
+            *what, n_samples=n_samples, stop=stop, batch_size=self.batch_size or 16
+        ):
             while len(texts) < len(rows) and (row := rows[len(texts)]).finish:
                 texts[tuple(row.prompt_ids), row.sample] = self._without_special(row, stop)
                 bar.update()
@@ -242,23 +287,31 @@ class HarnessModel(TemplateLM):
     def _prompt(self, context: str, n_tokens: int) -> list[int]:
         """Encode a context, without its first tokens if the model could not see n_tokens more."""
         if not (ids := self.tok_encode(context) or self._prefix()):
-            raise UserError("a task asks for text without a context, and this model's tokenizer has no end of text")
+            raise UserError(
+                "a task asks for text without a context, and this model's tokenizer has no end of "
+                "text"
+            )
         return ids[-max(self.max_length - n_tokens, self.max_length // 2, 1) :]
 
 
-# ---- Tasks during a run ---------------------------------------------------------------------------------------------
+# ---- Tasks during a run --------------------------------------------------------------------------
 
 
 def load_tasks(names: Sequence[str]) -> dict:
-    """Load tasks and groups by name, or by the path of a YAML file, with their data; raises UserError if it fails."""
+    """Load tasks and groups by name, or by the path of a YAML file, with their data; raises
+    UserError if it fails.
+    """
     random.seed(0)  # as simple_evaluate does: some tasks shuffle while they load
     np.random.seed(1234)
     try:
         loaded = TaskManager().load(list(names))
-    except Exception as error:  # of the harness, of the task's own code, or of what downloads its data
+    except (
+        Exception
+    ) as error:  # of the harness, of the task's own code, or of what downloads its data
         raise UserError(
-            f"config.eval.harness_tasks: {', '.join(names)} cannot be loaded ({first_line(error)}); `lm_eval ls tasks` "
-            "lists the tasks, and a YAML file's path is one, too"
+            f"config.eval.harness_tasks: {', '.join(names)} cannot be loaded "
+            f"({first_line(error)}); `lm_eval ls tasks` lists the tasks, and a YAML file's path is "
+            "one, too"
         ) from error
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
@@ -267,17 +320,25 @@ def load_tasks(names: Sequence[str]) -> dict:
 
 
 def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[str, float]:
-    """Return the metrics of the loaded tasks and groups by TASK/METRIC, with `limit` examples of each; None: all."""
+    """Return the metrics of the loaded tasks and groups by TASK/METRIC, with `limit` examples of
+    each; None: all.
+    """
     for task in tasks["tasks"].values():
-        task.set_fewshot_seed(seed=1234)  # the harness's own; so each evaluation has the same examples in its prompts
+        task.set_fewshot_seed(
+            seed=1234
+        )  # the harness's own; so each evaluation has the same examples in its prompts
     # simple_evaluate does the same, and then describes the machine, which takes seconds.
     try:
-        found = lm_eval.evaluate(HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False)
+        found = lm_eval.evaluate(
+            HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False
+        )
     except UserError:
         raise
     except Exception as error:  # of the task's own code
         names = ", ".join(tasks["tasks"])
-        raise UserError(f"config.eval.harness_tasks: {names}: {first_line(error)}; leave the task out") from error
+        raise UserError(
+            f"config.eval.harness_tasks: {names}: {first_line(error)}; leave the task out"
+        ) from error
     return {
         f"{task}/{metric.removesuffix(',none')}": float(value)
         for task, metrics in found["results"].items()

@@ -1,4 +1,6 @@
-"""Exchange models with Hugging Face: import a checkpoint as a run, export a run, and compare one with transformers."""
+"""Exchange models with Hugging Face: import a checkpoint as a run, export a run, and compare one
+with transformers.
+"""
 
 import contextlib
 import dataclasses
@@ -37,10 +39,12 @@ N_RANDOM = 32  # ids to compare on
 def written_whole(path: str, option: str) -> Iterator[Path]:
     """Yield a new directory that becomes `path` at the end, so that what exists there is complete.
 
-    It lies beside `path`. What an interrupted command left there is deleted, so that a repeated command succeeds.
+    It lies beside `path`. What an interrupted command left there is deleted, so that a repeated
+    command succeeds.
 
     Raises:
-        UserError: `path`, which the command-line option `option` named, has files or cannot be created.
+        UserError: `path`, which the command-line option `option` named, has files or cannot be
+            created.
         TemporaryError: another process is writing it.
     """
     refuse_url(path, option)
@@ -63,8 +67,11 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
         raise
 
 
-def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None) -> None:
-    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0. seq_len, dtype: see `read_config`.
+def import_checkpoint(
+    directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None
+) -> None:
+    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0. seq_len,
+    dtype: see `read_config`.
 
     Raises:
         UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
@@ -73,24 +80,38 @@ def import_checkpoint(directory: str, workdir: str, *, seq_len: int | None = Non
     with written_whole(workdir, "--workdir") as partial:
         tokenizer = load_tokenizer(directory, config)
         if tokenizer is None:
-            config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="none"))
+            config = dataclasses.replace(
+                config, data=dataclasses.replace(config.data, tokenizer="none")
+            )
         params = load_params(directory, config)
         digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
         source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
-        meta: dict[str, Any] = {"data": source["name"], "data_fingerprint": digest, "config": to_dict(config)}
+        meta: dict[str, Any] = {
+            "data": source["name"],
+            "data_fingerprint": digest,
+            "config": to_dict(config),
+        }
         meta |= {"tokenizer": tokenizer and tokenizer.to_json(), SETTINGS: read_settings(directory)}
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
                 say(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
-            with closing(Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))) as checkpoints:
+            with closing(
+                Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))
+            ) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
     if tokenizer is None:
-        say(f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token ids only")
+        say(
+            f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token "
+            "ids only"
+        )
     n, m = parameters.count(parameters.parameter_table(config.model)), config.model
-    say(f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 of a run")
+    say(
+        f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 "
+        "of a run"
+    )
 
 
 def export_run(workdir: str, output: str, step: int | str = "best") -> None:
@@ -99,8 +120,8 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     For the step see `lm.load`. The directory `output` must be new or empty.
 
     Raises:
-        UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint; or if `output` has
-            files.
+        UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint;
+            or if `output` has files.
     """
 
     def choose(params: dict, meta: dict) -> dict:
@@ -119,45 +140,61 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 
 
-# ---- Comparison --------------------------------------------------------------------------------------------------
+# ---- Comparison ----------------------------------------------------------------------------------
 
 
 def compare(directory: str, workdir: str | None, step: int | str, tolerance: float) -> bool:
-    """Print the differences between our activations and those of transformers on random ids, both in float32.
+    """Print the differences between our activations and those of transformers on random ids, both
+    in float32.
 
     Return whether all logits are within the tolerance.
 
     Args:
         directory: a checkpoint of Hugging Face, which transformers loads.
-        workdir, step: the run whose model is compared with it; None: the checkpoint, as `import` reads it.
+        workdir, step: the run whose model is compared with it; None: the checkpoint, as `import`
+            reads it.
         tolerance: the largest accepted difference of logits.
 
     Raises:
-        UserError: if torch is missing, the checkpoint is not supported, or an array of theirs is missing or differs in
-            shape.
+        UserError: if torch is missing, the checkpoint is not supported, or an array of theirs is
+            missing or differs in shape.
     """
-    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+    if missing := [
+        name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None
+    ]:
         verb = "is" if len(missing) == 1 else "are"
-        raise UserError(f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'")
+        raise UserError(
+            f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'"
+        )
     run = load(workdir or directory, step)
     shape = (1, min(N_RANDOM, run.seq_len))
     tokens_BT = np.random.default_rng(0).integers(0, run.config.model.vocab_size, shape)
-    return report(our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance)
+    return report(
+        our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance
+    )
 
 
 def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
-    """Return the input of the first layer, the output of each layer, and the logits in float32, by name."""
+    """Return the input of the first layer, the output of each layer, and the logits in float32, by
+    name.
+    """
     c = dataclasses.replace(run.config.model, param_dtype="float32", compute_dtype="float32")
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
     run = dataclasses.replace(run, params=params, config=dataclasses.replace(run.config, model=c))
-    titles = {"embedding": "embeddings"} | {f"layers/{i}/residual": f"layer {i}" for i in range(c.n_layers)}
+    titles = {"embedding": "embeddings"} | {
+        f"layers/{i}/residual": f"layer {i}" for i in range(c.n_layers)
+    }
     with jax.default_matmul_precision("highest"):
         logits_BTV, found = capture(run, tokens_BT, titles)
-    return {titles[name]: np.asarray(x) for name, x in found.items()} | {"logits": np.asarray(logits_BTV)}
+    return {titles[name]: np.asarray(x) for name, x in found.items()} | {
+        "logits": np.asarray(logits_BTV)
+    }
 
 
 def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]:
-    """Return the same activations of the model that transformers loads; raises UserError if it loads none."""
+    """Return the same activations of the model that transformers loads; raises UserError if it
+    loads none.
+    """
     import torch
     import transformers
 
@@ -165,7 +202,11 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     transformers.utils.logging.disable_progress_bar()
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
         ).eval()
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:300]
@@ -174,26 +215,35 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     base = model.base_model
 
     def record(name, arguments, options, out):
-        found.setdefault("embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy())
+        found.setdefault(
+            "embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy()
+        )
         found[name] = (out[0] if isinstance(out, tuple) else out).numpy()
 
     for i, layer in enumerate(base.h if hasattr(base, "h") else base.layers):
-        layer.register_forward_hook(lambda _, *call, name=f"layer {i}": record(name, *call), with_kwargs=True)
+        layer.register_forward_hook(
+            lambda _, *call, name=f"layer {i}": record(name, *call), with_kwargs=True
+        )
     with torch.no_grad():
         found["logits"] = model(torch.tensor(tokens_BT), use_cache=False).logits.numpy()
     return found
 
 
 def report(ours: dict, theirs: dict, tolerance: float) -> bool:
-    """Print a table of differences, the largest one of the logits and where it arises; see `compare`.
+    """Print a table of differences, the largest one of the logits and where it arises; see
+    `compare`.
 
-    A difference arises where it first exceeds the tolerance, relative to the largest activation (if that is above 1).
+    A difference arises where it first exceeds the tolerance, relative to the largest activation (if
+    that is above 1).
     """
     rows, arises = [("after", "largest difference", "largest value")], None
     for name, x in theirs.items():
         if name not in ours or ours[name].shape != x.shape:
             found = ours[name].shape if name in ours else "nothing"
-            raise UserError(f"{name}: transformers has {x.shape}, the model here has {found}; they differ in size")
+            raise UserError(
+                f"{name}: transformers has {x.shape}, the model here has {found}; they differ in "
+                "size"
+            )
         difference, value = np.abs(ours[name] - x).max(), np.abs(x).max()
         rows.append((name, f"{difference:.2e}", f"{value:.3g}"))
         if arises is None and not difference <= tolerance * max(1.0, value):
@@ -202,12 +252,19 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
     differences_BTV = np.abs(ours["logits"] - theirs["logits"])
     _, t, v = np.unravel_index(np.argmax(differences_BTV), differences_BTV.shape)
     largest = differences_BTV.max()
-    same = "the same" if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all() else "not the same"
+    same = (
+        "the same"
+        if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all()
+        else "not the same"
+    )
     say(
         f"largest difference of logits: {largest:.2e}, at position {t} for token {v}; "
         f"the likeliest tokens are {same} at all positions"
     )
     equal = bool(largest <= tolerance)
     if not equal:
-        say(f"WARNING: it is above the tolerance of {tolerance:g}" + (f"; it arises in: {arises}" if arises else ""))
+        say(
+            f"WARNING: it is above the tolerance of {tolerance:g}"
+            + (f"; it arises in: {arises}" if arises else "")
+        )
     return equal

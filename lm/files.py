@@ -1,9 +1,10 @@
 """Small files: strict JSON, bounded reads, atomic replacement.
 
-One rule for directories that somebody else may have made: a file is read if it is a regular one of a bounded size
-(`read_bytes`, `open_regular`, `check_files`), a name that a file contains leads to one file beside it (`is_file_name`),
-nothing but a file is replaced, and none is written through a link (`write_bytes`, `check_output`), and results are not
-written into a linked folder (`make_folder`). `tests/test_files.py` checks that other modules read in no other way.
+One rule for directories that somebody else may have made: a file is read if it is a regular one of
+a bounded size (`read_bytes`, `open_regular`, `check_files`), a name that a file contains leads to
+one file beside it (`is_file_name`), nothing but a file is replaced, and none is written through a
+link (`write_bytes`, `check_output`), and results are not written into a linked folder
+(`make_folder`). `tests/test_files.py` checks that other modules read in no other way.
 """
 
 import contextlib
@@ -25,17 +26,21 @@ from typing import Any
 
 from lm.errors import TemporaryError, UserError
 
-# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN; a value of a config key.
+# Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN; a value of a
+# config key.
 COUNT = range(2**63)
 NUMBER = (float, "NaN", "Infinity", "-Infinity")
 SCALAR = (float, str, bool, None)
-MAX_NAME = 200  # bytes of the name of a file: systems allow 255, and `write_bytes` appends to it for a moment
+# bytes of the name of a file: systems allow 255, and `write_bytes` appends to it for a moment
+MAX_NAME = 200
 HEAD_OF_POINTER = 64  # bytes
 POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
     b"/annex/objects/": ("git-annex", "git annex get"),
 }
-LARGEST = 2**30  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
+LARGEST = (
+    2**30
+)  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
 
 
 class PointerError(UserError):
@@ -43,10 +48,12 @@ class PointerError(UserError):
 
 
 def to_json(value, *, indent: int | None = None) -> str:
-    """Return strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity".
+    """Return strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and
+    "-Infinity".
 
-    Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Python writes bare NaN and Infinity by
-    default, which most readers refuse; null already means a value that was not measured.
+    Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Python writes bare
+    NaN and Infinity by default, which most readers refuse; null already means a value that was not
+    measured.
 
     >>> to_json({"loss": float("nan"), "steps": 3})
     '{"loss": "NaN", "steps": 3}'
@@ -67,10 +74,12 @@ def _strict(value):
 
 
 def read_json(path: Path, expected: Any = dict, advice: str = "restore or delete it") -> Any:
-    """Read a JSON file whose content has the expected shape, see `parse_json`; objects may have more keys.
+    """Read a JSON file whose content has the expected shape, see `parse_json`; objects may have
+    more keys.
 
     Raises:
-        UserError: the file was read, but is not JSON or has another shape; `advice` is what the user can do about it.
+        UserError: the file was read, but is not JSON or has another shape; `advice` is what the
+            user can do about it.
         OSError: the file is missing or cannot be read; its content may be intact.
     """
     try:
@@ -113,27 +122,35 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def refuse_pointer(path: str | Path, head: bytes) -> None:
-    """Raise PointerError if a file begins as a pointer of Git LFS or git-annex does, which names a missing content."""
+    """Raise PointerError if a file begins as a pointer of Git LFS or git-annex does, which names a
+    missing content.
+    """
     for beginning, (name, command) in POINTERS.items():
         if head.startswith(beginning):
-            raise PointerError(f"{path} is a pointer of {name}, not the file; run {command} in its repository")
+            raise PointerError(
+                f"{path} is a pointer of {name}, not the file; run {command} in its repository"
+            )
 
 
 def is_file(path: str | Path) -> bool:
     """Return whether a path is a file; raises PointerError for a link to a file that is not there."""
     if os.path.islink(path) and not os.path.exists(path):
         raise PointerError(
-            f"{path} is a link to a file that is not there; remove the link, or download the file (if git-annex "
-            "manages it: git annex get)"
+            f"{path} is a link to a file that is not there; remove the link, or download the file "
+            "(if git-annex manages it: git annex get)"
         )
     return os.path.isfile(path)
 
 
-def folders_below(*directories: str | Path, follow: bool = True) -> Iterator[tuple[Path, list[str]]]:
-    """Yield directories and all below them, each once, with the sorted names of its files (all but directories).
+def folders_below(
+    *directories: str | Path, follow: bool = True
+) -> Iterator[tuple[Path, list[str]]]:
+    """Yield directories and all below them, each once, with the sorted names of its files (all but
+    directories).
 
-    Linked directories come after the others, so that a file has the path without links if it has one. Two links to "."
-    would otherwise make as many paths as there are numbers of 40 bits. `follow`: whether to enter linked directories.
+    Linked directories come after the others, so that a file has the path without links if it has
+    one. Two links to "." would otherwise make as many paths as there are numbers of 40 bits.
+    `follow`: whether to enter linked directories.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -153,12 +170,17 @@ def folders_below(*directories: str | Path, follow: bool = True) -> Iterator[tup
                 continue
             seen.add(place)
             names.sort()
-            found += [Path(folder, name) for name in names if follow and os.path.islink(os.path.join(folder, name))]
+            found += [
+                Path(folder, name)
+                for name in names
+                if follow and os.path.islink(os.path.join(folder, name))
+            ]
             yield Path(folder), sorted(files)
 
 
 def files_below(directory: Path, *, follow: bool = True) -> Iterator[Path]:
-    """Yield every file below a directory; see `folders_below`. Without `follow` linked files are left out, too.
+    """Yield every file below a directory; see `folders_below`. Without `follow` linked files are
+    left out, too.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -183,7 +205,9 @@ def matching_files(pattern: str) -> list[str]:
         return sorted(filter(is_file, glob.glob(pattern)))
     place = parts.index("**")
     head, rest = "/".join([*parts[:place], ""]), "/".join(parts[place + 1 :] or ["*"])
-    tops = sorted(map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top))
+    tops = sorted(
+        map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top)
+    )
     found: set[str] = set()
     for folder, _ in folders_below(*tops):
         if not any(part.startswith(".") for part in folder.parts[len(tops[0].parts) :]):
@@ -193,19 +217,27 @@ def matching_files(pattern: str) -> list[str]:
 
 
 def check_files(directory: Path, read_in_parts: str) -> None:
-    """Refuse pipes, devices and huge files below a directory, except files in folders of the name `read_in_parts`.
+    """Refuse pipes, devices and huge files below a directory, except files in folders of the name
+    `read_in_parts`.
 
     Raises:
         UserError: there is such a file.
         OSError: a directory cannot be listed.
     """
     for path in files_below(directory):
-        if path.parent.name != read_in_parts and path.exists() and (size := path.stat().st_size) > LARGEST:
-            raise UserError(f"{path} has {size:,} bytes; at most {LARGEST:,} are expected; remove it")
+        if (
+            path.parent.name != read_in_parts
+            and path.exists()
+            and (size := path.stat().st_size) > LARGEST
+        ):
+            raise UserError(
+                f"{path} has {size:,} bytes; at most {LARGEST:,} are expected; remove it"
+            )
 
 
 def is_name(name: str) -> bool:
-    r"""Return whether a name, of a variant for example, is a line of text: printable, and at most MAX_NAME bytes.
+    r"""Return whether a name, of a variant for example, is a line of text: printable, and at most
+    MAX_NAME bytes.
 
     >>> [is_name(name) for name in ("SwiGLU, 2x", "-1", "text:a/b", "", "a\nb", "a\0", "\u202egnp", "a" * 201)]
     [True, True, True, False, False, False, False, False]
@@ -214,15 +246,20 @@ def is_name(name: str) -> bool:
 
 
 def expanded(path: str | Path) -> str:
-    """Return a path with the user's home directory in place of "~"; raises UserError if the user has none."""
+    """Return a path with the user's home directory in place of "~"; raises UserError if the user
+    has none.
+    """
     found = os.path.expanduser(path)
     if found == "~" or found.startswith("~/"):
-        raise UserError(f"{path}: this user has no home directory; set HOME, or give a path without ~")
+        raise UserError(
+            f"{path}: this user has no home directory; set HOME, or give a path without ~"
+        )
     return found
 
 
 def is_file_name(name: str) -> bool:
-    r"""Return whether a name is one file in the directory where it is used, whatever the operating system.
+    r"""Return whether a name is one file in the directory where it is used, whatever the operating
+    system.
 
     >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden", "a" * 201)]
     [True, True, False, False, False, False, False, False]
@@ -237,7 +274,9 @@ def make_folder(path: Path) -> None:
         UserError: it is a link, which somebody else may have left there, or not a directory.
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise UserError(f"{path} is a link or not a directory: files would be written elsewhere; remove it")
+        raise UserError(
+            f"{path} is a link or not a directory: files would be written elsewhere; remove it"
+        )
     path.mkdir(parents=True, exist_ok=True)
 
 
@@ -246,10 +285,11 @@ def parse_json(content: str | bytes, expected: Any = dict) -> Any:
 
     Args:
         content: JSON in UTF-8.
-        expected: a type (`float` accepts integers); a range of integers, such as `COUNT`; a string for this string
-            alone; None for null; {"key": shape} for an object with at least these keys, except those that end with
-            "?"; {str: shape} for an object with any keys; [shape] for a list of any length; [shape, shape] for one
-            of this length; or a tuple of alternatives, such as `NUMBER`.
+        expected: a type (`float` accepts integers); a range of integers, such as `COUNT`; a string
+            for this string alone; None for null; {"key": shape} for an object with at least these
+            keys, except those that end with "?"; {str: shape} for an object with any keys; [shape]
+            for a list of any length; [shape, shape] for one of this length; or a tuple of
+            alternatives, such as `NUMBER`.
 
     Raises:
         ValueError: it is not JSON or has another shape; the message says where.
@@ -278,7 +318,9 @@ def _refuse_surrogates(value) -> None:
         to_json(value).encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"it has {half}, half of a surrogate pair, which is no character") from None
+        raise ValueError(
+            f"it has {half}, half of a surrogate pair, which is no character"
+        ) from None
 
 
 def with_checksum(value: dict) -> dict:
@@ -291,7 +333,9 @@ def with_checksum(value: dict) -> dict:
 
 
 def without_checksum(found: dict) -> dict:
-    """Return an object of `with_checksum` without its checksum; raises ValueError if that differs or is missing."""
+    """Return an object of `with_checksum` without its checksum; raises ValueError if that differs
+    or is missing.
+    """
     value = {key: x for key, x in found.items() if key != "crc32"}
     if found != with_checksum(value):
         raise ValueError("its checksum differs")
@@ -326,7 +370,9 @@ _NAMES = {
 
 
 def _is_a(value, shape) -> bool:
-    """Return whether a value is of the type of a shape; what lists and objects contain is not checked."""
+    """Return whether a value is of the type of a shape; what lists and objects contain is not
+    checked.
+    """
     if shape is None or isinstance(value, bool):
         return value is None if shape is None else shape is bool
     if isinstance(shape, str):
@@ -342,7 +388,9 @@ def _is_a(value, shape) -> bool:
 
 def _name_of(shape) -> str:
     if isinstance(shape, range):
-        return f"an integer of at least {shape.start}" + (f" and below {shape.stop:,}" if shape.stop < 2**63 else "")
+        return f"an integer of at least {shape.start}" + (
+            f" and below {shape.stop:,}" if shape.stop < 2**63 else ""
+        )
     if isinstance(shape, str):
         return repr(shape)
     return _NAMES[shape if isinstance(shape, type) else type(shape)]
@@ -353,13 +401,16 @@ def _shown(value) -> str:
 
 
 def check_output(path: Path, option: str) -> None:
-    """Raise UserError unless a file can be written to the path that the command-line option `option` named."""
+    """Raise UserError unless a file can be written to the path that the command-line option
+    `option` named.
+    """
     refuse_url(path, option)
     try:
         if not os.path.isdir(path.parent) or len(os.fsencode(path.name)) > MAX_NAME:
             shown = str(path) if len(str(path)) < MAX_NAME else f"{str(path)[:40]}..."
             raise UserError(
-                f"{shown} is not a file in an existing directory, or has a name of more than {MAX_NAME} bytes"
+                f"{shown} is not a file in an existing directory, or has a name of more than "
+                f"{MAX_NAME} bytes"
             )
         check_replaceable(path)
     except UserError as error:
@@ -369,12 +420,20 @@ def check_output(path: Path, option: str) -> None:
 def check_replaceable(path: Path) -> None:
     """Raise UserError if there is something else than a file, which a file must not replace.
 
-    A link to a file is replaced, and what it names is unchanged. A link to a device, a pipe or a directory is not, and
-    nothing is in /dev and /proc, where links such as /dev/stdout may lead to a file.
+    A link to a file is replaced, and what it names is unchanged. A link to a device, a pipe or a
+    directory is not, and nothing is in /dev and /proc, where links such as /dev/stdout may lead to
+    a file.
     """
     folder = Path(os.path.realpath(path.parent))
-    if folder == Path("/dev") or folder.is_relative_to("/proc") or (path.exists() and not path.is_file()):
-        raise UserError(f"{path} is a directory, a device or a pipe, which no file replaces; give the name of a file")
+    if (
+        folder == Path("/dev")
+        or folder.is_relative_to("/proc")
+        or (path.exists() and not path.is_file())
+    ):
+        raise UserError(
+            f"{path} is a directory, a device or a pipe, which no file replaces; give the name of "
+            "a file"
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -383,7 +442,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: after a crash at any moment it holds either the old text or the new text.
+    """Replace a file atomically: after a crash at any moment it holds either the old text or the
+    new text.
 
     If writing fails, nothing is left behind.
 
@@ -396,7 +456,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     with name_errors(path):
         try:
             partial.unlink(missing_ok=True)  # of a killed process with the same id
-            with open(partial, "xb") as file:  # exclusively: a link that appears there is not followed
+            with open(
+                partial, "xb"
+            ) as file:  # exclusively: a link that appears there is not followed
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -418,7 +480,9 @@ def fsync(path: Path) -> None:
 
 @contextlib.contextmanager
 def name_errors(path: Path) -> Iterator[None]:
-    """Name this file in errors of the system, such as a full disk: writing to an open file does not."""
+    """Name this file in errors of the system, such as a full disk: writing to an open file does
+    not.
+    """
     try:
         yield
     except OSError as error:
@@ -426,27 +490,34 @@ def name_errors(path: Path) -> Iterator[None]:
 
 
 def without_links(path: str, flags: int) -> int:
-    """Open a file, but do not follow a symbolic link at the end of its path; the `opener` of `open`."""
+    """Open a file, but do not follow a symbolic link at the end of its path; the `opener` of
+    `open`.
+    """
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_in_place(file: int, path: Path) -> None:
-    """Raise TemporaryError if `path` no longer names this file descriptor: it or its directory was deleted or moved."""
+    """Raise TemporaryError if `path` no longer names this file descriptor: it or its directory was
+    deleted or moved.
+    """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return
-    raise TemporaryError(f"{path} was deleted, moved or replaced by another program while this run was writing to it")
+    raise TemporaryError(
+        f"{path} was deleted, moved or replaced by another program while this run was writing to it"
+    )
 
 
 def refuse_url(path: str | Path | None, option: str) -> None:
     """Raise UserError if the path given to `option` is a URL such as gs://BUCKET/RUN.
 
-    Runs need directories that can be locked and files that can be appended to, which object stores do not offer.
+    Runs need directories that can be locked and files that can be appended to, which object stores
+    do not offer.
     """
     if path is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(path), re.IGNORECASE):
         raise UserError(
-            f"{option} {path}: URLs are not supported; mount the bucket as a directory (with gcsfuse for example, as "
-            "launch/tpu_vm.sh does), and give its path"
+            f"{option} {path}: URLs are not supported; mount the bucket as a directory (with "
+            "gcsfuse for example, as launch/tpu_vm.sh does), and give its path"
         )
 
 
@@ -456,8 +527,8 @@ LATE_SECONDS = 60  # how long a file of another host may stay invisible on a sha
 def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
     """Return whether a path exists, now or within some seconds.
 
-    On a shared file system, what another host has written may appear late. Listing the parent directory makes NFS
-    discard its cached answer that the path does not exist.
+    On a shared file system, what another host has written may appear late. Listing the parent
+    directory makes NFS discard its cached answer that the path does not exist.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -470,7 +541,9 @@ def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
 
 
 def remove_while_written(directory: Path) -> None:
-    """Delete a directory into which threads of a failed write may still put files; gives up after two seconds."""
+    """Delete a directory into which threads of a failed write may still put files; gives up after
+    two seconds.
+    """
     deadline = time.monotonic() + 2
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)  # fails if a file appears after the listing

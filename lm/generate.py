@@ -31,13 +31,28 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("generate", "Generate text with a trained model.", EPILOG)
     add_checkpoint(parser)
     add = parser.add_argument
-    add("--prompt", action="append", metavar="TEXT", help="text to continue; may be repeated (default: a newline)")
-    add("--prompt-file", metavar="FILE", help="file with one prompt per line; -: read one prompt from standard input")
+    add(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="text to continue; may be repeated (default: a newline)",
+    )
+    add(
+        "--prompt-file",
+        metavar="FILE",
+        help="file with one prompt per line; -: read one prompt from standard input",
+    )
     options.add_arguments(parser)
-    add("--stop", action="append", default=[], metavar="TEXT", help="end a text before this string; may be repeated")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end a text before this string; may be repeated",
+    )
     special_tokens = (
-        "encode special tokens of prompts, such as <|endoftext|>, as these tokens, or as text (default: as in the "
-        "model's own data)"
+        "encode special tokens of prompts, such as <|endoftext|>, as these tokens, or as text "
+        "(default: as in the model's own data)"
     )
     add("--special-tokens", action=argparse.BooleanOptionalAction, help=special_tokens)
     add("--json", action="store_true", help="print one line of JSON per text")
@@ -53,17 +68,28 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     if a.prompt_file is None:
         return a.prompt or []
     try:
-        content = sys.stdin.buffer.read() if a.prompt_file == "-" else Path(expanded(a.prompt_file)).read_bytes()
+        content = (
+            sys.stdin.buffer.read()
+            if a.prompt_file == "-"
+            else Path(expanded(a.prompt_file)).read_bytes()
+        )
         refuse_pointer(a.prompt_file, content)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})") from None
+        raise UserError(
+            f"--prompt-file: {a.prompt_file} is not UTF-8 text ({error.reason})"
+        ) from None
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
     text = text.replace("\r\n", "\n").removesuffix("\n")
-    prompts = [text] if a.prompt_file == "-" else text.split("\n")  # splitlines() ends lines at form feeds, too
+    prompts = (
+        [text] if a.prompt_file == "-" else text.split("\n")
+    )  # splitlines() ends lines at form feeds, too
     if "" in prompts:
-        raise UserError(f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one token")
+        raise UserError(
+            f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one "
+            "token"
+        )
     return prompts
 
 
@@ -87,7 +113,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> None:
-    """Print each continuation, in order, as soon as it is finished; a single one while it is being generated."""
+    """Print each continuation, in order, as soon as it is finished; a single one while it is being
+    generated.
+    """
     n_printed = 0
     if len(prompts) * a.n_samples == 1 and not a.json:
         for (row,) in updates:
@@ -99,7 +127,12 @@ def show(a: argparse.Namespace, prompts: list[str], updates: Iterator[list]) -> 
     for rows in updates:
         while n_printed < len(rows) and (row := rows[n_printed]).finish:
             if a.json:
-                record = {"prompt": row.prompt, "sample": row.sample, "text": row.text, "finish": row.finish}
+                record = {
+                    "prompt": row.prompt,
+                    "sample": row.sample,
+                    "text": row.text,
+                    "finish": row.finish,
+                }
                 write(to_json(record | {"n_tokens": len(row.ids)}) + "\n")
             else:
                 title = f"---- prompt {n_printed // a.n_samples + 1}, sample {row.sample + 1} ----"

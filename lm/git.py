@@ -19,7 +19,9 @@ class _UnknownError(Exception):
 
 
 def git_state() -> dict | None:
-    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not known."""
+    """Return {"commit", "dirty"} of the checkout that this code runs from, or None if it is not
+    known.
+    """
     return describe_code(())["git"]
 
 
@@ -27,10 +29,11 @@ def describe_code(packages: tuple[str, ...]) -> dict:
     """Describe the code that runs.
 
     Returns:
-        "git": {"commit", "dirty", "branch"}, or None if the commit is not known. An image that launch/Dockerfile built
-            has its commit in LM_COMMIT. "changes": names of files with uncommitted changes, their diff, and its
-            sha256. "package": the directory of this package. "notes": lines that say what is not known or not recorded,
-            and which of `packages` are not what their versions say.
+        "git": {"commit", "dirty", "branch"}, or None if the commit is not known. An image that
+            launch/Dockerfile built has its commit in LM_COMMIT. "changes": names of files with
+            uncommitted changes, their diff, and its sha256. "package": the directory of this
+            package. "notes": lines that say what is not known or not recorded, and which of
+            `packages` are not what their versions say.
     """
     here, notes, changes = Path(__file__).resolve().parent, _other_sources(packages), {}
     found: dict | None = None
@@ -38,7 +41,9 @@ def describe_code(packages: tuple[str, ...]) -> dict:
         if not _git(here, "ls-files", "--", Path(__file__).name):
             raise _UnknownError(f"{here} is not tracked by the git repository around it")
         found = {"commit": _git(here, "rev-parse", "--verify", "HEAD").strip(), "dirty": True}
-        found["branch"] = _git(here, "rev-parse", "--abbrev-ref", "HEAD").strip()  # HEAD: it is detached
+        found["branch"] = _git(
+            here, "rev-parse", "--abbrev-ref", "HEAD"
+        ).strip()  # HEAD: it is detached
         changes = _changes(here, notes)
         found["dirty"] = bool(changes)
     except _UnknownError as error:
@@ -53,18 +58,30 @@ def describe_code(packages: tuple[str, ...]) -> dict:
 
 
 def _changes(here: Path, notes: list[str]) -> dict:
-    """Return what was changed since the commit, {} if nothing was; what is not recorded is added to the notes."""
-    status = _git(here, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
+    """Return what was changed since the commit, {} if nothing was; what is not recorded is added to
+    the notes.
+    """
+    status = _git(
+        here, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none"
+    )
     if not status.strip():
         return {}
     files = status.splitlines()
     diff = _git(here, "diff", "--binary", "--no-ext-diff", "--no-color", "HEAD")
-    changes: dict = {"files": files[:MOST_FILES], "sha256": hashlib.sha256(diff.encode()).hexdigest(), "diff": diff}
+    changes: dict = {
+        "files": files[:MOST_FILES],
+        "sha256": hashlib.sha256(diff.encode()).hexdigest(),
+        "diff": diff,
+    }
     if len(files) > MOST_FILES:
-        notes.append(f"{len(files):,} files have uncommitted changes; the first {MOST_FILES} are named")
+        notes.append(
+            f"{len(files):,} files have uncommitted changes; the first {MOST_FILES} are named"
+        )
     if len(diff) > MOST_BYTES:
         changes["diff"] = None
-        notes.append(f"the diff of the uncommitted changes has {len(diff):,} bytes and is not recorded")
+        notes.append(
+            f"the diff of the uncommitted changes has {len(diff):,} bytes and is not recorded"
+        )
     if any(line.startswith("??") for line in files):
         notes.append("what is in files that are not tracked is not recorded")
     return changes
@@ -76,12 +93,24 @@ def _git(directory: Path, *arguments: str) -> str:
     Raises:
         _UnknownError: with the reason.
     """
-    # A hook of git sets GIT_DIR for its own repository. Who runs this code trusts the owner of its checkout.
+    # A hook of git sets GIT_DIR for its own repository. Who runs this code trusts the owner of its
+    # checkout.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     settings = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "-c", "safe.directory=*", "-c", "core.quotePath=false", "-C", str(directory), *arguments]
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-c",
+        "core.quotePath=false",
+        "-C",
+        str(directory),
+        *arguments,
+    ]
     try:
-        done = subprocess.run(command, env=environment | settings, capture_output=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, env=environment | settings, capture_output=True, timeout=SECONDS, check=False
+        )
     except FileNotFoundError:
         raise _UnknownError("git is not installed") from None
     except subprocess.TimeoutExpired:
@@ -92,9 +121,14 @@ def _git(directory: Path, *arguments: str) -> str:
         return done.stdout.decode(errors="replace")
     reason = done.stderr.decode(errors="replace").strip().partition("\n")[0]
     if "not a git repository" in reason:
-        reason = f"{directory} is no git checkout but a copy, such as an archive or an installed package"
+        reason = (
+            f"{directory} is no git checkout but a copy, such as an archive or an installed package"
+        )
     elif "dubious ownership" in reason:
-        reason = "git refuses a checkout of another owner; run git config --global --add safe.directory DIR"
+        reason = (
+            "git refuses a checkout of another owner; run git config --global --add "
+            "safe.directory DIR"
+        )
     elif "Needed a single revision" in reason:
         reason = "the checkout has no commit"
     raise _UnknownError(reason or f"git failed with exit code {done.returncode}")
@@ -116,5 +150,8 @@ def _other_sources(packages: tuple[str, ...]) -> list[str]:
         file = getattr(module, "__file__", None)
         site = str(Path(str(distribution.locate_file(""))).resolve())
         if file and not place and not str(Path(file).resolve()).startswith(site):
-            notes.append(f"{package} is imported from {Path(file).parent}; version {distribution.version} is in {site}")
+            notes.append(
+                f"{package} is imported from {Path(file).parent}; version {distribution.version} "
+                f"is in {site}"
+            )
     return notes

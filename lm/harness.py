@@ -1,4 +1,6 @@
-"""Evaluate a trained model on the tasks of lm-evaluation-harness: python -m lm.harness --workdir RUN --tasks NAMES."""
+"""Evaluate a trained model on the tasks of lm-evaluation-harness: python -m lm.harness --workdir
+RUN --tasks NAMES.
+"""
 
 import importlib.util
 import json
@@ -27,18 +29,24 @@ exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid argumen
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     what = (
-        "Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those of\n"
-        "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, --log_samples, ..."
+        "Evaluate a trained model on tasks of lm-evaluation-harness. All other options are those "
+        "of\n"
+        "`lm_eval run`: --tasks, --num_fewshot, --limit, --include_path, --output_path, "
+        "--log_samples, ..."
     )
     parser = Parser("harness", what, EPILOG)
-    what = "the directory of the run, or of a Hugging Face checkpoint; alone, it is the first argument"
+    what = (
+        "the directory of the run, or of a Hugging Face checkpoint; alone, it is the first argument"
+    )
     parser.add_argument("--workdir", required=True, type=path_argument, metavar="DIR", help=what)
     parser.add_argument("--step", **STEP)
     windows = (
-        "how long texts are split for perplexities: like the evaluation of a run (default), or like the harness's own "
-        "models"
+        "how long texts are split for perplexities: like the evaluation of a run (default), or "
+        "like the harness's own models"
     )
-    parser.add_argument("--windows", default="training", choices=["training", "harness"], help=windows)
+    parser.add_argument(
+        "--windows", default="training", choices=["training", "harness"], help=windows
+    )
     given = sys.argv[1:] if argv is None else argv
     if given and not given[0].startswith("-"):
         given = ["--workdir", *given]
@@ -55,7 +63,17 @@ def main(argv: list[str] | None = None) -> int:
     import lm.evaluation_harness  # noqa: F401 - registers the model
 
     model_args = json.dumps({"workdir": a.workdir, "step": a.step, "windows": a.windows})
-    sys.argv = ["lm_eval", "run", "--model", "lm", "--model_args", model_args, "--batch_size", "auto", *others]
+    sys.argv = [
+        "lm_eval",
+        "run",
+        "--model",
+        "lm",
+        "--model_args",
+        model_args,
+        "--batch_size",
+        "auto",
+        *others,
+    ]
     try:
         cli_evaluate()
     except ValueError as error:  # the harness raises it for unknown tasks and wrong task files

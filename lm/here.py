@@ -22,15 +22,15 @@ def unchanged(here, name: str, x):
 class Here(flax.struct.PyTreeNode):
     """Where an equation of the model is applied.
 
-    An idea uses `c`, `p`, `x_BTD`, `layer`, `stream`, `tokens_BT`, `segments`, and the functions `tap`, `last`,
-    `running_sum` and `recurrence`.
+    An idea uses `c`, `p`, `x_BTD`, `layer`, `stream`, `tokens_BT`, `segments`, and the functions
+    `tap`, `last`, `running_sum` and `recurrence`.
 
     Attributes:
         c: the model section of the config.
         tokens_BT: the token ids.
         past: how positions see earlier ones.
-        rotation, window_rotation: cos and sin for queries and keys, and those of layers with a window; None: no
-            rotation, and the same rotation.
+        rotation, window_rotation: cos and sin for queries and keys, and those of layers with a
+            window; None: no rotation, and the same rotation.
         dropout_keys_B: one key for each example; None: no dropout.
         hook: called as hook(here, name, x) by `tap`.
         windows: the attention window of each layer; None: no window.
@@ -39,10 +39,10 @@ class Here(flax.struct.PyTreeNode):
         layer: the number of the layer, traced under a scan; None outside of the blocks.
         like: in a block, a number known while tracing, of a layer with the same parameters.
         path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `like`.
-        stream: what goes from layer to layer, arrays by name: "x", the residual stream, and what ideas carry. The block
-            owns it while it is traced, so ideas write to it.
-        memory: what a layer keeps beside its output, arrays by path and name: the cache of decoding, or what a hook
-            measures.
+        stream: what goes from layer to layer, arrays by name: "x", the residual stream, and what
+            ideas carry. The block owns it while it is traced, so ideas write to it.
+        memory: what a layer keeps beside its output, arrays by path and name: the cache of
+            decoding, or what a hook measures.
     """
 
     tokens_BT: Any
@@ -83,34 +83,45 @@ class Here(flax.struct.PyTreeNode):
         return self.memory[self.named(name)]
 
     def tap(self, name: str, x):
-        """Return an intermediate, or what an observer puts in its place; see lm/interpret/intermediates.py."""
+        """Return an intermediate, or what an observer puts in its place; see
+        lm/interpret/intermediates.py.
+        """
         return self.hook(self, name, x)
 
     def last(self, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
+        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n,
+        C).
 
         Vectors before the start of a document are 0. `name` is unique in the module.
         """
         return self.past.last(self, name, x_BTC, n)
 
     def running_sum(self, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name` as for `last`."""
+        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name`
+        as for `last`.
+        """
         return self.past.running_sum(self, name, x_BTC)
 
     def recurrence(self, name: str, chunk: Callable, state, inputs, size: int):
-        """Return the outputs (B, T, ...) of a recurrence over the positions of each document; see lm/past.py."""
+        """Return the outputs (B, T, ...) of a recurrence over the positions of each document; see
+        lm/past.py.
+        """
         n_batch = self.tokens_BT.ndim - 1
         return self.past.recurrence(self, name, chunk, state, inputs, size, n_batch=n_batch)
 
     def dropout(self, x_BTD, place: int):
-        """Apply dropout at one numbered place of the model, where each example draws from its own key."""
+        """Apply dropout at one numbered place of the model, where each example draws from its own
+        key.
+        """
         if self.dropout_keys_B is None or self.c.dropout == 0:
             return x_BTD
         keys_B = jax.vmap(lambda key: jax.random.fold_in(key, place))(self.dropout_keys_B)
         return dropout(x_BTD, keys_B, self.c.dropout)
 
     def window(self):
-        """Return the window of the layer. Traced layers have a static one if all are equal, as fused kernels need."""
+        """Return the window of the layer. Traced layers have a static one if all are equal, as
+        fused kernels need.
+        """
         if isinstance(self.layer, int):
             return self.windows[self.layer]
         if len(set(self.windows)) == 1:
@@ -118,11 +129,15 @@ class Here(flax.struct.PyTreeNode):
         return jnp.asarray([window or UNLIMITED for window in self.windows])[self.layer]
 
     def rotation_of_layer(self):
-        """Return cos and sin of the layer, which are 1 and 0 in the layers that do not rotate; None: no rotation."""
+        """Return cos and sin of the layer, which are 1 and 0 in the layers that do not rotate;
+        None: no rotation.
+        """
         rotation, pattern = self.rotation, self.c.rope_pattern
         if self.window_rotation is not None:
             windowed = jnp.asarray(layer_windows(self.c), bool)[self.layer]
-            rotation = jax.tree.map(lambda a, b: jnp.where(windowed, a, b), self.window_rotation, rotation)
+            rotation = jax.tree.map(
+                lambda a, b: jnp.where(windowed, a, b), self.window_rotation, rotation
+            )
         if rotation is None or all(pattern):
             return rotation
         cos, sin = rotation

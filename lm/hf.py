@@ -31,7 +31,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
-        "hf", "Exchange models with Hugging Face's transformers: safetensors, config.json, tokenizer.json.", EPILOG
+        "hf",
+        "Exchange models with Hugging Face's transformers: safetensors, config.json, "
+        "tokenizer.json.",
+        EPILOG,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=BothSpellings)
 
@@ -40,25 +43,51 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         added.set_defaults(run=run)
         return added.add_argument
 
-    add = command("import", import_, "write the directory of a run with the weights and tokenizer of a checkpoint")
+    add = command(
+        "import",
+        import_,
+        "write the directory of a run with the weights and tokenizer of a checkpoint",
+    )
     add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint")
-    add("--workdir", required=True, type=path_argument, metavar="DIR", help="the directory to write")
+    add(
+        "--workdir", required=True, type=path_argument, metavar="DIR", help="the directory to write"
+    )
     add(
         "--seq-len",
         type=int,
         metavar="N",
         help="positions that the model uses (default: the checkpoint's, at most 2048)",
     )
-    add("--dtype", choices=("float32", "bfloat16"), help="dtype of parameters and computation (default: as stored)")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="dtype of parameters and computation (default: as stored)",
+    )
 
-    add = command("export", export, "write the model of a run as a checkpoint that transformers loads")
+    add = command(
+        "export", export, "write the model of a run as a checkpoint that transformers loads"
+    )
     add_run(commands.choices["export"], "the directory of the run")
     add("--output", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add("--step", **STEP)
 
-    add = command("check", check, "compare our logits with those of transformers, layer by layer (needs torch)")
-    add("directory", type=path_argument, metavar="DIR", help="the directory of the checkpoint; export a run first")
-    add("--workdir", type=path_argument, metavar="RUN", help="compare the weights of this run, exported to DIR")
+    add = command(
+        "check",
+        check,
+        "compare our logits with those of transformers, layer by layer (needs torch)",
+    )
+    add(
+        "directory",
+        type=path_argument,
+        metavar="DIR",
+        help="the directory of the checkpoint; export a run first",
+    )
+    add(
+        "--workdir",
+        type=path_argument,
+        metavar="RUN",
+        help="compare the weights of this run, exported to DIR",
+    )
     add("--step", **STEP)
     add(
         "--tolerance",

@@ -32,11 +32,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser("inspect", "Write an HTML page that shows how a trained model processes a text.", EPILOG)
+    parser = Parser(
+        "inspect", "Write an HTML page that shows how a trained model processes a text.", EPILOG
+    )
     add_checkpoint(parser)
     add = parser.add_argument
-    add("--prompt", required=True, metavar="TEXT", help="the text to read, at most as long as the model's context")
-    add("--layers", metavar="I,J,...", help="layers whose attention is shown (default: as many as fit on a page)")
+    add(
+        "--prompt",
+        required=True,
+        metavar="TEXT",
+        help="the text to read, at most as long as the model's context",
+    )
+    add(
+        "--layers",
+        metavar="I,J,...",
+        help="layers whose attention is shown (default: as many as fit on a page)",
+    )
     add(
         "--output",
         type=path_argument,

@@ -1,8 +1,10 @@
-"""Repeat a block over the depth: unrolled or scanned, with rematerialization, over stacked parameters.
+"""Repeat a block over the depth: unrolled or scanned, with rematerialization, over stacked
+parameters.
 
-Layers may differ in their parameters. Each parameter is stored as one stack over the layers that have it, so the same
-checkpoint fits unrolled and scanned models, and models that differ in an idea share all other parameters. A scan runs
-over layers with equal parameters, or over the periods of a pattern, such as an idea in every second layer.
+Layers may differ in their parameters. Each parameter is stored as one stack over the layers that
+have it, so the same checkpoint fits unrolled and scanned models, and models that differ in an idea
+share all other parameters. A scan runs over layers with equal parameters, or over the periods of a
+pattern, such as an idea in every second layer.
 """
 
 import functools
@@ -32,8 +34,8 @@ REMAT_POLICIES = {
 def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
     """Return the window of each layer, None without one.
 
-    Windows of at least the length of the sequence would change nothing, and are dropped. `n_tokens` are on this device,
-    at positions 0 .. T-1; None: at any positions.
+    Windows of at least the length of the sequence would change nothing, and are dropped. `n_tokens`
+    are on this device, at positions 0 .. T-1; None: at any positions.
     """
     limit = float("inf") if n_tokens is None else collectives.global_seq_len(n_tokens)
     return tuple(window if 0 < window < limit else None for window in layer_windows(c))
@@ -43,8 +45,8 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> Non
     """Apply n_layers blocks to `here.stream` and `here.memory`.
 
     Args:
-        block: (parameters of a layer, here) -> (stream, memory). It gets a `here` with the number of the layer, and
-            returns the names, shapes and dtypes of the stream that it got.
+        block: (parameters of a layer, here) -> (stream, memory). It gets a `here` with the number
+            of the layer, and returns the names, shapes and dtypes of the stream that it got.
         params: parameters of the model that are split by `split_layers`.
         here: the environment of the model.
         table: model.block_table.
@@ -100,14 +102,17 @@ def _checked(before: dict, after: dict) -> dict:
     if differ := sorted(name for name in old | new if old.get(name) != new.get(name)):
         name = differ[0]
         raise TypeError(
-            f"a block turned {name!r} of the stream from {old.get(name, 'nothing')} into {new.get(name, 'nothing')}: "
-            "ideas return arrays of the shape and dtype they get (x.astype(...)), and start what they add in `carry`"
+            f"a block turned {name!r} of the stream from {old.get(name, 'nothing')} into "
+            f"{new.get(name, 'nothing')}: ideas return arrays of the shape and dtype they get "
+            "(x.astype(...)), and start what they add in `carry`"
         )
     return after
 
 
 def _rematerialized(step: Callable, c: ResolvedModel, scanned: bool) -> Callable:
-    """Return the step with the checkpoint policy of config.model.remat. Gathered parameters are never saved."""
+    """Return the step with the checkpoint policy of config.model.remat. Gathered parameters are
+    never saved.
+    """
     if c.remat == "none" and not collectives.gathers_parameters():
         return step
     policy = REMAT_POLICIES[c.remat]
@@ -117,9 +122,11 @@ def _rematerialized(step: Callable, c: ResolvedModel, scanned: bool) -> Callable
 
 
 def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
-    """Return (first layer, period, number of periods) of each group of consecutive layers that one scan runs over.
+    """Return (first layer, period, number of periods) of each group of consecutive layers that one
+    scan runs over.
 
-    A group of one period is unrolled. Without config.model.scan_layers all are. `table` is model.block_table.
+    A group of one period is unrolled. Without config.model.scan_layers all are. `table` is
+    model.block_table.
     """
     n = c.n_layers
     if not c.scan_layers:
@@ -140,7 +147,8 @@ def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
 
 
 def _longest_repetition(kinds: list) -> tuple[int, int]:
-    """Return the period and the number of periods that cover most of the first kinds; (1, 1) if none repeats.
+    """Return the period and the number of periods that cover most of the first kinds; (1, 1) if
+    none repeats.
 
     >>> _longest_repetition(["a", "b", "a", "b", "a"])
     (2, 2)
@@ -161,12 +169,15 @@ def _n_periods(kinds: list, period: int) -> int:
     2
     """
     starts = range(0, len(kinds) - period + 1, period)
-    differs = (i for i, start in enumerate(starts) if kinds[start : start + period] != kinds[:period])
+    differs = (
+        i for i, start in enumerate(starts) if kinds[start : start + period] != kinds[:period]
+    )
     return next(differs, len(starts))
 
 
 def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
-    """Replace the stacks in "layers" by the parameters of each group of layers, which `apply_layers` reads.
+    """Replace the stacks in "layers" by the parameters of each group of layers, which
+    `apply_layers` reads.
 
     Parameters that are already split are returned as they are. `table` is model.block_table.
     """
@@ -175,10 +186,14 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
     stacks = flat(params["layers"])
     split = {name: value for name, value in params.items() if name != "layers"}
     found = groups(c, table)
-    single = {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in found) else {}
+    single = (
+        {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in found) else {}
+    )
 
     def member(layer: int, period: int, n: int) -> dict:
-        """Return the parameters of n layers, each a period after the one before; n = 1: of one, without an axis."""
+        """Return the parameters of n layers, each a period after the one before; n = 1: of one,
+        without an axis.
+        """
         own = {}
         for path, x in stacks.items():
             layers = range(c.n_layers) if table[path].layers is None else table[path].layers
@@ -196,12 +211,16 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
 
     for first, period, n in found:
         members = [member(layer, period, n) for layer in range(first, first + period)]
-        split[f"layers_{first}"] = members[0] if n == 1 else {str(i): own for i, own in enumerate(members)}
+        split[f"layers_{first}"] = (
+            members[0] if n == 1 else {str(i): own for i, own in enumerate(members)}
+        )
     return split
 
 
 def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
-    """Return {name: (values, layers)} of what layers keep: the values of all layers that have the name, stacked."""
+    """Return {name: (values, layers)} of what layers keep: the values of all layers that have the
+    name, stacked.
+    """
     found: dict[str, dict[int, jax.Array]] = {}
     for first, period, n in groups(c, table):
         for like in range(first, first + period):
@@ -211,7 +230,9 @@ def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
                     rows = [x] if n == 1 else _rows(x)
                     of_name = found.setdefault(path.removeprefix(prefix), {})
                     of_name.update({like + k * period: row for k, row in enumerate(rows)})
-    return {name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()}
+    return {
+        name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()
+    }
 
 
 @jax.custom_vjp

@@ -1,4 +1,6 @@
-"""The model as a Flax module: `Transformer(c).init(key, tokens)` and `.apply({"params": params}, tokens)`."""
+"""The model as a Flax module: `Transformer(c).init(key, tokens)` and `.apply({"params": params},
+tokens)`.
+"""
 
 import flax.linen as nn
 import jax
@@ -11,12 +13,13 @@ from lm.declarations import nest
 class Transformer(nn.Module):
     """Decoder-only Transformer from token ids (B, T) to next-token logits (B, T, V) in float32.
 
-    Its parameters are those of `parameters.init_params`: with `init(jax.random.key(seed), tokens)` they have the names,
-    shapes and values of a run with this seed. A run's parameters can be given to `apply`.
+    Its parameters are those of `parameters.init_params`: with `init(jax.random.key(seed), tokens)`
+    they have the names, shapes and values of a run with this seed. A run's parameters can be given
+    to `apply`.
 
     Attributes:
-        config: the section config.model, with a size of the vocabulary. Keys that are not set, such as d_ff, have the
-            values of a run whose sequences have the length of `tokens`.
+        config: the section config.model, with a size of the vocabulary. Keys that are not set, such
+            as d_ff, have the values of a run whose sequences have the length of `tokens`.
 
     >>> c = ModelConfig(vocab_size=5, d_model=8, n_layers=1, n_heads=2, d_ff=4)
     >>> tokens = jax.numpy.zeros((1, 3), int)
@@ -34,11 +37,17 @@ class Transformer(nn.Module):
         table = parameters.parameter_table(c)
 
         def initial(derived_key, name):
-            # The key of the caller, not the one that Linen derives from it: values depend on their path only.
+            # The key of the caller, not the one that Linen derives from it: values depend on their
+            # path only.
             given = self.scope.rngs.get("params")
             root = derived_key if given is None else as_key(given.as_jax_rng())
             own = {path: p for path, p in table.items() if path.partition("/")[0] == name}
-            return nest({path: parameters.initial_value(root, path, p, c.param_dtype) for path, p in own.items()})[name]
+            return nest(
+                {
+                    path: parameters.initial_value(root, path, p, c.param_dtype)
+                    for path, p in own.items()
+                }
+            )[name]
 
         names = dict.fromkeys(path.partition("/")[0] for path in table)
         params = {name: self.param(name, initial, name) for name in names}
@@ -47,4 +56,8 @@ class Transformer(nn.Module):
 
 def as_key(key):
     """Return a typed key, also of the older kind that jax.random.PRNGKey returns."""
-    return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    return (
+        key
+        if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        else jax.random.wrap_key_data(key)
+    )

@@ -1,10 +1,11 @@
 """Locks of directories and files: one process at a time, also where a file system has no locks.
 
-A lock is `flock` of a file, which the kernel releases when the process ends, however it ends. NFS and cluster file
-systems carry it to all hosts. Where `flock` is not supported (Lustre without the mount option flock, some FUSE file
-systems), each process makes a record, a file whose name says who holds the lock, and looks for the records of others:
-of two processes, the later one sees the record of the earlier one. A record of a killed process is recognized and
-deleted on the machine where it was made; elsewhere nobody can know, and the error names the file to delete.
+A lock is `flock` of a file, which the kernel releases when the process ends, however it ends. NFS
+and cluster file systems carry it to all hosts. Where `flock` is not supported (Lustre without the
+mount option flock, some FUSE file systems), each process makes a record, a file whose name says who
+holds the lock, and looks for the records of others: of two processes, the later one sees the record
+of the earlier one. A record of a killed process is recognized and deleted on the machine where it
+was made; elsewhere nobody can know, and the error names the file to delete.
 """
 
 import contextlib
@@ -25,10 +26,15 @@ from pathlib import Path
 from lm.errors import TemporaryError, UserError
 from lm.files import open_regular, without_links
 
-_UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # the file system has no flock, and never will
+_UNSUPPORTED = (
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+)  # the file system has no flock, and never will
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.1  # `is_locked` holds a lock for less
-_ATTEMPTS = 3  # processes that start together see each other's records; all but one then withdraw, rarely all
+# processes that start together see each other's records; all but one then withdraw, rarely all
+_ATTEMPTS = 3
 
 
 class InUse(TemporaryError):
@@ -59,11 +65,14 @@ def lock(directory: Path, option: str = "--workdir", timeout: float = 0) -> cont
             break
         except InUse as error:
             if time.monotonic() >= deadline:
-                raise InUse(f"{option} {directory} is in use by {error}, or use another directory") from None
+                raise InUse(
+                    f"{option} {directory} is in use by {error}, or use another directory"
+                ) from None
         except OSError as error:
             raise TemporaryError(
-                f"{option} {directory}: {path}, last held by {_holder(path)}, cannot be locked: {error.strerror}; "
-                "check the file system and its lock service, and rerun the command, or use a directory on another disk"
+                f"{option} {directory}: {path}, last held by {_holder(path)}, cannot be locked: "
+                f"{error.strerror}; check the file system and its lock service, and rerun the "
+                "command, or use a directory on another disk"
             ) from None
         time.sleep(_POLL_SECONDS)
     with open(path, "w", encoding="utf-8", opener=without_links) as file:
@@ -130,7 +139,7 @@ def _holder(path: Path) -> str:
     return "another process"
 
 
-# ---- Records, where the file system has no flock -----------------------------------------------------------------
+# ---- Records, where the file system has no flock -------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +153,9 @@ class _Record:
     host: str
 
     def file(self, path: Path) -> Path:
-        return path.with_name(f"{path.name}.{self.pid}.{self.started}.{self.machine}.{self.token}.{self.host}")
+        return path.with_name(
+            f"{path.name}.{self.pid}.{self.started}.{self.machine}.{self.token}.{self.host}"
+        )
 
     def is_dead(self) -> bool:
         """Return whether its process is known to have ended."""
@@ -153,21 +164,27 @@ class _Record:
 
 @functools.cache
 def _machine() -> str:
-    """Return a name of this start of this machine and of this container, in which a process id names one process.
+    """Return a name of this start of this machine and of this container, in which a process id
+    names one process.
 
     Where Linux does not say it, the name is a new one: no record can then be called dead.
     """
     parts = [platform.node()]
     if sys.platform == "linux":
         try:
-            parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+            parts += [
+                Path("/proc/sys/kernel/random/boot_id").read_text(),
+                os.readlink("/proc/self/ns/pid"),
+            ]
         except OSError:
             parts = [secrets.token_hex(16)]
     return f"{zlib.crc32(repr(parts).encode()):08x}"
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, "0" where the system has no /proc, or "" if there is no such process."""
+    """Return when a process started, "0" where the system has no /proc, or "" if there is no such
+    process.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -199,7 +216,9 @@ def _record(path: Path) -> contextlib.ExitStack:
             path.touch()  # as with flock
             others = [record for record in _records(path) if record != own]
             for record in others:
-                if record.is_dead():  # its name is never used again, so a new record is not deleted here
+                if (
+                    record.is_dead()
+                ):  # its name is never used again, so a new record is not deleted here
                     record.file(path).unlink(missing_ok=True)
             alive = [record for record in others if not record.is_dead()]
             if not alive:

@@ -1,4 +1,6 @@
-"""Log-probabilities of given tokens: of a batch, and of many texts in windows of the model's context."""
+"""Log-probabilities of given tokens: of a batch, and of many texts in windows of the model's
+context.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +19,37 @@ LOGITS = 2**25  # in a batch, unless its size is given
 MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 
 
-def score_batch(params: dict, batch: dict, c: ResolvedModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target of a batch, and whether it is the likeliest token: (B, T) each."""
+def score_batch(
+    params: dict, batch: dict, c: ResolvedModel
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weight and the loss of each target of a batch, and whether it is the likeliest
+    token: (B, T) each.
+    """
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
-    found = [_score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c) for i in range(0, T, n)]
-    losses_BT, hits_BT = (np.concatenate([np.asarray(part) for part in parts], 1) for parts in zip(*found, strict=True))
+    found = [
+        _score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c)
+        for i in range(0, T, n)
+    ]
+    losses_BT, hits_BT = (
+        np.concatenate([np.asarray(part) for part in parts], 1)
+        for parts in zip(*found, strict=True)
+    )
     return np.asarray(weights_BT), losses_BT, hits_BT
 
 
 @functools.partial(jax.jit, static_argnames="c")
 def _hidden(params, batch, c):
     fields = batch_fields(batch)
-    documents = {name: fields[name] for name in ("segments", "positions") if name in fields}  # of packed rows
-    return fields["weights"], fields["targets"], model.hidden(params, c, fields["inputs"], **documents)
+    documents = {
+        name: fields[name] for name in ("segments", "positions") if name in fields
+    }  # of packed rows
+    return (
+        fields["weights"],
+        fields["targets"],
+        model.hidden(params, c, fields["inputs"], **documents),
+    )
 
 
 @functools.partial(jax.jit, static_argnames="c")
@@ -41,7 +59,9 @@ def _score_targets(params, h_BTD, targets_BT, c):
 
 
 class Window(NamedTuple):
-    """Consecutive tokens, at most one more than the context: the last n_scored are predicted from those before."""
+    """Consecutive tokens, at most one more than the context: the last n_scored are predicted from
+    those before.
+    """
 
     ids: Sequence[int]
     n_scored: int
@@ -54,14 +74,17 @@ class Score(NamedTuple):
     is_greedy: bool  # whether each of them is the likeliest token
 
 
-def windows(context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_last: bool) -> Iterator[Window]:
+def windows(
+    context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_last: bool
+) -> Iterator[Window]:
     """Split a text into windows in which each token is predicted once.
 
     Args:
         context: the ids before the text, at least one.
         ids: the ids to score.
         seq_len: the number of tokens that the model sees.
-        full_last: the last window starts early enough to be full; otherwise it starts where the one before it ends.
+        full_last: the last window starts early enough to be full; otherwise it starts where the one
+            before it ends.
 
     >>> [(w.ids, w.n_scored) for w in windows([9], [0, 1, 2, 3, 4], 3, full_last=True)]
     [([9, 0, 1, 2], 3), ([1, 2, 3, 4], 2)]
@@ -84,17 +107,21 @@ def score(
     batch_size: int | None = None,
     progress: Callable[[int], object] = lambda n: None,
 ) -> list[Score]:
-    """Return the scores of windows, in their order. Batches of similar lengths are padded to few shapes.
+    """Return the scores of windows, in their order. Batches of similar lengths are padded to few
+    shapes.
 
     Args:
         params, c: parameters as nested dicts, and the model section of a resolved config.
         seq_len: the number of tokens that the model sees.
-        batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most 64.
+        batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most
+            64.
         progress: called with the number of windows of each finished batch.
     """
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
     scores: dict[int, Score] = {}
-    longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))  # memory runs out in the first batch or never
+    longest_first = sorted(
+        range(len(of)), key=lambda i: -len(of[i].ids)
+    )  # memory runs out in the first batch or never
     for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
         n_rows = min(padded(len(batch), 1), batch_size)
         n_inputs = min(padded(len(of[batch[0]].ids) - 1), seq_len)
@@ -105,7 +132,9 @@ def score(
         for losses_T, hits_T, i in zip(losses_BT, hits_BT, batch, strict=False):
             end = len(of[i].ids) - 1
             scored = slice(end - of[i].n_scored, end)
-            scores[i] = Score(-float(losses_T[scored].sum(dtype=np.float64)), bool(hits_T[scored].all()))
+            scores[i] = Score(
+                -float(losses_T[scored].sum(dtype=np.float64)), bool(hits_T[scored].all())
+            )
         progress(len(batch))
     return [scores[i] for i in range(len(of))]
 

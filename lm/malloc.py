@@ -1,10 +1,15 @@
-"""glibc's allocator: retain freed memory, and remove from its free lists the fragments that a compilation leaves."""
+"""glibc's allocator: retain freed memory, and remove from its free lists the fragments that a
+compilation leaves.
+"""
 
 import ctypes
 import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
-SMALLEST, LARGEST = 2**13, 2**22  # bytes of the fragments that are occupied; larger ones are few, and useful
+SMALLEST, LARGEST = (
+    2**13,
+    2**22,
+)  # bytes of the fragments that are occupied; larger ones are few, and useful
 
 
 class Heap(ctypes.Structure):
@@ -25,10 +30,11 @@ def can_set_malloc() -> bool:
 def retain_freed_memory(*, single_arena: bool = True) -> None:
     """Make glibc malloc retain freed memory; set a MALLOC_* variable or GLIBC_TUNABLES to opt out.
 
-    XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the kernel at once, and
-    each new block is mapped page by page and filled with zeros. XLA allocates in threads of its own, whose arenas hold
-    at most 64 MiB and map each larger block anew: hence a single arena, unless several programs run at once that
-    allocate little, and would wait for one another. `benchmarks/NOTES.md` has the measurements.
+    XLA allocates and frees blocks of many MiB in every step. By default glibc returns them to the
+    kernel at once, and each new block is mapped page by page and filled with zeros. XLA allocates
+    in threads of its own, whose arenas hold at most 64 MiB and map each larger block anew: hence a
+    single arena, unless several programs run at once that allocate little, and would wait for one
+    another. `benchmarks/NOTES.md` has the measurements.
     """
     if can_set_malloc():
         mallopt = ctypes.CDLL(None).mallopt
@@ -40,19 +46,27 @@ def retain_freed_memory(*, single_arena: bool = True) -> None:
 
 
 def occupy_fragments() -> None:
-    """Return the pages of the free blocks between used ones to the kernel, and allocate these blocks forever.
+    """Return the pages of the free blocks between used ones to the kernel, and allocate these
+    blocks forever.
 
-    A compilation leaves thousands of such blocks, of as many sizes. glibc sorts free blocks by size in linked lists,
-    and each block that a step frees would have to pass hundreds of others: 5 to 10 % of a step's time at 0.2 million
-    parameters. Needs glibc 2.33; does nothing where `retain_freed_memory` does nothing.
+    A compilation leaves thousands of such blocks, of as many sizes. glibc sorts free blocks by size
+    in linked lists, and each block that a step frees would have to pass hundreds of others: 5 to 10
+    % of a step's time at 0.2 million parameters. Needs glibc 2.33; does nothing where
+    `retain_freed_memory` does nothing.
     """
     c = ctypes.CDLL(None)
     if not (can_set_malloc() and hasattr(c, "mallinfo2")):
         return
     c.mallinfo2.restype, c.malloc.restype, c.sbrk.restype = Heap, ctypes.c_void_p, ctypes.c_void_p
-    c.malloc.argtypes, c.free.argtypes, c.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
+    c.malloc.argtypes, c.free.argtypes, c.sbrk.argtypes = (
+        [ctypes.c_size_t],
+        [ctypes.c_void_p],
+        [ctypes.c_ssize_t],
+    )
     c.malloc_trim(0)
-    end = c.sbrk(0) - c.mallinfo2().keepcost  # of the fragments; what follows is the free end of the heap
+    end = (
+        c.sbrk(0) - c.mallinfo2().keepcost
+    )  # of the fragments; what follows is the free end of the heap
     size = LARGEST
     while size >= SMALLEST:
         while (block := c.malloc(size) or end) < end:

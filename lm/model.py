@@ -4,10 +4,11 @@
     2. Attention and the feed-forward layer, each below the declaration of its parameters.
     3. The model: embeddings, blocks, final norm, output head.
 
-Functions of a layer get `here`, their environment (lm/here.py): config, parameters, and what ideas carry. Ideas are one
-file each in lm/ideas; they attach where `at("...", here, x)` stands. How the block is repeated (unrolled, scanned,
-rematerialized) is in lm/layer_stack.py, how positions see each other in lm/past.py, all parameters and their initial
-values in lm/parameters.py, and the model as a Flax module in lm/linen.py.
+Functions of a layer get `here`, their environment (lm/here.py): config, parameters, and what ideas
+carry. Ideas are one file each in lm/ideas; they attach where `at("...", here, x)` stands. How the
+block is repeated (unrolled, scanned, rematerialized) is in lm/layer_stack.py, how positions see
+each other in lm/past.py, all parameters and their initial values in lm/parameters.py, and the model
+as a Flax module in lm/linen.py.
 """
 
 import dataclasses
@@ -30,10 +31,10 @@ from lm.layers.losses import Head, head_logits
 from lm.parallel import collectives
 from lm.past import Past
 
-# ---- 1. The block ----------------------------------------------------------------------------------------------
+# ---- 1. The block --------------------------------------------------------------------------------
 #
-# x is the residual stream (B, T, D). attention(x) and ffn(x) are the branches, norm(name, x) is a norm with its own
-# parameters.
+# x is the residual stream (B, T, D). attention(x) and ffn(x) are the branches, norm(name, x) is a
+# norm with its own parameters.
 
 
 def pre(x, attention, ffn, norm):
@@ -72,7 +73,9 @@ def none(x, attention, ffn, norm):
     return x + ffn(x)
 
 
-BLOCKS = {f.__name__: f for f in (pre, post, sandwich, output, parallel, none)}  # by config.model.norm_placement
+BLOCKS = {
+    f.__name__: f for f in (pre, post, sandwich, output, parallel, none)
+}  # by config.model.norm_placement
 
 
 def has_final_norm(c: ResolvedModel) -> bool:
@@ -128,7 +131,10 @@ def block(params: dict, here: Here) -> tuple[dict, dict]:
     if residual is None:
         x = BLOCKS[c.norm_placement](x, attention_branch, ffn_branch, norm)
     else:
-        branches = with_norms(c, "attention", attention_branch, norm), with_norms(c, "ffn", ffn_branch, norm)
+        branches = (
+            with_norms(c, "attention", attention_branch, norm),
+            with_norms(c, "ffn", ffn_branch, norm),
+        )
         x = residual.block(here, x, *branches)
     stream["x"] = here.tap("residual", x)
     return stream, here.memory
@@ -148,13 +154,18 @@ def with_norms(c: ResolvedModel, name: str, branch: Callable, norm: Callable) ->
     return normed
 
 
-# ---- 2. Norms, attention, feed-forward layer --------------------------------------------------------------------
+# ---- 2. Norms, attention, feed-forward layer -----------------------------------------------------
 
 # Norms: (x, parameters, config) -> x.
 NORMS = {
     "rms": lambda x, p, c: norms.rms_norm(x, p["scale_D"], eps=c.norm_eps),
     "layer": lambda x, p, c: layer_norm(
-        x, p["scale_D"], p.get("bias_D"), eps=c.norm_eps, algorithm=c.norm_algorithm, ddof=c.norm_ddof
+        x,
+        p["scale_D"],
+        p.get("bias_D"),
+        eps=c.norm_eps,
+        algorithm=c.norm_algorithm,
+        ddof=c.norm_ddof,
     ),
     "dyt": lambda x, p, c: norms.dyt(x, p["alpha"], p["scale_D"], p["bias_D"]),
 }
@@ -175,7 +186,8 @@ def normalize(c: ResolvedModel, params: dict, x_BTD):
     return NORMS[c.norm](x_BTD, gathered(params, norm_table(c), c), c)
 
 
-# The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is over the same axes.
+# The axes of the gains of queries and keys, by config.model.qk_norm_over. The mean of the norm is
+# over the same axes.
 QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
 
 
@@ -227,7 +239,11 @@ def attention(here: Here, x_BTD):
     if mixer is None:
         # softmax(scale q k^T) v over the keys of `here.past`: `attend` of lm/layers/attention.py
         with jax.named_scope("softmax_of_scores_times_values"):
-            options = {"softcap": c.attn_softcap, "scale": score_scale(c), "implementation": c.attention}
+            options = {
+                "softcap": c.attn_softcap,
+                "scale": score_scale(c),
+                "implementation": c.attention,
+            }
             options = at("scores", here, options)
             o_BTHK = here.past.attend(here, q_BTHK, k_BTGK, v_BTGK, here.window(), **options)
     else:
@@ -271,7 +287,11 @@ def glu_table(c: ResolvedModel) -> dict[str, Parameter]:
         "w_down_FD": weight(c, (F, D), "FD", contract="F", residual=True),
     }
     if c.ffn_bias:
-        table |= {"b_gate_F": bias((F,), "F"), "b_up_F": bias((F,), "F"), "b_down_D": bias((D,), "D")}
+        table |= {
+            "b_gate_F": bias((F,), "F"),
+            "b_up_F": bias((F,), "F"),
+            "b_down_D": bias((D,), "D"),
+        }
     return table
 
 
@@ -293,7 +313,9 @@ def feed_forward(here: Here, x_BTD):
     idea = ideas.feed_forward(here.c, here.like)
     if idea is not None:
         if ideas.applied("ffn_hidden", here.c):
-            raise ValueError(f"ideas of the site ffn_hidden need an MLP or a GLU, not ffn = {here.c.ffn}")
+            raise ValueError(
+                f"ideas of the site ffn_hidden need an MLP or a GLU, not ffn = {here.c.ffn}"
+            )
         return idea.apply(here, x_BTD)
     _, function = FEED_FORWARDS[plain_feed_forward(here.c)]
     return function(here, x_BTD)
@@ -329,9 +351,10 @@ def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
     return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
 
 
-# ---- 3. The model ------------------------------------------------------------------------------------------------
+# ---- 3. The model --------------------------------------------------------------------------------
 
-# Position encodings: (positions, config, parameters) -> (what is added to the embeddings, the rotation of q and k).
+# Position encodings: (positions, config, parameters) -> (what is added to the embeddings, the
+# rotation of q and k).
 POSITION_ENCODINGS = {
     "none": lambda positions, c, p: (None, None),
     "learned": lambda positions, c, p: (p["positions"][positions], None),
@@ -362,10 +385,19 @@ def rotation_angles(positions, c: ResolvedModel):
 
 
 def forward(
-    params: dict, c: ResolvedModel, tokens_BT, *, positions=None, segments=None, past=None, dropout_keys_B=None,
-    tap: Callable = unchanged, memory: dict | None = None,
-) -> dict:  # fmt: skip
-    """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry, such as loss terms.
+    params: dict,
+    c: ResolvedModel,
+    tokens_BT,
+    *,
+    positions=None,
+    segments=None,
+    past=None,
+    dropout_keys_B=None,
+    tap: Callable = unchanged,
+    memory: dict | None = None,
+) -> dict:
+    """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry,
+    such as loss terms.
 
     Args:
         params: nested dicts, as returned by parameters.init_params.
@@ -374,7 +406,8 @@ def forward(
         positions, segments: see `Past`.
         past: in place of both: how positions see earlier ones.
         dropout_keys_B: one key per example; None: no dropout.
-        tap: called as tap(here, name, x) with each named intermediate; its result takes the place of x.
+        tap: called as tap(here, name, x) with each named intermediate; its result takes the place
+            of x.
         memory: see `Here`; what layers keep is written to this dict.
     """
     params = layer_stack.split_layers(params, c, block_table(c))
@@ -388,10 +421,18 @@ def forward(
         with_windows = dataclasses.replace(c, rope_theta=c.rope_window_theta, rope_scaling="none")
         _, window_rotation = POSITION_ENCODINGS[c.positions](positions_T, with_windows, p)
     here = Here(
-        tokens_BT, past, rotation, window_rotation, dropout_keys_B, c=c, p=p, hook=tap,
+        tokens_BT,
+        past,
+        rotation,
+        window_rotation,
+        dropout_keys_B,
+        c=c,
+        p=p,
+        hook=tap,
         windows=layer_stack.windows(c, T if past.positions is None else None),
-        stream={}, memory={} if memory is None else memory,
-    )  # fmt: skip
+        stream={},
+        memory={} if memory is None else memory,
+    )
 
     with jax.named_scope("embedding"):
         x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
@@ -422,7 +463,9 @@ def head(params: dict, c: ResolvedModel) -> Head:
     b_V = params.get("head", {}).get("b_V")
     if not ideas.applied("logits", c):
         return Head(w, b_V, softcap=c.logit_softcap, transposed=c.tie_embeddings)
-    p = dict(gathered(params, Table("the table of ideas of the model", ideas.declared(c, "model")), c))
+    p = dict(
+        gathered(params, Table("the table of ideas of the model", ideas.declared(c, "model")), c)
+    )
     after = functools.partial(_with_ideas, c)
     return Head(w, b_V, c.logit_softcap, c.tie_embeddings, p, after)
 
@@ -441,7 +484,7 @@ def logits(params: dict, c: ResolvedModel, tokens_BT, **inputs):
     return head_logits(hidden(params, c, tokens_BT, **inputs), head(params, c))
 
 
-# ---- The parameters of the parts together -----------------------------------------------------------------------
+# ---- The parameters of the parts together --------------------------------------------------------
 
 
 def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
@@ -449,7 +492,9 @@ def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
     table = {}
     if module == "model":
         embed_std = c.embed_std or INITIALIZERS[c.init][2]
-        table["embedding"] = Parameter((c.vocab_size, c.d_model), "VD", "embedding", init="normal", std=embed_std)
+        table["embedding"] = Parameter(
+            (c.vocab_size, c.d_model), "VD", "embedding", init="normal", std=embed_std
+        )
         if c.tie_embeddings:  # the head multiplies with it
             table["embedding"] = dataclasses.replace(table["embedding"], contract="D")
         if c.positions == "learned":
@@ -460,7 +505,9 @@ def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
 
 
 def block_table(c: ResolvedModel) -> Table:
-    """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only these have it."""
+    """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only
+    these have it.
+    """
     table: dict[str, Parameter] = {}
     for name in norm_names(c):
         table |= with_prefix(name, norm_table(c))
@@ -486,7 +533,8 @@ def gathered(params: dict, table: Table, c: ResolvedModel) -> Table:
     """Return the parameters of a table by name, whole: over fsdp each device has a part of them."""
 
     def one(name: str, p: Parameter):
-        # The backward pass sums the gradients of rows of embeddings, which would lose precision in 16 bits.
+        # The backward pass sums the gradients of rows of embeddings, which would lose precision in
+        # 16 bits.
         dtype = c.param_dtype if p.kind == "embedding" else c.compute_dtype
         with jax.named_scope(name):  # names the communication in profiles
             return collectives.gather_parameter(params[name], p, dtype)

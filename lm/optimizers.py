@@ -20,24 +20,33 @@ from lm.update_rules.soap import SOAP
 
 def _wsd(o: OptimizerConfig, peak, end: int, length: int):
     decay = min(length, max(1, round(o.decay_fraction * end)))
-    return optax.linear_schedule(peak, o.final_fraction * peak, decay, transition_begin=length - decay)
+    return optax.linear_schedule(
+        peak, o.final_fraction * peak, decay, transition_begin=length - decay
+    )
 
 
-# After the warm-up: (config, peak, last step of the decay, steps between the warm-up and that step) -> schedule.
+# After the warm-up: (config, peak, last step of the decay, steps between the warm-up and that step)
+# -> schedule.
 SCHEDULES = {
     "constant": lambda o, peak, end, length: optax.constant_schedule(peak),
-    "linear": lambda o, peak, end, length: optax.linear_schedule(peak, o.final_fraction * peak, length),
-    "cosine": lambda o, peak, end, length: optax.cosine_decay_schedule(peak, length, o.final_fraction),
+    "linear": lambda o, peak, end, length: optax.linear_schedule(
+        peak, o.final_fraction * peak, length
+    ),
+    "cosine": lambda o, peak, end, length: optax.cosine_decay_schedule(
+        peak, length, o.final_fraction
+    ),
     "wsd": _wsd,
 }
 
 
 def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: a linear warm-up to the peak, then the schedule of the config.
+    """Return the learning rate by step: a linear warm-up to the peak, then the schedule of the
+    config.
 
-    The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps` (None: `steps`), at
-    final_fraction of the peak, and the rate stays there. "wsd" (warm-up, stable, decay) stays at the peak and decays
-    linearly over the last decay_fraction of decay_steps (Hu et al. 2024, MiniCPM, with a linear decay).
+    The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps`
+    (None: `steps`), at final_fraction of the peak, and the rate stays there. "wsd" (warm-up,
+    stable, decay) stays at the peak and decays linearly over the last decay_fraction of decay_steps
+    (Hu et al. 2024, MiniCPM, with a linear decay).
 
     >>> schedule = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=1), 11)
     >>> [round(float(schedule(step)), 4) for step in (0, 1, 6, 11, 20)]
@@ -55,15 +64,24 @@ def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
 
 def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
     """Return which parameters have weight decay, as nested dicts of bools."""
-    decays = {"weight": True, "norm": o.decay_norms, "bias": o.decay_biases, "embedding": o.decay_embeddings}
+    decays = {
+        "weight": True,
+        "norm": o.decay_norms,
+        "bias": o.decay_biases,
+        "embedding": o.decay_embeddings,
+    }
     on_sphere = MUON_HYPERBALL.takes if o.name == "muonh" else lambda p: False
-    return parameters.nest({path: decays[p.kind] and p.decay and not on_sphere(p) for path, p in table.items()})
+    return parameters.nest(
+        {path: decays[p.kind] and p.decay and not on_sphere(p) for path, p in table.items()}
+    )
 
 
 def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return a weight decay that only applies where the update does not increase the size of a number.
+    """Return a weight decay that only applies where the update does not increase the size of a
+    number.
 
-    x <- x - rate (u + weight_decay 1[u x >= 0] x) (Chen et al. 2025, arXiv:2510.12402); updates are -rate u.
+    x <- x - rate (u + weight_decay 1[u x >= 0] x) (Chen et al. 2025, arXiv:2510.12402); updates are
+    -rate u.
     """
 
     def update(updates, state, params):
@@ -80,8 +98,8 @@ def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
 
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
-# (config, schedule, parameter table) -> updates without clipping and weight decay, scaled by minus the learning rate.
-# They receive the loss as `value`.
+# (config, schedule, parameter table) -> updates without clipping and weight decay, scaled by minus
+# the learning rate. They receive the loss as `value`.
 UPDATE_RULES: dict[str, Callable] = {
     "adamw": lambda o, schedule, table: optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps),
     "sgd": _sgd,
@@ -90,9 +108,10 @@ UPDATE_RULES: dict[str, Callable] = {
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
 
 
-# muP's learning rates over those of the base model, by the factor of the width: (hidden weights, all others).
-# Rules whose updates do not scale with the gradient follow Adam's column of the table. An orthogonalized update has
-# the spectral norm that muP requires at any width (Yang et al. 2023, arXiv:2310.17813, condition 1).
+# muP's learning rates over those of the base model, by the factor of the width: (hidden weights,
+# all others). Rules whose updates do not scale with the gradient follow Adam's column of the table.
+# An orthogonalized update has the spectral norm that muP requires at any width (Yang et al. 2023,
+# arXiv:2310.17813, condition 1).
 WIDTH_SCALES = {
     "adamw": lambda factor: (1 / factor, 1.0),
     "lion": lambda factor: (1 / factor, 1.0),
@@ -107,19 +126,24 @@ FEATURES = set("DKF")  # those of them that count features, not heads
 
 
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
-    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested dicts.
+    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested
+    dicts.
 
-    Parameters without an axis that grows, such as the bias of the head and scalars, keep their rate. Weights that sum
-    over none, such as the second factor of a low-rank product, have that of embeddings. Matrices that a rule leaves to
-    Adam have Adam's factor. `factor` is config.width_factor of the model.
+    Parameters without an axis that grows, such as the bias of the head and scalars, keep their
+    rate. Weights that sum over none, such as the second factor of a low-rank product, have that of
+    embeddings. Matrices that a rule leaves to Adam have Adam's factor. `factor` is
+    config.width_factor of the model.
 
     Raises:
-        UserError: the rule has no rates, or none for a weight with few outputs, such as one for each head or expert.
-            Only Adam's rate is the same for these and for other hidden weights.
+        UserError: the rule has no rates, or none for a weight with few outputs, such as one for
+            each head or expert. Only Adam's rate is the same for these and for other hidden
+            weights.
     """
     advice = "use adamw, or --config.model.parametrization=standard"
     if o.name not in WIDTH_SCALES:
-        raise UserError(f"config.optimizer.name: {o.name}, but muP here has no rates for it; {advice}")
+        raise UserError(
+            f"config.optimizer.name: {o.name}, but muP here has no rates for it; {advice}"
+        )
     rule, adam = MATRIX_RULES.get(o.name), WIDTH_SCALES["adamw"](factor)
 
     def scale(path, p) -> float:
@@ -127,8 +151,8 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
         sums_width = p.between_features and WIDTHS & {p.axes[i] for i in p.rows}
         if sums_width and hidden != adam[0] and not FEATURES & {p.axes[i] for i in p.columns}:
             raise UserError(
-                f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for {path}, which has few "
-                f"outputs; {advice}"
+                f"config.optimizer.name: {o.name}, but muP here has no rate of {o.name} for "
+                f"{path}, which has few outputs; {advice}"
             )
         return hidden if sums_width else others if WIDTHS & {*p.axes} else 1.0
 
@@ -138,10 +162,12 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 def make_optimizer(
     o: OptimizerConfig, steps: int, table: parameters.Table, factor: float = 1.0
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer: clipping by the global norm, the update rule, and decoupled weight decay.
+    """Return the optimizer: clipping by the global norm, the update rule, and decoupled weight
+    decay.
 
-    All rules share one decay, by learning rate times weight_decay (Loshchilov and Hutter 2019, eq. 12), masked by the
-    kind of each parameter, so that rules can be compared with nothing else changed.
+    All rules share one decay, by learning rate times weight_decay (Loshchilov and Hutter 2019, eq.
+    12), masked by the kind of each parameter, so that rules can be compared with nothing else
+    changed.
 
     Args:
         o, steps: the section config.optimizer, and config.train.steps.
@@ -153,9 +179,15 @@ def make_optimizer(
     chain = [UPDATE_RULES[o.name](o, schedule, table)]
     if factor != 1:
         scales = width_scales(o, table, factor)
-        chain.append(optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales)))
-    if not (isinstance(o.weight_decay, float) and o.weight_decay == 0):  # traced in lm/sweeps/stacked.py
-        decay = optax.add_decayed_weights(lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table))
+        chain.append(
+            optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: s * u, updates, scales))
+        )
+    if not (
+        isinstance(o.weight_decay, float) and o.weight_decay == 0
+    ):  # traced in lm/sweeps/stacked.py
+        decay = optax.add_decayed_weights(
+            lambda step: -o.weight_decay * schedule(step), mask=decay_mask(o, table)
+        )
         chain.append(cautious(decay) if o.cautious_decay else decay)
     if o.name == "schedule_free":
         chain = [schedule_free(optax.chain(*chain), schedule, o.b1)]
@@ -163,7 +195,9 @@ def make_optimizer(
 
 
 def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
-    """Return the parameters to evaluate, keep and sample: those that are trained, or the average of the rule."""
+    """Return the parameters to evaluate, keep and sample: those that are trained, or the average of
+    the rule.
+    """
     if o.name != "schedule_free":
         return params
     return jax.tree.map(lambda y, z: average(y, z, o.b1), params, optax.tree.get(opt_state, "z"))

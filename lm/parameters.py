@@ -1,6 +1,8 @@
-"""The parameter table: shape, logical axes and initializer of each parameter by path; initial values and counts.
+"""The parameter table: shape, logical axes and initializer of each parameter by path; initial
+values and counts.
 
-This one declaration serves the model, the optimizer's masks, the printed table, the FLOP count and the sharding rules.
+This one declaration serves the model, the optimizer's masks, the printed table, the FLOP count and
+the sharding rules.
 """
 
 import dataclasses
@@ -17,15 +19,18 @@ from lm.config import width_factor as width_factor
 from lm.declarations import Parameter, Table, nest
 from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
 
-LARGE = 2**20  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
+LARGE = (
+    2**20
+)  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
 
 
 def default_steps_per_dispatch(config: Config) -> int:
-    """Return how many steps a call of the training program takes if the config does not say: about 20 GFLOPs, 1 to 10.
+    """Return how many steps a call of the training program takes if the config does not say: about
+    20 GFLOPs, 1 to 10.
 
-    Two calls may be under way when a signal comes, so that a CPU core answers it within about a second, or two steps.
-    The number follows from the config alone, because all processes of a run must take the same calls. It does not
-    change the result (tests/test_step.py).
+    Two calls may be under way when a signal comes, so that a CPU core answers it within about a
+    second, or two steps. The number follows from the config alone, because all processes of a run
+    must take the same calls. It does not change the result (tests/test_step.py).
     """
     t = config.train
     flops_per_step = 6 * count(parameter_table(config.model)) * t.batch_size * t.seq_len
@@ -33,17 +38,22 @@ def default_steps_per_dispatch(config: Config) -> int:
 
 
 def resolve(config: Config, vocab_size: int) -> Resolved:
-    """Return the config with the unset keys of its model section, and the steps per dispatch, filled in.
+    """Return the config with the unset keys of its model section, and the steps per dispatch,
+    filled in.
 
     `vocab_size` is that of the tokenizer, used if config.model.vocab_size is not set.
     """
     resolved = resolve_model(config.model, vocab_size, config.train.seq_len)
     config = as_resolved(dataclasses.replace(config, model=resolved))
     steps_per_dispatch = config.train.steps_per_dispatch or default_steps_per_dispatch(config)
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps_per_dispatch=steps_per_dispatch))
+    return dataclasses.replace(
+        config, train=dataclasses.replace(config.train, steps_per_dispatch=steps_per_dispatch)
+    )
 
 
-def resolve_model(c: ModelConfig, vocab_size: int | None = None, seq_len: int | None = None) -> ModelConfig:
+def resolve_model(
+    c: ModelConfig, vocab_size: int | None = None, seq_len: int | None = None
+) -> ModelConfig:
     """Return the model section with the unset keys filled in. Keys that are set stay as they are."""
     return dataclasses.replace(
         c,
@@ -57,11 +67,12 @@ def resolve_model(c: ModelConfig, vocab_size: int | None = None, seq_len: int | 
 
 @functools.lru_cache(maxsize=64)
 def parameter_table(c: ResolvedModel) -> Table:
-    """Return every parameter of a resolved config, in the order of the computation. Allocates nothing.
+    """Return every parameter of a resolved config, in the order of the computation. Allocates
+    nothing.
 
-    Layers are always stacked, whether the model scans over them or not (lm/layer_stack.py takes them apart): a
-    checkpoint fits both, and the optimizer's program does not grow with the depth. The result is shared: do not change
-    it.
+    Layers are always stacked, whether the model scans over them or not (lm/layer_stack.py takes
+    them apart): a checkpoint fits both, and the optimizer's program does not grow with the depth.
+    The result is shared: do not change it.
     """
     table = model.own_table(c, "model")
     for path, p in model.block_table(c).items():
@@ -87,7 +98,10 @@ def _check_axes(table: dict[str, Parameter], c: ResolvedModel) -> None:
         for letter, n in zip(p.axes, p.shape, strict=True):
             if n not in lengths.get(letter, {n}):
                 known = " or ".join(map(str, sorted(lengths[letter])))
-                raise ValueError(f"{path}: an axis {letter} has {known} elements, but this one {n}; name it R or C")
+                raise ValueError(
+                    f"{path}: an axis {letter} has {known} elements, but this one {n}; name it R "
+                    "or C"
+                )
 
 
 def count(table: Table) -> int:
@@ -100,10 +114,15 @@ DISTRIBUTIONS = {
     "truncated_normal": lambda key, shape: jax.random.truncated_normal(key, -3, 3, shape),
     "zeros": lambda key, shape: jnp.zeros(shape),
     "ones": lambda key, shape: jnp.ones(shape),
-    # Mamba-2's: the logarithm of a rate in (1, 16), and x with softplus(x) log-uniform in (0.001, 0.1).
-    "log_of_uniform_1_16": lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)),
+    # Mamba-2's: the logarithm of a rate in (1, 16), and x with softplus(x) log-uniform in (0.001,
+    # 0.1).
+    "log_of_uniform_1_16": lambda key, shape: jnp.log(
+        jax.random.uniform(key, shape, minval=1.0, maxval=16.0)
+    ),
     "inverse_softplus_of_step": lambda key, shape: jnp.log(
-        jnp.expm1(jnp.exp(jax.random.uniform(key, shape, minval=math.log(1e-3), maxval=math.log(0.1))))
+        jnp.expm1(
+            jnp.exp(jax.random.uniform(key, shape, minval=math.log(1e-3), maxval=math.log(0.1)))
+        )
     ),
 }
 
@@ -116,20 +135,28 @@ def init_params(c: ResolvedModel, seed) -> dict:
         seed: an integer or a traced uint32 scalar.
     """
     root = jax.random.key(seed)
-    return nest({path: initial_value(root, path, p, c.param_dtype) for path, p in parameter_table(c).items()})
+    return nest(
+        {
+            path: initial_value(root, path, p, c.param_dtype)
+            for path, p in parameter_table(c).items()
+        }
+    )
 
 
 def initial_value(root, path: str, p: Parameter, dtype):
     """Return the initial value of one parameter.
 
-    Its key is fold_in(fold_in(root, hash of its path), layer), so its values depend neither on the other parameters nor
-    on the depth.
+    Its key is fold_in(fold_in(root, hash of its path), layer), so its values depend neither on the
+    other parameters nor on the depth.
     """
-    key = jax.random.fold_in(root, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little"))
+    key = jax.random.fold_in(
+        root, int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "little")
+    )
     if p.layers is None:
         return _draw(jax.random.fold_in(key, 0), p).astype(dtype)
-    # All layers of a parameter are drawn at once, and flat on one device: XLA's CPU compiler takes about half a second
-    # for each draw, and three times that for one of three dimensions. The values are the same.
+    # All layers of a parameter are drawn at once, and flat on one device: XLA's CPU compiler takes
+    # about half a second for each draw, and three times that for one of three dimensions. The
+    # values are the same.
     of_one_layer = p.of_one_layer()
     draw = jax.vmap(lambda layer: _draw(jax.random.fold_in(key, layer), of_one_layer))
     return draw(jnp.asarray(p.layers)).astype(dtype)
@@ -137,9 +164,11 @@ def initial_value(root, path: str, p: Parameter, dtype):
 
 def _draw(key, p: Parameter):
     if p.init not in DISTRIBUTIONS:
-        raise ValueError(f"Parameter: there is no init {p.init!r}; use one of {', '.join(DISTRIBUTIONS)}")
-    # A large parameter is drawn in its own shape if there are several devices: the partitioner cannot shard a flat draw
-    # along a later axis, so each device would hold all of it.
+        raise ValueError(
+            f"Parameter: there is no init {p.init!r}; use one of {', '.join(DISTRIBUTIONS)}"
+        )
+    # A large parameter is drawn in its own shape if there are several devices: the partitioner
+    # cannot shard a flat draw along a later axis, so each device would hold all of it.
     sharded = p.size >= LARGE and jax.sharding.get_abstract_mesh().auto_axes
     x = DISTRIBUTIONS[p.init](key, p.shape if sharded else (p.size,)).reshape(p.shape)
     return p.std * x if p.std else x

@@ -9,15 +9,20 @@ from lm.errors import UserError
 
 
 class BothSpellings(argparse.ArgumentParser):
-    """A parser that takes each option with hyphens and with underscores, and refuses a second value of one.
+    """A parser that takes each option with hyphens and with underscores, and refuses a second value
+    of one.
 
-    A value may begin with a hyphen, as in --prompt "-So" and --learning-rate -1e-5, unless it is an option.
+    A value may begin with a hyphen, as in --prompt "-So" and --learning-rate -1e-5, unless it is an
+    option.
     """
 
     def parse_known_args(self, args=None, namespace=None):
         names = {name.replace("_", "-"): name for name in self._option_string_actions}
         given = [text.partition("=") for text in (sys.argv[1:] if args is None else args)]
-        args = [f"{names.get(name.replace('_', '-'), name)}{equals}{value}" for name, equals, value in given]
+        args = [
+            f"{names.get(name.replace('_', '-'), name)}{equals}{value}"
+            for name, equals, value in given
+        ]
         args = self._joined(args)
         self._refuse_repeated(args)
         return super().parse_known_args(args, namespace)
@@ -45,24 +50,38 @@ class BothSpellings(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _is_value(self, text: str, option: argparse.Action | None) -> bool:
-        """Return whether a text with a hyphen is the value of the option before it; with two, only of a free text."""
-        if option is None or option.nargs is not None or not option.option_strings[0].startswith("--"):
+        """Return whether a text with a hyphen is the value of the option before it; with two, only
+        of a free text.
+        """
+        if (
+            option is None
+            or option.nargs is not None
+            or not option.option_strings[0].startswith("--")
+        ):
             return False
         is_option = text.partition("=")[0] in self._option_string_actions
-        return text.startswith("-") and not is_option and (option.metavar == "TEXT" or not text.startswith("--"))
+        return (
+            text.startswith("-")
+            and not is_option
+            and (option.metavar == "TEXT" or not text.startswith("--"))
+        )
 
     def error(self, message):
         """End with exit code 2, the mistake and an example in place of the list of all options."""
         lines = [line.strip() for line in (self.epilog or "").splitlines()]
-        example = next((f"for example: {line}\n" for line in lines if line.startswith(("python -m ", "lm "))), "")
+        example = next(
+            (f"for example: {line}\n" for line in lines if line.startswith(("python -m ", "lm "))),
+            "",
+        )
         self.exit(2, f"{self.prog}: {message}\n{example}{self.prog} --help lists all options\n")
 
     def _refuse_repeated(self, arguments: list[str]) -> None:
-        """Raise UserError for an option that is given twice, because argparse would keep the last in silence.
+        """Raise UserError for an option that is given twice, because argparse would keep the last
+        in silence.
 
-        Options that collect their values may be repeated, and so may those without a value, which changes nothing.
-        Repeated keys of the config are reported with its other mistakes. A parser of several commands leaves the
-        options to theirs.
+        Options that collect their values may be repeated, and so may those without a value, which
+        changes nothing. Repeated keys of the config are reported with its other mistakes. A parser
+        of several commands leaves the options to theirs.
         """
         first: dict = {}
         for argument in itertools.takewhile(lambda argument: argument != "--", arguments):
@@ -72,12 +91,16 @@ class BothSpellings(argparse.ArgumentParser):
             option = self._option_string_actions.get(name, name)
             if option in first and _counts_once(option):
                 both = name if first[option] == name else f"{first[option]} and {name}"
-                raise UserError(f"{both}: given twice, and one of the values would be lost; give it once")
+                raise UserError(
+                    f"{both}: given twice, and one of the values would be lost; give it once"
+                )
             first[option] = name
 
 
 def _counts_once(option: argparse.Action | str) -> bool:
-    """Return whether a second value of an option would replace the first; option: its name if it is of another tool."""
+    """Return whether a second value of an option would replace the first; option: its name if it is
+    of another tool.
+    """
     is_flag = isinstance(option, argparse.Action) and option.nargs == 0
     contradicts = isinstance(option, argparse.BooleanOptionalAction)
     return contradicts or not (is_flag or isinstance(option, argparse._AppendAction))
@@ -86,8 +109,8 @@ def _counts_once(option: argparse.Action | str) -> bool:
 class Parser(BothSpellings):
     """A parser that shows texts as they are written, and takes options in full.
 
-    In a shell that has run `eval "$(register-python-argcomplete lm)"`, it prints the completions of the command line.
-    `command` is the name of the module after "lm.".
+    In a shell that has run `eval "$(register-python-argcomplete lm)"`, it prints the completions of
+    the command line. `command` is the name of the module after "lm.".
     """
 
     completes = "_ARGCOMPLETE" in os.environ  # a shell asks for completions

@@ -1,7 +1,8 @@
 """How a position sees earlier ones: attention, the last vectors, running sums, and recurrences.
 
-All mixing of positions in the model passes through a `Past`. This one sees whole sequences. Generation replaces it by a
-cache (lm/generation/kv_cache.py); diagnostics and lm/interpret observe attention.
+All mixing of positions in the model passes through a `Past`. This one sees whole sequences.
+Generation replaces it by a cache (lm/generation/kv_cache.py); diagnostics and lm/interpret observe
+attention.
 """
 
 from typing import Any
@@ -20,40 +21,49 @@ class Past:
     """The tokens of a sequence before each of them."""
 
     positions: Any = None  # integers (T,) or (B, T); None: 0 .. T-1
-    # Integers (B, T), documents that must not see each other, in order, with positions that increase by one; None: one
-    # document.
+    # Integers (B, T), documents that must not see each other, in order, with positions that
+    # increase by one; None: one document.
     segments: Any = None
 
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
         """Return the attention of the queries over the keys up to their own, (B, T, H, K).
 
-        `here` is the environment of the layer (lm/here.py), whose memory a cache uses. For `window` see `Mask`, for the
-        rest `causal_attention`.
+        `here` is the environment of the layer (lm/here.py), whose memory a cache uses. For `window`
+        see `Mask`, for the rest `causal_attention`.
         """
         keys = self.keys(k_BTGK, v_BTGK, bias_BSH)
         return causal_attention(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **keys, **options)
 
     def keys(self, k_BTGK, v_BTGK, bias_BTH) -> dict:
-        """Return the keys, values and biases of all devices of a sequence, as arguments of `causal_attention`."""
+        """Return the keys, values and biases of all devices of a sequence, as arguments of
+        `causal_attention`.
+        """
         bias_BSH = None if bias_BTH is None else collectives.gather_sequence(bias_BTH, -2)
         k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
         return {"k_BSGK": k_BSGK, "v_BSGK": v_BSGK, "bias_BSH": bias_BSH}
 
     def mask(self, n_tokens: int, window) -> Mask:
-        """Return which keys the n_tokens queries of this device see, among the keys of all devices of a sequence."""
-        positions = collectives.local_positions(n_tokens) if self.positions is None else self.positions
+        """Return which keys the n_tokens queries of this device see, among the keys of all devices
+        of a sequence.
+        """
+        positions = (
+            collectives.local_positions(n_tokens) if self.positions is None else self.positions
+        )
         k_positions = collectives.gather_sequence(positions, -1)
-        k_segments = None if self.segments is None else collectives.gather_sequence(self.segments, -1)
+        k_segments = (
+            None if self.segments is None else collectives.gather_sequence(self.segments, -1)
+        )
         # Positions are given with segments, and start again in each of them, or in decoding.
         in_order = self.positions is None or self.segments is not None
         contiguous = in_order and positions.shape == k_positions.shape
         return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
 
     def last(self, here, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n, C).
+        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n,
+        C).
 
-        Vectors before the start of a document are 0. `here` as for `attend`; `name` is that of its cache, unique in the
-        module.
+        Vectors before the start of a document are 0. `here` as for `attend`; `name` is that of its
+        cache, unique in the module.
 
         >>> Past().last(None, "x", jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0, :, :, 0].tolist()
         [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
@@ -71,7 +81,8 @@ class Past:
         return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=-2)
 
     def running_sum(self, here, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C). Arguments as for `last`.
+        """Return the sum over each position and all earlier ones of its document, (B, T, C).
+        Arguments as for `last`.
 
         >>> Past(segments=jnp.array([[1, 1, 2]])).running_sum(None, "x", jnp.array([[[1.0], [2.0], [4.0]]]))[0, :, 0]
         Array([1., 3., 4.], dtype=float32)
@@ -95,10 +106,11 @@ class Past:
 
         Args:
             here, name: as for `last`.
-            chunk: (state, inputs of C positions of one text, document_C) -> (next state, outputs of C positions), for
-                any C. Numbers in document_C ascend: positions with 0 continue the document of the state, those of
-                another number see each other only, and the next state is that of the last position. Inputs of 0 must
-                leave the state as it is, because they stand for padding.
+            chunk: (state, inputs of C positions of one text, document_C) -> (next state, outputs of
+                C positions), for any C. Numbers in document_C ascend: positions with 0 continue the
+                document of the state, those of another number see each other only, and the next
+                state is that of the last position. Inputs of 0 must leave the state as it is,
+                because they stand for padding.
             state: the state before the first token of a document, a tree of arrays without B.
             inputs: a tree of arrays (B, T, ...).
             size: positions of a chunk.
@@ -127,7 +139,9 @@ class Past:
 
         def of_text(inputs_and_starts):
             def chunks(x):
-                return jnp.pad(x, [(0, -T % size), *[(0, 0)] * (x.ndim - 1)]).reshape(-1, size, *x.shape[1:])
+                return jnp.pad(x, [(0, -T % size), *[(0, 0)] * (x.ndim - 1)]).reshape(
+                    -1, size, *x.shape[1:]
+                )
 
             last, outputs = jax.lax.scan(of_chunk, state, jax.tree.map(chunks, inputs_and_starts))
             return last, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:T], outputs)
@@ -138,16 +152,23 @@ class Past:
 
     def _starts(self):
         """Return which tokens are of another document than the token before, bool (B, T)."""
-        return self.segments != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
+        return (
+            self.segments
+            != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
+        )
 
     def _check_whole(self, name: str):
         if collectives.global_seq_len(1) > 1:
-            raise UserError(f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1")
+            raise UserError(
+                f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1"
+            )
 
 
 @flax.struct.dataclass
 class OwnPosition(Past):
-    """Each position sees itself only. Generation checks with it that a model mixes positions in no other way."""
+    """Each position sees itself only. Generation checks with it that a model mixes positions in no
+    other way.
+    """
 
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         return jnp.repeat(v_BTGK, q_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2)

@@ -27,14 +27,30 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     try:
         return report(arguments)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, jinja2.TemplateError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        jinja2.TemplateError,
+    ) as error:
         # A checksum protects the files from damage, and not from a stranger who computes it again.
-        raise UserError(f"the files of {arguments.sweep} make no sense: {first_line(error)}; restore them") from error
+        raise UserError(
+            f"the files of {arguments.sweep} make no sense: {first_line(error)}; restore them"
+        ) from error
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser("report", DESCRIPTION, "example:\n  python -m lm.report sweeps/swiglu_vs_silu-quick")
-    parser.add_argument("sweep", metavar="SWEEP_DIR", type=Path, help="the directory that python -m lm.sweep printed")
+    parser = Parser(
+        "report", DESCRIPTION, "example:\n  python -m lm.report sweeps/swiglu_vs_silu-quick"
+    )
+    parser.add_argument(
+        "sweep",
+        metavar="SWEEP_DIR",
+        type=Path,
+        help="the directory that python -m lm.sweep printed",
+    )
     parser.add_argument(
         "--publish",
         metavar="DIR",
@@ -50,7 +66,9 @@ def report(arguments: argparse.Namespace) -> int:
     from lm.sweeps.report import publish, read_page, write_page, write_report  # imports matplotlib
 
     directory = arguments.sweep.resolve()
-    if (directory / "runs.csv").is_file() and not (directory / RUNS).exists():  # the folder of a published page
+    if (directory / "runs.csv").is_file() and not (
+        directory / RUNS
+    ).exists():  # the folder of a published page
         if arguments.publish:
             raise UserError(f"{directory} is published already; leave out --publish")
         say(str(write_page(read_page(directory), directory.parent)))
@@ -72,17 +90,24 @@ def read_finished(directory: Path) -> Analysis:
     lacking = {
         name: about["cell"]
         for name, about in record["variants"].items()
-        if choice_of(record, runs, name).missing or len(final_runs(record, runs, name)) < len(about["seeds"])
+        if choice_of(record, runs, name).missing
+        or len(final_runs(record, runs, name)) < len(about["seeds"])
     }
-    failed = {name: error for name, error in failed.items() if name in lacking}  # others were trained since
+    failed = {
+        name: error for name, error in failed.items() if name in lacking
+    }  # others were trained since
     unfinished = {name: cell for name, cell in lacking.items() if name not in failed}
     left = [cell for cell in record["cells"] if cell in unfinished.values()]
     if left == record["cells"]:
         command = shlex.join(["python", "-m", "lm.sweep", *record["starts"][-1]["argv"][1:]])
-        raise UserError(f"{directory} is not finished: {', '.join(unfinished)} lack runs; resume with {command}")
+        raise UserError(
+            f"{directory} is not finished: {', '.join(unfinished)} lack runs; resume with {command}"
+        )
     record = without_cells(record, left)
     if failed.keys() >= record["variants"].keys():
-        raise UserError(f"{directory}: every variant has runs that failed ({'; '.join(failed.values())})")
+        raise UserError(
+            f"{directory}: every variant has runs that failed ({'; '.join(failed.values())})"
+        )
     return analyze(record, runs, failed)
 
 

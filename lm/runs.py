@@ -26,20 +26,35 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = Parser(
         "runs",
-        "List the runs in a directory: the text that each was trained on, its parameters, steps, best validation loss "
-        "and status. python -m lm.compare shows runs side by side.",
+        "List the runs in a directory: the text that each was trained on, its parameters, steps, "
+        "best validation loss and status. python -m lm.compare shows runs side by side.",
     )
     add = parser.add_argument
-    add("directory", nargs="?", default="runs", type=path_argument, metavar="DIR", help="default: runs")
-    add("--keys", action="store_true", help="also the step of the best loss, the size, the goodput (the share of time "
-        "in steps), and the keys in which runs of configs of one name differ")  # fmt: skip
+    add(
+        "directory",
+        nargs="?",
+        default="runs",
+        type=path_argument,
+        metavar="DIR",
+        help="default: runs",
+    )
+    add(
+        "--keys",
+        action="store_true",
+        help="also the step of the best loss, the size, the goodput (the share of time "
+        "in steps), and the keys in which runs of configs of one name differ",
+    )
     a = parser.parse_args(argv)
     directory = Path(a.directory)
-    workdirs = sorted(path.parent for path in directory.glob("*/config.json") if not is_checkpoint(path.parent))
+    workdirs = sorted(
+        path.parent for path in directory.glob("*/config.json") if not is_checkpoint(path.parent)
+    )
     if not workdirs:
         raise UserError(f"{directory} holds no runs; give the directory in which the workdirs are")
     runs, configs, damaged = read_runs(workdirs)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # in a file nothing is shortened
+    width = (
+        shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    )  # in a file nothing is shortened
     say(fitted([HEADER, *rows(runs), *(_damaged(path) for path in damaged)], width))
     if a.keys:
         say("")
@@ -48,14 +63,21 @@ def main(argv: list[str] | None = None) -> int:
     for path, reason in damaged.items():
         say("\n" + wrapped(f"{path.name}: {reason}", width))
     if not are_comparable([run.data for run in runs if run.best[0]]):
-        say("\n" + wrapped("The losses are of different texts: compare those of equal data only.", width))
+        say(
+            "\n"
+            + wrapped("The losses are of different texts: compare those of equal data only.", width)
+        )
     return 0
 
 
-def read_runs(workdirs: list[Path]) -> tuple[list[Overview], dict[str, dict[str, Any]], dict[Path, str]]:
-    """Return the runs, the first config of each name, and what is wrong with each run that cannot be read.
+def read_runs(
+    workdirs: list[Path],
+) -> tuple[list[Overview], dict[str, dict[str, Any]], dict[Path, str]]:
+    """Return the runs, the first config of each name, and what is wrong with each run that cannot
+    be read.
 
-    The configs of the runs have only what differs from the first of the same name: there may be thousands of runs.
+    The configs of the runs have only what differs from the first of the same name: there may be
+    thousands of runs.
     """
     runs: list[Overview] = []
     firsts: dict[str, dict[str, Any]] = {}
@@ -67,7 +89,9 @@ def read_runs(workdirs: list[Path]) -> tuple[list[Overview], dict[str, dict[str,
             damaged[path] = str(error)
             continue
         first = firsts.setdefault(run.name, run.config)
-        changed = {key: run.config.get(key, "absent") for key in differing_keys([first, run.config])}
+        changed = {
+            key: run.config.get(key, "absent") for key in differing_keys([first, run.config])
+        }
         runs.append(dataclasses.replace(run, config=changed))
     return runs, firsts, damaged
 
@@ -75,18 +99,28 @@ def read_runs(workdirs: list[Path]) -> tuple[list[Overview], dict[str, dict[str,
 def rows(runs: list[Overview]) -> list[tuple[str, ...]]:
     """Return the cells of the table, a row for each run."""
     return [
-        (run.path.name, text, "" if run.parameters is None else f"{run.parameters:,}", f"{run.steps:,}", run.best[0],
-         run.status)
+        (
+            run.path.name,
+            text,
+            "" if run.parameters is None else f"{run.parameters:,}",
+            f"{run.steps:,}",
+            run.best[0],
+            run.status,
+        )
         for run, text in zip(runs, texts([run.data for run in runs]), strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _damaged(path: Path) -> tuple[str, ...]:
     return path.name, *[""] * (len(HEADER) - 2), "damaged"
 
 
-def details(runs: list[Overview], firsts: dict[str, dict[str, Any]], width: int | None) -> list[tuple[str, ...]]:
-    """Return the cells of the second table: `firsts` has the first config of each name; see `read_runs`."""
+def details(
+    runs: list[Overview], firsts: dict[str, dict[str, Any]], width: int | None
+) -> list[tuple[str, ...]]:
+    """Return the cells of the second table: `firsts` has the first config of each name; see
+    `read_runs`.
+    """
     keys: dict[str, set[str]] = {}
     for run in runs:
         keys.setdefault(run.name, set()).update(run.config)
@@ -103,7 +137,8 @@ def details(runs: list[Overview], firsts: dict[str, dict[str, Any]], width: int 
 def fitted(cells: list[tuple[str, ...]], width: int | None) -> str:
     """Align the table so that its lines have at most this width; None: any.
 
-    The names of runs and texts are shortened. In a narrow terminal the columns between them and the status are dropped.
+    The names of runs and texts are shortened. In a narrow terminal the columns between them and the
+    status are dropped.
     """
     run, data, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
     left = run + data if width is None else width - sum(others) - 2 * (len(others) + 1)

@@ -15,16 +15,20 @@ ADVICE = {  # what to do if JAX does not find the platform
     "tpu": "install the extra [tpu], and check that no other process uses the TPU",
     "cpu": "add cpu to JAX_PLATFORMS",
 }
-# Equal seeds must give equal bits, whatever JAX_* variables say. Parameters and activations have dtypes of their own.
+# Equal seeds must give equal bits, whatever JAX_* variables say. Parameters and activations have
+# dtypes of their own.
 PROMISED = {
     "jax_threefry_partitionable": True,
     "jax_enable_x64": False,
     "jax_default_prng_impl": "threefry2x32",
     "jax_random_seed_offset": 0,
 }
-# On GPUs XLA generates kernels of products, and compares their speed with that of cuBLAS. Without them, a model of 11
-# million parameters compiled in 22 s instead of 78 on an H200, and trained as fast (docs/performance.md).
-QUICK_TO_COMPILE = "--xla_gpu_enable_triton_gemm=false --xla_gpu_experimental_enable_fusion_autotuner=false"
+# On GPUs XLA generates kernels of products, and compares their speed with that of cuBLAS. Without
+# them, a model of 11 million parameters compiled in 22 s instead of 78 on an H200, and trained as
+# fast (docs/performance.md).
+QUICK_TO_COMPILE = (
+    "--xla_gpu_enable_triton_gemm=false --xla_gpu_experimental_enable_fusion_autotuner=false"
+)
 COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
 
 
@@ -34,16 +38,23 @@ def _occupy_fragments_after_compilation() -> None:
     import jax
 
     def after(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == COMPILED and duration_secs >= 1:  # programs read from the cache leave few fragments
+        if (
+            event == COMPILED and duration_secs >= 1
+        ):  # programs read from the cache leave few fragments
             malloc.occupy_fragments()
 
     jax.monitoring.register_event_duration_secs_listener(after)
 
 
 def start_jax(
-    cache_dir: str | None = None, *, deterministic: bool = False, retain_memory: bool = True, single_arena: bool = True
+    cache_dir: str | None = None,
+    *,
+    deterministic: bool = False,
+    retain_memory: bool = True,
+    single_arena: bool = True,
 ):
-    """Import and return jax, with the settings that must precede its import and a cache of compiled programs.
+    """Import and return jax, with the settings that must precede its import and a cache of compiled
+    programs.
 
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
@@ -54,7 +65,9 @@ def start_jax(
     flags = os.environ.get("XLA_FLAGS", "")
     is_file = flags.strip()[:1] not in ("", "-")  # XLA_FLAGS may name a file of flags
     if _compiles_for_gpus() and QUICK_TO_COMPILE not in flags and not is_file:
-        os.environ["XLA_FLAGS"] = flags = f"{QUICK_TO_COMPILE} {flags}".strip()  # the last of equal flags counts
+        os.environ["XLA_FLAGS"] = flags = (
+            f"{QUICK_TO_COMPILE} {flags}".strip()
+        )  # the last of equal flags counts
     if deterministic:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
     if retain_memory:
@@ -74,18 +87,24 @@ def start_jax(
 
 
 def _compiles_for_gpus() -> bool:
-    """Return whether JAX has a plugin for GPUs, of a version that is known to have `QUICK_TO_COMPILE`.
+    """Return whether JAX has a plugin for GPUs, of a version that is known to have
+    `QUICK_TO_COMPILE`.
 
     An unknown flag would end the process.
     """
     has_plugin = any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13))
-    return has_plugin and tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 13)
+    return has_plugin and tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (
+        0,
+        13,
+    )
 
 
 def require_platform(platform: str | None) -> None:
-    """Raise UserError, with JAX's reason, unless JAX uses this platform: "cpu", "gpu" or "tpu"; None: any.
+    """Raise UserError, with JAX's reason, unless JAX uses this platform: "cpu", "gpu" or "tpu";
+    None: any.
 
-    By default JAX falls back to the CPU. Call it after `processes.connect` and before anything uses a device.
+    By default JAX falls back to the CPU. Call it after `processes.connect` and before anything uses
+    a device.
     """
     import jax
 
@@ -96,12 +115,18 @@ def require_platform(platform: str | None) -> None:
         found = jax.default_backend()
         if platform in (None, found):
             return
-        jax.devices("cuda" if platform == "gpu" else platform)  # raises an error with the reason; for "gpu" it has none
-    except (RuntimeError, AssertionError) as error:  # AssertionError: JAX_PLATFORMS=cuda without a GPU
+        jax.devices(
+            "cuda" if platform == "gpu" else platform
+        )  # raises an error with the reason; for "gpu" it has none
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # AssertionError: JAX_PLATFORMS=cuda without a GPU
         reason = str(error) or reason
     setting = os.environ.get("JAX_PLATFORMS")
     raise UserError(
         f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
-        f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: {' '.join(reason.split())[:500].rstrip('.')}; "
+        f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: "
+        f"{' '.join(reason.split())[:500].rstrip('.')}; "
         f"{ADVICE.get(platform or '', 'correct or unset JAX_PLATFORMS')}"
     )

@@ -18,15 +18,26 @@ from lm.workdir.saved_run import read_run
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = Parser("show", "Print the examples of a step of a run, which are computed again from its text and config.")
+    parser = Parser(
+        "show",
+        "Print the examples of a step of a run, which are computed again from its text and config.",
+    )
     add_run(parser, "directory of the run")
-    parser.add_argument("--step", default=1, type=int, metavar="N", help="as in metrics.jsonl (default: 1, the first)")
+    parser.add_argument(
+        "--step",
+        default=1,
+        type=int,
+        metavar="N",
+        help="as in metrics.jsonl (default: 1, the first)",
+    )
     add_trust(parser)
     a = parser.parse_args(argv)
     saved = read_run(Path(a.workdir))
     config = from_dict(saved.config)
     if not 1 <= a.step <= config.train.steps:
-        raise UserError(f"--step: {a.step} is not a step of this run; use 1 to {config.train.steps}")
+        raise UserError(
+            f"--step: {a.step} is not a step of this run; use 1 to {config.train.steps}"
+        )
     if a.trust_data:
         trusted.remember(config.data)
     trusted.check(config.data, a.workdir)
@@ -34,8 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     corpus = open_corpus(data, seq_len=config.train.seq_len, say=lambda line: say(line, sys.stderr))
     if saved.data and saved.data["fingerprint"] != corpus.fingerprint:
         raise UserError(
-            f"--workdir: {a.workdir} trained on {saved.data['name']}, and the data now ({corpus.name}) has other text "
-            "or other tokens; restore the data"
+            f"--workdir: {a.workdir} trained on {saved.data['name']}, and the data now "
+            f"({corpus.name}) has other text or other tokens; restore the data"
         )
     for example in examples(corpus, config, a.step):
         write(example + "\n")
@@ -43,21 +54,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def examples(corpus: Corpus, config: Config, step: int) -> Iterator[str]:
-    """Yield each example of a step: a line on its place in the train split, and its text, or its ids as numbers.
+    """Yield each example of a step: a line on its place in the train split, and its text, or its
+    ids as numbers.
 
-    Documents of a packed row are separated by blank lines. If only some tokens are targets, they are in [[ and ]].
+    Documents of a packed row are separated by blank lines. If only some tokens are targets, they
+    are in [[ and ]].
     """
     split = corpus.split("train")
     starts = batches.window_starts(split, config, step - 1)
     batch = batches.gather(split.arrays, starts, config.train.seq_len)
     for i, (start, ids) in enumerate(zip(starts.tolist(), batch["tokens"], strict=True)):
         part = next(part for part in reversed(split.all_parts) if part.start <= start)
-        place = f"{'row' if split.packed else 'token'} {start - part.start:,}{f' of {part.name}' * bool(part.name)}"
+        place = (
+            f"{'row' if split.packed else 'token'} "
+            f"{start - part.start:,}{f' of {part.name}' * bool(part.name)}"
+        )
         own = [slice(None)]
         if split.packed:
             segments = batch["segments"][i]
             own = [segments == number for number in np.unique(segments[segments > 0])]
-        decode = corpus.tokenizer.decode if corpus.tokenizer else lambda ids: " ".join(map(str, ids))
+        decode = (
+            corpus.tokenizer.decode if corpus.tokenizer else lambda ids: " ".join(map(str, ids))
+        )
         if split.targets:
             texts = [mark(decode, ids[at], batch["is_target"][i][at]) for at in own]
         else:
@@ -74,7 +92,9 @@ def mark(decode: Callable, ids: np.ndarray, is_target: np.ndarray) -> str:
     """
     borders = np.flatnonzero(np.diff(is_target)) + 1
     stretches = zip(np.split(ids, borders), np.split(is_target, borders), strict=True)
-    return "".join(f"[[{decode(part)}]]" if flags.any() else decode(part) for part, flags in stretches)
+    return "".join(
+        f"[[{decode(part)}]]" if flags.any() else decode(part) for part, flags in stretches
+    )
 
 
 if __name__ == "__main__":

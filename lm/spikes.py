@@ -1,12 +1,16 @@
-"""Spikes of the loss and of the gradient norm: robust z-scores over the last steps, computed within the step.
+"""Spikes of the loss and of the gradient norm: robust z-scores over the last steps, computed within
+the step.
 
-The window is a part of the train state, so the scores of a step are a function of (config, seed, step): a resumed run,
-and every process of a run, decides alike.
+The window is a part of the train state, so the scores of a step are a function of (config, seed,
+step): a resumed run, and every process of a run, decides alike.
 """
 
 import jax.numpy as jnp
 
-WINDOW, LIMIT = 128, 6.0  # steps, and the z-score from which a step is a spike; OLMo's, there with mean and deviation
+WINDOW, LIMIT = (
+    128,
+    6.0,
+)  # steps, and the z-score from which a step is a spike; OLMo's, there with mean and deviation
 
 
 def empty_window():
@@ -17,9 +21,10 @@ def empty_window():
 def scores(window, values):
     """Return how many robust standard deviations each value is above the median of its window.
 
-    The standard deviation is 1.4826 times the median absolute deviation, as for normally distributed numbers. Up to
-    half of a window may be spikes without much effect. A score is 0 until more than half of the window is finite. The
-    window is (2, WINDOW); the values (2,) are the loss and the gradient norm.
+    The standard deviation is 1.4826 times the median absolute deviation, as for normally
+    distributed numbers. Up to half of a window may be spikes without much effect. A score is 0
+    until more than half of the window is finite. The window is (2, WINDOW); the values (2,) are the
+    loss and the gradient norm.
 
     >>> window = empty_window().at[:, :100].set(jnp.linspace(1.0, 3.0, 100))
     >>> [round(float(z), 1) for z in scores(window, jnp.array([2.0, 9.0]))]  # what is missing counts as large

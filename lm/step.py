@@ -1,7 +1,7 @@
 """One optimizer step as a pure function, (state, batch) -> (state, metrics); evaluation likewise.
 
-The config is a static argument: `jax.jit(train_step, static_argnames="config")`. It must be resolved (see
-parameters.resolve). A batch is a dict of arrays:
+The config is a static argument: `jax.jit(train_step, static_argnames="config")`. It must be
+resolved (see parameters.resolve). A batch is a dict of arrays:
 
     tokens    (B, T+1) integers: inputs are [:, :-1], targets [:, 1:]
     segments  (B, T+1), optional: document numbers of packed rows, 0 for padding
@@ -26,7 +26,8 @@ from lm.layers import losses
 from lm.optimizers import averaged, learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
-_DROPOUT = 0x64726F70  # separates the keys of dropout from those of the initial values, which use the same seed
+# separates the keys of dropout from those of the initial values, which use the same seed
+_DROPOUT = 0x64726F70
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -37,15 +38,23 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     seed: jax.Array  # uint32
     skipped: jax.Array  # int32: updates rejected by on_nonfinite = "skip" or on_spike = "skip"
-    halted: jax.Array  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
-    ema: dict | None = None  # with config.train.ema: the average of the parameters, at least float32
-    recent: jax.Array | None = None  # with config.train.on_spike: losses and gradient norms of the last steps
+    halted: (
+        jax.Array
+    )  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
+    ema: dict | None = (
+        None  # with config.train.ema: the average of the parameters, at least float32
+    )
+    recent: jax.Array | None = (
+        None  # with config.train.on_spike: losses and gradient norms of the last steps
+    )
 
 
 def optimizer(config: Resolved) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a resolved config."""
     c = config.model
-    return make_optimizer(config.optimizer, config.train.steps, parameters.parameter_table(c), width_factor(c))
+    return make_optimizer(
+        config.optimizer, config.train.steps, parameters.parameter_table(c), width_factor(c)
+    )
 
 
 def init_state(config: Resolved, seed) -> TrainState:
@@ -60,11 +69,20 @@ def state_of_step_0(config: Resolved, params: dict, seed) -> TrainState:
     if config.train.ema is not None:
         ema = jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params)
     recent = None if config.train.on_spike == "none" else spikes.empty_window()
-    return TrainState(params=params, opt_state=opt_state, seed=jnp.uint32(seed), ema=ema, recent=recent, **counters)
+    return TrainState(
+        params=params,
+        opt_state=opt_state,
+        seed=jnp.uint32(seed),
+        ema=ema,
+        recent=recent,
+        **counters,
+    )
 
 
 def evaluated_params(state: TrainState, config: Resolved) -> dict:
-    """Return the parameters to evaluate and to sample from: those of the state, or the update rule's average."""
+    """Return the parameters to evaluate and to sample from: those of the state, or the update
+    rule's average.
+    """
     return averaged(state.params, state.opt_state, config.optimizer)
 
 
@@ -76,14 +94,16 @@ def ema_params(state: TrainState) -> dict:
 def _next_ema(ema: dict, params: dict, n, decay: float) -> dict:
     """Return the mean of the parameters after updates i = 1 ... n, with weights decay^(n - i).
 
-    This is the exponential moving average with Adam's bias correction: the initial values have no weight.
+    This is the exponential moving average with Adam's bias correction: the initial values have no
+    weight.
     """
     weight = (1 - decay) / -jnp.expm1(n * math.log(decay))  # (1 - d) / (1 - d^n)
     return jax.tree.map(lambda a, p: a + weight * (p - a), ema, params)
 
 
 def target_weights(batch: dict):
-    """Return the weight of each target, float32 (B, T): 0 in padding, across the border of two documents, or if marked.
+    """Return the weight of each target, float32 (B, T): 0 in padding, across the border of two
+    documents, or if marked.
 
     >>> target_weights({"tokens": jnp.zeros((1, 5), int), "segments": jnp.array([[1, 1, 2, 2, 0]])})
     Array([[1., 0., 1., 0.]], dtype=float32)
@@ -106,8 +126,14 @@ def _document_positions(segments_BT):
 
 
 def batch_fields(batch: dict) -> dict:
-    """Return the arrays (B, T) that a batch has for each position, which are sharded over examples and positions."""
-    fields = {"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "weights": target_weights(batch)}
+    """Return the arrays (B, T) that a batch has for each position, which are sharded over examples
+    and positions.
+    """
+    fields = {
+        "inputs": batch["tokens"][:, :-1],
+        "targets": batch["tokens"][:, 1:],
+        "weights": target_weights(batch),
+    }
     if "segments" in batch:
         segments = batch["segments"][:, :-1]
         fields |= {"segments": segments, "positions": _document_positions(segments)}
@@ -115,44 +141,60 @@ def batch_fields(batch: dict) -> dict:
 
 
 def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
-    """Return the sums of the cross-entropy over the examples and positions of this device, and the terms of the loss.
+    """Return the sums of the cross-entropy over the examples and positions of this device, and the
+    terms of the loss.
 
-    `progress` is the fraction of the training steps that were taken; None: in an evaluation, which has no terms.
+    `progress` is the fraction of the training steps that were taken; None: in an evaluation, which
+    has no terms.
 
     Returns:
-        The sums, whose objective includes the z-loss, and the other terms {name: (sum over the targets of this device,
+        The sums, whose objective includes the z-loss, and the other terms {name: (sum over the
+            targets of this device,
         its weight in the loss)}.
     """
-    inputs = {name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields}
+    inputs = {
+        name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields
+    }
     stream = model.forward(params, config.model, fields["inputs"], **inputs)
     head = model.head(params, config.model)
     chunk = config.train.loss_chunk
     if chunk:
-        cross_entropy = functools.partial(losses.chunked_softmax_cross_entropy, stream["x"], head, chunk_size=chunk)
+        cross_entropy = functools.partial(
+            losses.chunked_softmax_cross_entropy, stream["x"], head, chunk_size=chunk
+        )
     else:
-        cross_entropy = functools.partial(losses.softmax_cross_entropy, losses.head_logits(stream["x"], head))
+        cross_entropy = functools.partial(
+            losses.softmax_cross_entropy, losses.head_logits(stream["x"], head)
+        )
     z_loss = 0.0 if progress is None else config.train.z_loss
     sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
     if progress is None:
         return sums, {}
     terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
     if "z_loss" in terms:
-        raise ValueError("an idea's term of the loss has the name z_loss of config.train; rename it")
+        raise ValueError(
+            "an idea's term of the loss has the name z_loss of config.train; rename it"
+        )
     return sums, terms
 
 
 def loss_sum(params: dict, batch: dict, config: Resolved):
-    """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights, float32 scalars."""
+    """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights,
+    float32 scalars.
+    """
 
     def local(params, fields):
         sums, _ = _sums(params, fields, config)
         return collectives.sum_over_batch((sums.nll, sums.weight))
 
-    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(params, batch_fields(batch))
+    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(
+        params, batch_fields(batch)
+    )
 
 
 def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
-    """Return the least number of equal micro-batches with at most micro_batch_size sequences each; None: no limit.
+    """Return the least number of equal micro-batches with at most micro_batch_size sequences each;
+    None: no limit.
 
     >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
     (3, 1)
@@ -168,7 +210,9 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
 
     def add(total, micro_batch):
         params_, micro_batch = collectives.gather_per_micro_batch(params, micro_batch)
-        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)), None
+        return jax.tree.map(
+            lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)
+        ), None
 
     micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
     sums = jax.eval_shape(f, params, jax.tree.map(lambda a: a[0], micro_batches))
@@ -179,19 +223,22 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
 def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, dict]:
     """Return the losses of the global batch, and the gradients of their weighted sum.
 
-    A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of each is divided by
-    the number of targets of the *whole* batch, so targets weigh the same in any micro-batch. The dropout key of an
-    example depends on its number in the whole batch.
+    A device computes micro-batches of at most config.train.micro_batch_size sequences. The sum of
+    each is divided by the number of targets of the *whole* batch, so targets weigh the same in any
+    micro-batch. The dropout key of an example depends on its number in the whole batch.
 
     Returns:
-        {"loss": mean cross-entropy per target, "loss/NAME": mean of each term, before its weight}, and the gradients.
+        {"loss": mean cross-entropy per target, "loss/NAME": mean of each term, before its weight},
+            and the gradients.
     """
     t = config.train
     table = parameters.parameter_table(config.model)
     fields = batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
     if config.model.dropout:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step)
+        key = jax.random.fold_in(
+            jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step
+        )
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
@@ -213,39 +260,52 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
     def local(params, fields):
         """Return losses and gradients, summed over the devices once, after all micro-batches.
 
-        Only over fsdp, gradients of sharded parameters are summed and scattered in each micro-batch: the gradients of
-        full parameters might not fit.
+        Only over fsdp, gradients of sharded parameters are summed and scattered in each
+        micro-batch: the gradients of full parameters might not fit.
         """
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
         means, grads = _sum_over_micro_batches(of_micro_batch, params, fields, n)
         grads = collectives.sum_gradients(grads, table)
-        return collectives.sum_over_batch(means), jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        return collectives.sum_over_batch(means), jax.tree.map(
+            lambda g, p: g.astype(p.dtype), grads, params
+        )
 
     return collectives.map_over_batch(local, table, params_out=True)(state.params, fields)
 
 
 def _all_finite(tree):
-    """Return whether all numbers are finite. 0 times infinity or NaN is NaN; on a CPU a sum is faster than `all`."""
-    return jnp.all(jnp.stack([jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]))
+    """Return whether all numbers are finite. 0 times infinity or NaN is NaN; on a CPU a sum is
+    faster than `all`.
+    """
+    return jnp.all(
+        jnp.stack(
+            [jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]
+        )
+    )
 
 
 def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainState, dict]:
     """Take one optimizer step.
 
-    An update is rejected if the loss, the gradients or the updated state are not finite. With on_nonfinite = "skip" the
-    rejection is counted and training continues. With "stop" the state, step number included, stays the same in this and
-    all later calls. With on_spike = "skip" an update is rejected and counted, too, if the step is a spike. For `batch`
-    see the top of this file.
+    An update is rejected if the loss, the gradients or the updated state are not finite. With
+    on_nonfinite = "skip" the rejection is counted and training continues. With "stop" the state,
+    step number included, stays the same in this and all later calls. With on_spike = "skip" an
+    update is rejected and counted, too, if the step is a spike. For `batch` see the top of this
+    file.
 
     Returns:
-        The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of each term of the
-        loss), grad_norm (before clipping), learning_rate, finite; with on_spike, loss_z and grad_norm_z (lm/spikes.py).
+        The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of
+            each term of the
+        loss), grad_norm (before clipping), learning_rate, finite; with on_spike, loss_z and
+            grad_norm_z (lm/spikes.py).
     """
     t = config.train
     learning_rate = learning_rate_schedule(config.optimizer, t.steps)
     means, grads = losses_and_gradients(state, batch, config)
     grad_norm = optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
-    updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
+    updates, opt_state = optimizer(config).update(
+        grads, state.opt_state, state.params, value=means["loss"]
+    )
     n_updates = state.step - state.skipped
     params = optax.apply_updates(state.params, updates)
     ema = None
@@ -267,8 +327,11 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
         metrics |= {"loss_z": z[0], "grad_norm_z": z[1]}
         if t.on_spike == "skip":
             rejected |= jnp.max(z) > spikes.LIMIT
-        # A skipped step counts as well: where the loss stays at a new level, updates are skipped for a while only.
-        recent = jnp.where(finite & ~halted, recent.at[:, state.step % spikes.WINDOW].set(values), recent)
+        # A skipped step counts as well: where the loss stays at a new level, updates are skipped
+        # for a while only.
+        recent = jnp.where(
+            finite & ~halted, recent.at[:, state.step % spikes.WINDOW].set(values), recent
+        )
     accepted = ~rejected & ~halted
     old = state.params, state.opt_state, state.ema
     params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
@@ -287,8 +350,10 @@ def take_batch(resident: dict | None, inputs: dict, seq_len: int) -> dict:
     """Return the batch that one step's inputs from `BatchSource` describe.
 
     Args:
-        resident: the split's arrays on the device (see `batches.gather`), None if the inputs are the gathered tokens.
-        inputs: {"starts": (B,)} of the windows in `resident`, or the batch itself; the rest (weights) is passed on.
+        resident: the split's arrays on the device (see `batches.gather`), None if the inputs are
+            the gathered tokens.
+        inputs: {"starts": (B,)} of the windows in `resident`, or the batch itself; the rest
+            (weights) is passed on.
         seq_len: T.
     """
     if resident is None:
@@ -303,10 +368,12 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
     Args:
         resident: see `take_batch`.
         inputs: of `BatchSource.train`, arrays (k, B, ...).
-        n_steps: a traced number, at most k. One compiled program runs any number of steps, each in the same way.
+        n_steps: a traced number, at most k. One compiled program runs any number of steps, each in
+            the same way.
 
     Returns:
-        The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond n_steps.
+        The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond
+            n_steps.
     """
     k = len(jax.tree.leaves(inputs)[0])
 
@@ -325,7 +392,8 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
 
 
 def eval_step(params: dict, resident: dict | None, inputs: dict, config: Resolved):
-    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No dropout.
+    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No
+    dropout.
 
     For `resident` and `inputs` see `take_batch`.
     """

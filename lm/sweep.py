@@ -36,8 +36,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def start_jax(config: Config, platform: str | None) -> None:
-    """Import jax for a config of any variant, with one CPU device per core so that as many runs train at once."""
-    jax = runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic, single_arena=False)
+    """Import jax for a config of any variant, with one CPU device per core so that as many runs
+    train at once.
+    """
+    jax = runtime.start_jax(
+        config.data.cache_dir, deterministic=config.train.deterministic, single_arena=False
+    )
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cpu_memory.n_cores())
     runtime.require_platform(platform)

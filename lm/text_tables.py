@@ -1,4 +1,6 @@
-"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a terminal shows."""
+"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a
+terminal shows.
+"""
 
 import base64
 import csv
@@ -10,13 +12,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-# Controls but tab and newline; what changes the direction of the text after it; line ends of other systems.
+# Controls but tab and newline; what changes the direction of the text after it; line ends of other
+# systems.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_FORMULA = re.compile("'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]")  # what makes a cell a formula, and what is escaped so
+_FORMULA = re.compile(
+    "'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]"
+)  # what makes a cell a formula, and what is escaped so
 
 
 def for_terminal(text: str) -> str:
-    """Return a text in which characters that could change a terminal, or what is read there, are U+FFFD.
+    """Return a text in which characters that could change a terminal, or what is read there, are
+    U+FFFD.
 
     A carriage return, as at the ends of Windows lines, is left out.
 
@@ -28,27 +34,40 @@ def for_terminal(text: str) -> str:
     return _UNSAFE.sub("\ufffd", text.replace("\r", ""))
 
 
-# In a URL: the user and password, also one with a slash; and what follows "?", such as a token or a signature.
-_USER = re.compile(r"""([a-z][a-z0-9+.-]*://)(?:[^/\s"'<>]*|[^/\s"'<>:@]*:(?!\d{1,5}/)[^\s"'<>]*)@""", re.IGNORECASE)
-_QUERY = re.compile(r"""([a-z][a-z0-9+.-]*://[^\s"'<>?]*)\?[^\s"'<>]*?(?=[,;:.)\]]*(?:[\s"'<>]|$))""", re.IGNORECASE)
+# In a URL: the user and password, also one with a slash; and what follows "?", such as a token or a
+# signature.
+_USER = re.compile(
+    r"""([a-z][a-z0-9+.-]*://)(?:[^/\s"'<>]*|[^/\s"'<>:@]*:(?!\d{1,5}/)[^\s"'<>]*)@""",
+    re.IGNORECASE,
+)
+_QUERY = re.compile(
+    r"""([a-z][a-z0-9+.-]*://[^\s"'<>?]*)\?[^\s"'<>]*?(?=[,;:.)\]]*(?:[\s"'<>]|$))""", re.IGNORECASE
+)
 SECRET = "***"
 
 
 def without_secrets(value: Any) -> Any:
-    """Return a text, or the texts in lists and dicts, without what may be a secret in URLs; for records and messages.
+    """Return a text, or the texts in lists and dicts, without what may be a secret in URLs; for
+    records and messages.
 
     >>> without_secrets(["s3://key:secret@bucket/a.txt", "https://host/a?sig=1f2e: no answer", "who? me@home"])
     ['s3://***@bucket/a.txt', 'https://host/a?***: no answer', 'who? me@home']
     """
     if isinstance(value, str):
-        return _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value)) if "://" in value else value
+        return (
+            _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value))
+            if "://" in value
+            else value
+        )
     if isinstance(value, dict):
         return {key: without_secrets(item) for key, item in value.items()}
     return type(value)(map(without_secrets, value)) if isinstance(value, list | tuple) else value
 
 
 def message(text: str) -> str:
-    """Return text for the user as it is shown, see `for_terminal`, without what may be a secret in URLs."""
+    """Return text for the user as it is shown, see `for_terminal`, without what may be a secret in
+    URLs.
+    """
     return for_terminal(without_secrets(text))
 
 
@@ -63,7 +82,8 @@ def write(text: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Align the columns of a table, whose first row is the header; those of `right` (numbers) on the right.
+    """Align the columns of a table, whose first row is the header; those of `right` (numbers) on
+    the right.
 
     >>> print(table([("name", "size"), ("embedding", "8"), ("head", "1,024")], right=[1]))
     name        size
@@ -75,13 +95,16 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
 
     def aligned(row) -> str:
         cells = zip(row, widths, range(len(widths)), strict=True)
-        return "  ".join(cell.rjust(width) if i in right else cell.ljust(width) for cell, width, i in cells).rstrip()
+        return "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width) for cell, width, i in cells
+        ).rstrip()
 
     return "\n".join(map(aligned, rows))
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text without its middle if it is wider; the end tells names apart, and has more of the width.
+    """Return a text without its middle if it is wider; the end tells names apart, and has more of
+    the width.
 
     >>> shortened("shakespeare-20261128-043012", 16)
     'shake…128-043012'
@@ -105,7 +128,9 @@ def some(names: Sequence[str], limit: int = 5) -> str:
     >>> some(["a", "b", "c"], limit=2)
     'a, b and 1 more'
     """
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -121,8 +146,11 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def csv_table(columns: Sequence[str], rows: Iterable[dict[str, Any]], digits: int | None = None) -> str:
-    """Return CSV in which no text is a formula of a spreadsheet: "'" precedes what could begin one, see `csv_text`.
+def csv_table(
+    columns: Sequence[str], rows: Iterable[dict[str, Any]], digits: int | None = None
+) -> str:
+    """Return CSV in which no text is a formula of a spreadsheet: "'" precedes what could begin one,
+    see `csv_text`.
 
     Floats have so many significant digits; None: all.
 
@@ -153,11 +181,14 @@ def csv_text(cell: str) -> str:
 
 
 def html_page(title: str, style: str, body: str, script: str = "") -> str:
-    """Return a page that needs no other file, and whose policy lets a browser load none and run only this script."""
+    """Return a page that needs no other file, and whose policy lets a browser load none and run
+    only this script.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'; " if script else ""
     policy = (
-        f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data:; base-uri "
+        "'none'; form-action 'none'"
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(a: argparse.Namespace, config: Config) -> int:
-    """Train, print the config, or estimate the cost on other devices with --plan, and return the exit code."""
+    """Train, print the config, or estimate the cost on other devices with --plan, and return the
+    exit code.
+    """
     if a.print_config == "python":
         write(as_python(config) + "\n")
         for note in a.notes:
@@ -50,7 +52,10 @@ def run(a: argparse.Namespace, config: Config) -> int:
         print_note(f"\n{note}")
     fits = chosen.fits
     if a.config.startswith("hf:"):
-        say("The checkpoint gives the architecture; batch size, steps and the rest have their defaults or flags.")
+        say(
+            "The checkpoint gives the architecture; batch size, steps and the rest have their "
+            "defaults or flags."
+        )
     if a.compiled:
         program, code = ("training", True) if a.compiled == "time" else (a.compiled, False)
         options = {"code": code, "program": program, "n_slices": a.slices}
@@ -66,11 +71,16 @@ def train(a: argparse.Namespace, config: Config) -> int:
     mirror = Mirror(a.mirror, a.workdir) if a.mirror is not None else None
     saved = check_workdir(a.workdir, config, resume=a.resume) if a.workdir else None
     if saved and saved.finished_at == config.train.steps and not mirror:
-        say(f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing left to do")
+        say(
+            f"{a.workdir} holds a finished run of {config.train.steps} steps; there is nothing "
+            "left to do"
+        )
         return 0
     if not mirror and not a.branch_from:  # which may start from a copy, without the other run
         check_init_from(config, saved)
-    if process_id(a) is not None:  # no warnings such as that of a SIGTERM, which each process repeats; errors remain
+    if (
+        process_id(a) is not None
+    ):  # no warnings such as that of a SIGTERM, which each process repeats; errors remain
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     runtime.start_jax(config.data.cache_dir, deterministic=config.train.deterministic)
     from lm.parallel import processes
@@ -78,7 +88,9 @@ def train(a: argparse.Namespace, config: Config) -> int:
     from lm.training import job
     from lm.training.branch import branch
 
-    processes.connect(a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout)
+    processes.connect(
+        a.coordinator_address, a.num_processes, a.process_id, a.multihost, a.connect_timeout
+    )
     runtime.require_platform(a.platform)
     resume = a.resume or bool(a.branch_from)
     if mirror:

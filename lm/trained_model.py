@@ -38,11 +38,13 @@ class TrainedModel:
 
     Attributes:
         path: the directory of the run, or of the checkpoint of Hugging Face.
-        step: the step of the run's checkpoint, or a text that says what was averaged; 0 for one of Hugging Face.
+        step: the step of the run's checkpoint, or a text that says what was averaged; 0 for one of
+            Hugging Face.
         config: the resolved config.
         params: parameters, as nested dicts; see lm/parameters.py.
         tokenizer: None if the run trained on token ids, or if the checkpoint has no tokenizer.json.
-        settings: files of the checkpoint of Hugging Face that the model came from, by name; see `read_settings`.
+        settings: files of the checkpoint of Hugging Face that the model came from, by name; see
+            `read_settings`.
     """
 
     path: Path
@@ -56,16 +58,26 @@ class TrainedModel:
         return "\n".join(f"{name:<12}{value}" for name, value in self._facts())
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in self._facts())
+        rows = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._facts()
+        )
         return f"<table>{rows}</table>"
 
     def _facts(self) -> list[tuple[str, str]]:
         m, n_params = self.config.model, sum(x.size for x in jax.tree.leaves(self.params))
-        shape = f"{m.n_layers} layers, d_model {m.d_model}, {m.n_heads} heads, vocabulary {m.vocab_size:,}"
+        shape = (
+            f"{m.n_layers} layers, d_model {m.d_model}, {m.n_heads} heads, vocabulary "
+            f"{m.vocab_size:,}"
+        )
         return [
             ("model", f"{self.path}, step {self.step}"),
             ("size", f"{n_params:,} parameters in {m.param_dtype}: {shape}"),
-            ("context", f"{self.seq_len} tokens, {'no tokenizer' if self.tokenizer is None else 'with a tokenizer'}"),
+            (
+                "context",
+                f"{self.seq_len} tokens, "
+                f"{'no tokenizer' if self.tokenizer is None else 'with a tokenizer'}",
+            ),
         ]
 
     @property
@@ -77,8 +89,8 @@ class TrainedModel:
         """Return token ids (T,).
 
         Raises:
-            UserError: if the tokenizer does not know a character, if there is no tokenizer, or if an id is outside the
-                vocabulary.
+            UserError: if the tokenizer does not know a character, if there is no tokenizer, or if
+                an id is outside the vocabulary.
         """
         if isinstance(text, str):
             return self._tokenizer.encode_prompt(text)
@@ -101,7 +113,9 @@ class TrainedModel:
         ids = self.encode(text)
         if not 0 < len(ids) <= self.seq_len:
             raise UserError(f"text: {len(ids)} tokens; this model accepts 1 to {self.seq_len}")
-        padded_1T = np.zeros((1, self.seq_len), np.int32)  # one compiled program for texts of all lengths
+        padded_1T = np.zeros(
+            (1, self.seq_len), np.int32
+        )  # one compiled program for texts of all lengths
         padded_1T[0, : len(ids)] = ids
         return np.asarray(_logits(self.params, padded_1T, self.config.model)[0, : len(ids)])
 
@@ -118,12 +132,20 @@ class TrainedModel:
             raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
         first, *rest = ids.tolist()
         windows = list(log_probabilities.windows([first], rest, self.seq_len, full_last=False))
-        scores = log_probabilities.score(self.params, self.config.model, windows, seq_len=self.seq_len)
+        scores = log_probabilities.score(
+            self.params, self.config.model, windows, seq_len=self.seq_len
+        )
         return -math.fsum(score.log_p for score in scores) / (len(ids) - 1)
 
-    def generate(self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments) -> str | list[str]:
-        """Return the continuation of a prompt, or a list of continuations. The arguments are those of `stream`."""
-        *_, rows = self.stream([prompts] if isinstance(prompts, str) else prompts, n_tokens, **arguments)
+    def generate(
+        self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments
+    ) -> str | list[str]:
+        """Return the continuation of a prompt, or a list of continuations. The arguments are those
+        of `stream`.
+        """
+        *_, rows = self.stream(
+            [prompts] if isinstance(prompts, str) else prompts, n_tokens, **arguments
+        )
         texts = [row.text for row in rows]
         return texts[0] if isinstance(prompts, str) and len(texts) == 1 else texts
 
@@ -148,13 +170,25 @@ class TrainedModel:
             temperature, top_k, top_p, min_p: see `Sampling` in lm/generation/filters.py.
 
         Raises:
-            UserError: if an argument is out of the range in lm/generation/options.py, or if the tokenizer does not know
-                a character of a prompt, or encodes it to no tokens.
+            UserError: if an argument is out of the range in lm/generation/options.py, or if the
+                tokenizer does not know a character of a prompt, or encodes it to no tokens.
         """
-        filters: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        others: dict[str, Any] = {"n_samples": n_samples, "seed": seed, "stop": stop, "batch_size": batch_size}
+        filters: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+        }
+        others: dict[str, Any] = {
+            "n_samples": n_samples,
+            "seed": seed,
+            "stop": stop,
+            "batch_size": batch_size,
+        }
         options.check_options({"prompts": prompts, "n_tokens": n_tokens} | filters | others)
-        return stream_texts(self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others)
+        return stream_texts(
+            self.decoder, self._tokenizer, prompts, n_tokens, Sampling(**filters), **others
+        )
 
     def with_special_tokens(self, special_tokens: bool = True) -> "TrainedModel":
         """Return this model, with special tokens of texts encoded as tokens, or as ordinary text.
@@ -164,7 +198,9 @@ class TrainedModel:
         Raises:
             UserError: if the tokenizer has no special tokens.
         """
-        return dataclasses.replace(self, tokenizer=self._tokenizer.with_special_tokens(special_tokens))
+        return dataclasses.replace(
+            self, tokenizer=self._tokenizer.with_special_tokens(special_tokens)
+        )
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -175,12 +211,15 @@ class TrainedModel:
     @property
     def _tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise UserError(f"{self.path}: this model has no tokenizer; only logits() and loss() take ids")
+            raise UserError(
+                f"{self.path}: this model has no tokenizer; only logits() and loss() take ids"
+            )
         return self.tokenizer
 
 
 def load(path: str | Path, step: int | str = "best") -> TrainedModel:
-    """Load the model of a run, or of a checkpoint of Hugging Face; see `lm.load` and `checkpoints.restore_params`.
+    """Load the model of a run, or of a checkpoint of Hugging Face; see `lm.load` and
+    `checkpoints.restore_params`.
 
     A parameter that is NaN or infinite gives a warning on standard error.
 
@@ -199,25 +238,31 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
         step, params, meta = checkpoints.restore_params(path, step)
         config, tokenizer = read_meta(meta, params, f"{path}, step {step}")
         # This device may not support the implementation of attention that the run used.
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, attention="auto")
+        )
         settings = meta.get(SETTINGS, {})
-        if isinstance(tokenizer, HFTokenizer) and settings:  # of the checkpoint that training began from
+        if (
+            isinstance(tokenizer, HFTokenizer) and settings
+        ):  # of the checkpoint that training began from
             tokenizer.end_ids = sorted(find_end_ids(settings))
     finite = _are_finite(parameters.flat(params))
     if wrong := [name for name, is_finite in finite.items() if not is_finite]:
         say(
-            f"WARNING: {path}, step {step}: {len(wrong)} of {len(finite)} parameters have NaN or infinite values, the "
-            f"first is {wrong[0]}",
+            f"WARNING: {path}, step {step}: {len(wrong)} of {len(finite)} parameters have NaN or "
+            f"infinite values, the first is {wrong[0]}",
             sys.stderr,
         )
     return TrainedModel(path, step, config, params, tokenizer, settings)
 
 
 def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer | None]:
-    """Return the config and the tokenizer in the record of a checkpoint, whose parameters are given.
+    """Return the config and the tokenizer in the record of a checkpoint, whose parameters are
+    given.
 
     Raises:
-        UserError: it is not the record of a run, or its parts contradict each other; `where` is the checkpoint.
+        UserError: it is not the record of a run, or its parts contradict each other; `where` is the
+            checkpoint.
     """
     check_meta(meta, where)
     try:
@@ -232,11 +277,14 @@ def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer
         shapes = [tuple(of[path].shape) if path in of else "absent" for of in (table, found)]
         if shapes[0] != shapes[1]:
             raise UserError(
-                f"{where}: its parameters are not those of its config: {path} is {shapes[1]}, not {shapes[0]}"
+                f"{where}: its parameters are not those of its config: {path} is {shapes[1]}, not "
+                f"{shapes[0]}"
             )
     if tokenizer and tokenizer.vocab_size > config.model.vocab_size:
         n, known = tokenizer.vocab_size, config.model.vocab_size
-        raise UserError(f"{where}: its tokenizer has {n:,} ids, and its config.model.vocab_size is {known:,}")
+        raise UserError(
+            f"{where}: its tokenizer has {n:,} ids, and its config.model.vocab_size is {known:,}"
+        )
     return config, tokenizer
 
 

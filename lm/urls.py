@@ -1,4 +1,6 @@
-"""URLs of text and of mirrors, through fsspec, which the extra [data] installs; time limits for silent servers."""
+"""URLs of text and of mirrors, through fsspec, which the extra [data] installs; time limits for
+silent servers.
+"""
 
 import functools
 import importlib
@@ -17,7 +19,8 @@ def is_url(path: str) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL and the path in it; what it does behind a network has a time limit.
+    """Return the fsspec file system of a URL and the path in it; what it does behind a network has
+    a time limit.
 
     Raises:
         UserError: its driver is not installed.
@@ -45,10 +48,13 @@ ANSWER_SECONDS = 120.0  # how long a server may be silent
 SLOWEST = 50_000.0  # bytes per second: what is sent in one piece may take longer
 
 
-def answered(function: Callable, *args, seconds: float | None = None, progresses: bool = False, **kwargs) -> Any:
+def answered(
+    function: Callable, *args, seconds: float | None = None, progresses: bool = False, **kwargs
+) -> Any:
     """Call a function that waits for a server, and return its result.
 
-    Each library has limits of its own, or none, so it is called in a thread, which is left behind if it takes too long.
+    Each library has limits of its own, or none, so it is called in a thread, which is left behind
+    if it takes too long.
 
     Args:
         seconds: the limit; None: ANSWER_SECONDS after the call or its last progress.
@@ -94,7 +100,9 @@ def _progress(report: Callable[[], None]) -> Any:
 
 
 class _Answering:
-    """A file system, or a file of it, whose methods raise TimeoutError if the server does not answer."""
+    """A file system, or a file of it, whose methods raise TimeoutError if the server does not
+    answer.
+    """
 
     def __init__(self, target: Any):
         self._target = target
@@ -109,9 +117,13 @@ class _Answering:
 
 
 def optional(module: str, path: str) -> Any:
-    """Import a module of the extra [data]; raises UserError, with the command, if it is not installed."""
+    """Import a module of the extra [data]; raises UserError, with the command, if it is not
+    installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise UserError(f"{path}: it needs {package}; pip install -e '.[data]' installs it") from None
+        raise UserError(
+            f"{path}: it needs {package}; pip install -e '.[data]' installs it"
+        ) from None

@@ -1,4 +1,5 @@
-"""Run lm.train and send it a signal at a given moment: python at_moment.py ACTION MOMENT COUNT ARGUMENTS...
+"""Run lm.train and send it a signal at a given moment: python at_moment.py ACTION MOMENT COUNT
+ARGUMENTS...
 
 ACTION: the name of a signal (KILL, TERM, INT), or SLEEP or SLEEP=SECONDS: print "sleeping" and sleep (ten minutes).
 MOMENT: data        before the data is opened for the COUNT-th time
@@ -43,7 +44,11 @@ def main(action: str, moment: str, count: str, *arguments: str) -> int:
 
         return acting_first
 
-    eval_inputs, save, rename = batch_source.BatchSource.evaluation, checkpoints.Checkpoints.save, os.rename
+    eval_inputs, save, rename = (
+        batch_source.BatchSource.evaluation,
+        checkpoints.Checkpoints.save,
+        os.rename,
+    )
 
     def acting_inputs(*args, **kwargs):
         for inputs in eval_inputs(*args, **kwargs):

@@ -21,11 +21,16 @@ class State:
 
 
 def make_state(step=0, *, width=3, dtype=jnp.float32):
-    """Return a state like those of training: nested dicts, masked leaves, scalars. Its values depend on the step."""
+    """Return a state like those of training: nested dicts, masked leaves, scalars. Its values
+    depend on the step.
+    """
     rng = np.random.default_rng(step)
     params = {
         "embed": jnp.asarray(rng.standard_normal((10, width)), dtype),
-        "blocks": {"w": jnp.asarray(rng.standard_normal((2, 3, width)), dtype), "scale": jnp.ones((2, 3))},
+        "blocks": {
+            "w": jnp.asarray(rng.standard_normal((2, 3, width)), dtype),
+            "scale": jnp.ones((2, 3)),
+        },
     }
     mask = {"embed": False, "blocks": {"w": True, "scale": False}}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.masked(optax.adamw(1e-3), mask))
@@ -41,14 +46,19 @@ def assert_same(a, b):
 
 def save_steps(workdir, steps, val_losses=None, **options):
     """Save a state for each step, and write metrics.jsonl with these validation losses."""
-    lines = [{"step": s, "split": "validation", "windows": 8, "loss": x} for s, x in (val_losses or {}).items()]
+    lines = [
+        {"step": s, "split": "validation", "windows": 8, "loss": x}
+        for s, x in (val_losses or {}).items()
+    ]
     checkpoints = Checkpoints(workdir, **options)
     for step in steps:
         checkpoints.val_losses = validation_losses(line for line in lines if line["step"] <= step)
         checkpoints.save(step, make_state(step), {"data": f"position {step}"})
     checkpoints.close()
     if lines:
-        (Path(workdir) / "metrics.jsonl").write_text("".join(f"{to_line(line)}\n" for line in lines))
+        (Path(workdir) / "metrics.jsonl").write_text(
+            "".join(f"{to_line(line)}\n" for line in lines)
+        )
 
 
 def directories(workdir) -> set[str]:
@@ -58,6 +68,7 @@ def directories(workdir) -> set[str]:
 def data_file(step_directory: Path) -> Path:
     """Return the file with the arrays: the largest file, if an array takes most of the checkpoint.
 
-    In a checkpoint of small arrays only, the largest file may be an index that a later one has replaced.
+    In a checkpoint of small arrays only, the largest file may be an index that a later one has
+    replaced.
     """
     return max(step_directory.glob("state/**/d/*"), key=lambda path: path.stat().st_size)

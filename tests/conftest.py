@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-# XLA reads this when it starts. A training step of the tiny config compiles in 0.4 CPU seconds instead of 3.9: without
-# LLVM's optimizations, with the older and simpler code of fusions, which jaxlib has until 0.10, and without splitting a
-# program into parts that are compiled in parallel. To test the programs that users run, set XLA_FLAGS, for
-# example to an empty string.
+# XLA reads this when it starts. A training step of the tiny config compiles in 0.4 CPU seconds
+# instead of 3.9: without LLVM's optimizations, with the older and simpler code of fusions, which
+# jaxlib has until 0.10, and without splitting a program into parts that are compiled in parallel.
+# To test the programs that users run, set XLA_FLAGS, for example to an empty string.
 FAST_TO_COMPILE = ["backend_optimization_level=0", "cpu_parallel_codegen_split_count=1"]
 if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):  # an unknown flag ends the process
     FAST_TO_COMPILE.append("cpu_use_fusion_emitters=false")
@@ -30,10 +30,11 @@ def pytest_configure(config):
     import hypothesis
     import jax
 
-    # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds everywhere.
+    # Products in full float32 (GPUs would use TF32), so that one set of tolerances holds
+    # everywhere.
     jax.config.update("jax_default_matmul_precision", "highest")
-    # Disable the persistent compilation cache, so that a test never runs a program that another version of the code or
-    # of jax compiled.
+    # Disable the persistent compilation cache, so that a test never runs a program that another
+    # version of the code or of jax compiled.
     jax.config.update("jax_compilation_cache_dir", None)
     # On a shared machine a deadline would test the machine's load.
     hypothesis.settings.register_profile("lm", deadline=None, print_blob=True)
@@ -42,7 +43,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Look for garbage among new objects only, and rarely: most are modules, tests and the caches of JAX."""
+    """Look for garbage among new objects only, and rarely: most are modules, tests and the caches
+    of JAX.
+    """
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 
@@ -69,7 +72,9 @@ def leave():
 def pytest_collection_modifyitems(items):
     """Run the examples of layers with the slow tests: they compile a program for each operation."""
     for item in items:
-        if isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(("lm/layers", "lm/kernels")):
+        if isinstance(item, pytest.DoctestItem) and item.nodeid.startswith(
+            ("lm/layers", "lm/kernels")
+        ):
             item.add_marker(pytest.mark.slow)
 
 
@@ -77,8 +82,9 @@ def pytest_terminal_summary(terminalreporter, config):
     """Print which tests the default selection leaves out."""
     if config.option.markexpr == "not slow":
         terminalreporter.write_line(
-            "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated kills, whole sweeps, "
-            "SLURM, worked changes of the model, examples of layers. To run them: python -m pytest -m slow"
+            "The slow tests were not run: all meshes of 8 devices, up to 4 processes, repeated "
+            "kills, whole sweeps, SLURM, worked changes of the model, examples of layers. To run "
+            "them: python -m pytest -m slow"
         )
 
 
@@ -86,7 +92,8 @@ def pytest_terminal_summary(terminalreporter, config):
 def few_programs():
     """Forget the compiled programs once they take many memory mappings.
 
-    A program takes hundreds. Linux allows 65,530 in a process (vm.max_map_count), and beyond that XLA crashes.
+    A program takes hundreds. Linux allows 65,530 in a process (vm.max_map_count), and beyond that
+    XLA crashes.
     """
     yield
     import jax
@@ -107,7 +114,9 @@ def bench(tmp_path_factory, worker_id):
 
 @contextlib.contextmanager
 def fresh_process_state():
-    """Undo what a command changes in its process: the environment, the log, the settings of JAX and of Python."""
+    """Undo what a command changes in its process: the environment, the log, the settings of JAX and
+    of Python.
+    """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -132,19 +141,22 @@ def fresh_process_state():
 
 @pytest.fixture
 def command(bench, tmp_path, monkeypatch, capsys):
-    """Return command(main, *arguments, stdin=""), which runs the main() of a module and returns (exit code, output).
+    """Return command(main, *arguments, stdin=""), which runs the main() of a module and returns
+    (exit code, output).
 
-    Use it in place of a subprocess: `code, output = command(lm.generate.main, f"--workdir={workdir}")`. It starts in
-    tmp_path with the caches of the bench, so that a session compiles each program once. The output is that of
-    stdout, then that of stderr. Start a process only if the test is about the process itself: kills, memory, several
-    devices, what is imported.
+    Use it in place of a subprocess: `code, output = command(lm.generate.main,
+    f"--workdir={workdir}")`. It starts in tmp_path with the caches of the bench, so that a session
+    compiles each program once. The output is that of stdout, then that of stderr. Start a process
+    only if the test is about the process itself: kills, memory, several devices, what is imported.
     """
     monkeypatch.chdir(tmp_path)
 
     def command(main, *arguments: object, stdin: str = "") -> tuple[int, str]:
         with fresh_process_state(), monkeypatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
-            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape"))))
+            patch.setattr(
+                "sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
+            )
             capsys.readouterr()
             try:
                 code = main([str(argument) for argument in arguments])
@@ -157,7 +169,9 @@ def command(bench, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def train(bench, command):
-    """Return train(workdir, *arguments), which runs lm.train with the bench's tiny config; see `command`."""
+    """Return train(workdir, *arguments), which runs lm.train with the bench's tiny config; see
+    `command`.
+    """
     from lm.train import main
 
     return lambda workdir, *more: command(main, *bench.arguments(workdir, *more))
@@ -165,7 +179,9 @@ def train(bench, command):
 
 @pytest.fixture
 def config_file(tmp_path):
-    """Return config_file(*lines), which writes a config file whose get_config() runs these lines, and its path."""
+    """Return config_file(*lines), which writes a config file whose get_config() runs these lines,
+    and its path.
+    """
 
     def write(*lines):
         path = tmp_path / "experiment.py"
@@ -195,7 +211,9 @@ def problems():
 
 @pytest.fixture
 def the_problem(problems):
-    """Return the_problem(path, *overrides), which returns the one message with which a config is refused."""
+    """Return the_problem(path, *overrides), which returns the one message with which a config is
+    refused.
+    """
 
     def of(path, *overrides):
         found = problems(path, *overrides)

@@ -1,4 +1,6 @@
-"""The checkpoints of tests/references/huggingface, as directories, and random models of ours for each family."""
+"""The checkpoints of tests/references/huggingface, as directories, and random models of ours for
+each family.
+"""
 
 import json
 import random
@@ -14,12 +16,18 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 
 
 def checkpoint(directory: Path, case: str = "llama", **fields) -> Path:
-    """Write a stored checkpoint to a directory, with changed fields in its config.json (None removes one)."""
+    """Write a stored checkpoint to a directory, with changed fields in its config.json (None
+    removes one).
+    """
     directory.mkdir(parents=True, exist_ok=True)
     config = EXPECTED[case]["config"] | fields
-    config = {name: value for name, value in config.items() if value is not None or name not in fields}
+    config = {
+        name: value for name, value in config.items() if value is not None or name not in fields
+    }
     (directory / "config.json").write_text(json.dumps(config))
-    shutil.copyfile(FOLDER / f"{EXPECTED[case]['weights']}.safetensors", directory / "model.safetensors")
+    shutil.copyfile(
+        FOLDER / f"{EXPECTED[case]['weights']}.safetensors", directory / "model.safetensors"
+    )
     return directory
 
 

@@ -1,15 +1,16 @@
 """Run training steps on simulated devices: main([JSON, OUT]), see `running.on_devices`
 
-JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null: a single device.
-For case i, OUT.npz contains
+JSON: {"devices": 8, "cases": [{"mesh": [2, 2, 2, 1], "sections": {...}, "hlo": false}]}; mesh null:
+a single device. For case i, OUT.npz contains
 
     i/losses, i/grad_norms    of all steps
     i/first/PATH              the optimizer state after the first step
     i/params/PATH             the parameters after the last step
     i/eval                    the result of eval_step
 
-With "hlo" the step is compiled but not run, and its text is written to OUT.i.hlo. The optimizer state replaces the
-first gradients, which it determines up to their clipped norm: another program for the gradients would double the time.
+With "hlo" the step is compiled but not run, and its text is written to OUT.i.hlo. The optimizer
+state replaces the first gradients, which it determines up to their clipped norm: another program
+for the gradients would double the time.
 """
 
 import functools
@@ -32,11 +33,16 @@ N_STEPS, B, T, V = 10, 16, 8, 19
 
 def batch(step: int, T: int = T, packed: bool = False) -> dict:
     draw = np.random.default_rng(step)
-    arrays = {"tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32), "weights": draw.random((B, T), np.float32)}
+    arrays = {
+        "tokens": draw.integers(0, V, (B, T + 1)).astype(np.int32),
+        "weights": draw.random((B, T), np.float32),
+    }
     if packed:
         arrays["segments"] = np.cumsum(draw.random((B, T + 1)) < 0.3, axis=1).astype(np.int32)
     mesh = current_mesh()
-    return {name: sharding.shard_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()}
+    return {
+        name: sharding.shard_examples(mesh, a.shape, 0, a.__getitem__) for name, a in arrays.items()
+    }
 
 
 def config_of(case: dict):
@@ -50,7 +56,9 @@ def config_of(case: dict):
 def initial_state(config):
     """Return the state of step 0 and its shardings."""
     init = functools.partial(init_state, config)
-    abstract = sharding.shard_state(jax.eval_shape(init, 0), parameters.parameter_table(config.model))
+    abstract = sharding.shard_state(
+        jax.eval_shape(init, 0), parameters.parameter_table(config.model)
+    )
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     return jax.jit(init, out_shardings=shardings)(0), shardings
 
@@ -60,7 +68,9 @@ def run(case: dict, hlo: Path) -> dict:
     state, shardings = initial_state(config)
     step = jax.jit(train_step, static_argnames="config", out_shardings=(shardings, None))
     if case.get("hlo"):
-        hlo.write_text(step.lower(state, batch(0, config.train.seq_len), config).compile().as_text())
+        hlo.write_text(
+            step.lower(state, batch(0, config.train.seq_len), config).compile().as_text()
+        )
         return {}
     outs, packed = [], config.data.packing == "documents"
     for i in range(N_STEPS):

@@ -20,7 +20,9 @@ def product_flops(jaxpr) -> int:
             (contracted, _), _ = equation.params["dimension_numbers"]
             a, out = equation.invars[0].aval, equation.outvars[0].aval
             total += 2 * out.size * math.prod(a.shape[i] for i in contracted)
-        if equation.primitive.name.startswith("ragged_dot"):  # every row with the matrix of one group
+        if equation.primitive.name.startswith(
+            "ragged_dot"
+        ):  # every row with the matrix of one group
             a, out = equation.invars[0].aval, equation.outvars[0].aval
             total += 2 * out.size * a.shape[-1]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
@@ -32,7 +34,9 @@ def product_flops(jaxpr) -> int:
 def forward_flops(c, B: int, T: int) -> int:
     """Return the operations of the products that compute logits (B, T, V)."""
     table = parameters.parameter_table(c)
-    params = parameters.nest({path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()})
+    params = parameters.nest(
+        {path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()}
+    )
     tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
     traced = jax.make_jaxpr(lambda params, tokens: model.logits(params, c, tokens))(params, tokens)
     return product_flops(traced.jaxpr)

@@ -27,7 +27,9 @@ from lm.workdir.metrics import read_metrics
 
 
 def slow(*values):
-    """Return a case of a parametrized test that runs with -m slow only; it repeats what a fast case proves."""
+    """Return a case of a parametrized test that runs with -m slow only; it repeats what a fast case
+    proves.
+    """
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
@@ -35,9 +37,10 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "tests" / "configs" / "tiny.py"
 
 
-# ---- Processes -------------------------------------------------------------------------------------------------------
+# ---- Processes -----------------------------------------------------------------------------------
 
-# Imported once per worker, by the process that all others are forked from. That halves the CPU time of a short run.
+# Imported once per worker, by the process that all others are forked from. That halves the CPU time
+# of a short run.
 PRELOADED = ["lm.train", "lm.training.job", "lm.training.branch", "matplotlib.pyplot"]
 
 
@@ -45,15 +48,19 @@ class Command:
     """A command in a process of its own, with the interface of subprocess.Popen.
 
     Args:
-        module: the module of the command's main(); "at_moment ACTION MOMENT COUNT" for lm.train under at_moment.py.
+        module: the module of the command's main(); "at_moment ACTION MOMENT COUNT" for lm.train
+            under at_moment.py.
         arguments: of the command line.
         cwd: the working directory.
-        env: the environment; None: that of this process. JAX reads only JAX_PLATFORMS and JAX_NUM_CPU_DEVICES from it.
+        env: the environment; None: that of this process. JAX reads only JAX_PLATFORMS and
+            JAX_NUM_CPU_DEVICES from it.
         stdout: a file; None: a pipe, readable as `stdout`.
         stderr: a file; None: the same as stdout.
     """
 
-    def __init__(self, module: str, arguments: list[str], *, cwd: Path, env=None, stdout=None, stderr=None):
+    def __init__(
+        self, module: str, arguments: list[str], *, cwd: Path, env=None, stdout=None, stderr=None
+    ):
         self.stdout = None
         if stdout is None:
             end, write = os.pipe()
@@ -65,9 +72,17 @@ class Command:
             patch.setenv("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
             context.set_forkserver_preload(PRELOADED)
             forkserver.ensure_running()
-            patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # pytest is not imported
+            patch.setitem(
+                sys.modules, "__main__", types.ModuleType("__main__")
+            )  # pytest is not imported
             files = [reduction.DupFd(file.fileno()) for file in (stdout, stderr or stdout)]
-            values = (module, [str(a) for a in arguments], str(cwd), dict(os.environ if env is None else env), files)
+            values = (
+                module,
+                [str(a) for a in arguments],
+                str(cwd),
+                dict(os.environ if env is None else env),
+                files,
+            )
             self._process = context.Process(target=_run, args=values)
             self._process.start()
         self.pid, self.kill = self._process.pid, self._process.kill
@@ -123,25 +138,37 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], files
     sys.exit(code)  # multiprocessing flushes stdout and stderr
 
 
-def completed(module: str, arguments: list[str], *, cwd: Path, env=None) -> subprocess.CompletedProcess:
+def completed(
+    module: str, arguments: list[str], *, cwd: Path, env=None
+) -> subprocess.CompletedProcess:
     """Run a command in a process of its own to its end."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        code = Command(module, arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr).wait(timeout=900)
+        code = Command(module, arguments, cwd=cwd, env=env, stdout=stdout, stderr=stderr).wait(
+            timeout=900
+        )
         outputs = [(file.seek(0), file.read())[1] for file in (stdout, stderr)]
         return subprocess.CompletedProcess([module, *arguments], code, *outputs)
 
 
 def python(script: str, *arguments: object, **environment: str) -> str:
     """Return the output of a Python script in a process of its own, on CPU devices, to its end."""
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"} | environment
+    env = (
+        os.environ
+        | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
+        | environment
+    )
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def on_devices(directory: Path, n: int, cases: list[dict], **environment: str) -> tuple[list[dict], list[str]]:
-    """Run the cases of tests/on_devices.py on n devices; returns a dict of arrays and an HLO text for each case."""
+def on_devices(
+    directory: Path, n: int, cases: list[dict], **environment: str
+) -> tuple[list[dict], list[str]]:
+    """Run the cases of tests/on_devices.py on n devices; returns a dict of arrays and an HLO text
+    for each case.
+    """
     out = directory / f"on_{n}.npz"
     job = json.dumps({"devices": n, "cases": cases})
     env = os.environ | {"JAX_PLATFORMS": "cpu"} | environment
@@ -157,7 +184,9 @@ def on_devices(directory: Path, n: int, cases: list[dict], **environment: str) -
 
 
 class Bench:
-    """A directory that all tests of a session share: a text, caches, and one finished reference run."""
+    """A directory that all tests of a session share: a text, caches, and one finished reference
+    run.
+    """
 
     def __init__(self, base: Path):
         self.base, self.text = base, base / "text.txt"
@@ -168,7 +197,9 @@ class Bench:
         self.env = os.environ | {"XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT)}
 
     def arguments(self, workdir: Path | None, *more: str) -> list[str]:
-        """Return the arguments for the tiny config on the bench's text; those in `more` stand in their place."""
+        """Return the arguments for the tiny config on the bench's text; those in `more` stand in
+        their place.
+        """
         first = [f"--config={CONFIG}", f"--config.data.source=text:{self.text}"]
         if workdir:
             first.append(f"--workdir={workdir}")
@@ -180,20 +211,28 @@ class Bench:
     def start(self, workdir: Path, *more: str, at: str | None = None, **options) -> Command:
         """Start a run; with at = "KILL log 3" under tests/at_moment.py. Options: see `Command`."""
         options = {"cwd": self.base, "env": self.env} | options
-        return Command(f"at_moment {at}" if at else "lm.train", self.arguments(workdir, *more), **options)
+        return Command(
+            f"at_moment {at}" if at else "lm.train", self.arguments(workdir, *more), **options
+        )
 
-    def train(self, workdir: Path, *more: str, at: str | None = None) -> subprocess.CompletedProcess:
+    def train(
+        self, workdir: Path, *more: str, at: str | None = None
+    ) -> subprocess.CompletedProcess:
         """Run lm.train in a process of its own to its end; `at`: see `start`."""
         module = f"at_moment {at}" if at else "lm.train"
         return completed(module, self.arguments(workdir, *more), cwd=self.base, env=self.env)
 
     def reference(self) -> Path:
-        """Return the workdir of an uninterrupted run, which is trained once per session; its output is beside it."""
+        """Return the workdir of an uninterrupted run, which is trained once per session; its output
+        is beside it.
+        """
         workdir, log = self.base / "reference", self.base / "reference.txt"
         with open(self.base / "reference.lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # another worker may be training it
             if not log.exists():
-                done = self.train(workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10")
+                done = self.train(
+                    workdir, "--config.log.tensorboard=true", "--config.eval.sample_tokens=10"
+                )
                 assert done.returncode == 0, done.stderr
                 log.write_text(done.stdout + done.stderr)
         return workdir
@@ -201,7 +240,9 @@ class Bench:
 
 @contextlib.contextmanager
 def small_disk(directory: Path, size: str = "200k"):
-    """A file system of this size, mounted in a directory; the test is skipped where mounting is not possible."""
+    """A file system of this size, mounted in a directory; the test is skipped where mounting is not
+    possible.
+    """
     disk = directory / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
@@ -221,8 +262,11 @@ def free_ports(n: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def several(bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[int, str] | None = None):
-    """Start processes of one run, and kill them on exit. Process i writes its output to WORKDIR.i.log.
+def several(
+    bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[int, str] | None = None
+):
+    """Start processes of one run, and kill them on exit. Process i writes its output to
+    WORKDIR.i.log.
 
     Args:
         bench: the directory to run in.
@@ -234,12 +278,23 @@ def several(bench: Bench, workdir: Path, n: int, *more: str, ids=None, at: dict[
     """
     (port,), running = free_ports(1), []
     for place, i in enumerate(range(n) if ids is None else ids):
-        address = ("--coordinator_address", f"127.0.0.1:{port}", "--num_processes", str(n), "--process_id", str(i))
+        address = (
+            "--coordinator_address",
+            f"127.0.0.1:{port}",
+            "--num_processes",
+            str(n),
+            "--process_id",
+            str(i),
+        )
         own = (word.replace("{i}", str(i)) for word in more)
         with open(workdir.parent / f"{workdir.name}.{place}.log", "w") as output:
-            env = bench.env | {"JAX_PLATFORMS": "cpu"}  # one GPU cannot be shared by processes of one run
+            env = bench.env | {
+                "JAX_PLATFORMS": "cpu"
+            }  # one GPU cannot be shared by processes of one run
             words = (*own, *(address if n > 1 else ()))
-            running.append(bench.start(workdir, *words, at=(at or {}).get(i), env=env, stdout=output))
+            running.append(
+                bench.start(workdir, *words, at=(at or {}).get(i), env=env, stdout=output)
+            )
     try:
         yield running
     finally:
@@ -267,7 +322,9 @@ def summary_of(workdir: Path) -> dict:
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     """Return the steps of the checkpoints on disk, in ascending order."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit())
+    return sorted(
+        int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()
+    )
 
 
 def checksums(workdir: Path, step: int) -> dict[str, str]:
@@ -277,7 +334,9 @@ def checksums(workdir: Path, step: int) -> dict[str, str]:
 
 
 def assert_same_run(workdir: Path, reference: Path, step: int = 12) -> None:
-    """Assert that two runs ended in the same state, bit for bit, and logged the same lines, each once."""
+    """Assert that two runs ended in the same state, bit for bit, and logged the same lines, each
+    once.
+    """
     assert checksums(workdir, step) == checksums(reference, step)
     for ours, theirs in itertools.zip_longest(metrics_of(workdir), metrics_of(reference)):
         assert ours == theirs, f"{ours}\n{theirs}"

@@ -15,8 +15,8 @@ from lm import sweep
 from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
-# A checkpoint after every dispatch, so that a kill at any moment finds one, and a second more for each evaluation, so
-# that a signal comes while runs train.
+# A checkpoint after every dispatch, so that a kill at any moment finds one, and a second more for
+# each evaluation, so that a signal comes while runs train.
 SLOW = """
 import sys, time
 from lm import sweep
@@ -41,7 +41,9 @@ def get_sweep():
 
 
 def changed(path, fields: str):
-    """Write a file with the tiny sweep and other fields, which may refer to those of `tiny`; return its path."""
+    """Write a file with the tiny sweep and other fields, which may refer to those of `tiny`; return
+    its path.
+    """
     path.write_text(CHANGED.format(path=str(SWEEP), fields=fields))
     return path
 
@@ -50,11 +52,18 @@ def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
     """Run a command in this process, where the bench's text is; return its exit code and output."""
     arguments = [*([f"--config={config}"] if config else []), *map(str, arguments)]
     output = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
         patch.chdir(bench.base)
         patch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
         # The devices of this process are chosen already.
-        patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1")
+        patch.setenv(
+            "XLA_FLAGS",
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1",
+        )
         try:
             code = main(arguments)
         finally:  # tests run no programs of a cache
@@ -64,7 +73,9 @@ def run(bench, *arguments, main=sweep.main, config=SWEEP) -> tuple[int, str]:
 
 
 def command(workdir, config=SWEEP) -> list[str]:
-    """Return the command of a sweep that takes some seconds and saves every dispatch, for a process that is killed."""
+    """Return the command of a sweep that takes some seconds and saves every dispatch, for a process
+    that is killed.
+    """
     return [sys.executable, "-c", SLOW, f"--config={config}", f"--workdir={workdir}"]
 
 

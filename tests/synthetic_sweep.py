@@ -1,4 +1,6 @@
-"""A small synthetic sweep in memory: the record and the runs that lm.sweep would write. Nothing is trained."""
+"""A small synthetic sweep in memory: the record and the runs that lm.sweep would write. Nothing is
+trained.
+"""
 
 import copy
 import dataclasses
@@ -10,7 +12,12 @@ RATE = "optimizer.learning_rate"
 GRID = (0.001, 0.002, 0.004)
 SEEDS, TUNING_SEEDS = (1, 2, 3, 4, 5), (1_000_000_001, 1_000_000_002)
 PLAIN = (2.00, 2.03, 1.98, 2.05, 1.95)  # test losses by seed
-GAPS = {"plain": 0.0, "gated": -0.1, "wide": 0.02, "placebo": 0.001}  # mean test loss minus that of "plain"
+GAPS = {
+    "plain": 0.0,
+    "gated": -0.1,
+    "wide": 0.02,
+    "placebo": 0.001,
+}  # mean test loss minus that of "plain"
 NOISE = (0.002, -0.003, 0.004, -0.001, -0.002)
 TOKENS = 20_480
 START = {
@@ -34,16 +41,22 @@ def about(arm: str, cell: str = "", size: int = 100) -> dict:
     }  # fmt: skip
 
 
-def sweep(cells: dict[str, tuple[int, float]] | None = None, axis: str | None = None, budget: str = "full"):
+def sweep(
+    cells: dict[str, tuple[int, float]] | None = None, axis: str | None = None, budget: str = "full"
+):
     """Return (record, runs) of a sweep with three variants and a placebo.
 
     Args:
-        cells: by name, the parameters and the loss of "plain" above the losses of PLAIN; None: no cells.
+        cells: by name, the parameters and the loss of "plain" above the losses of PLAIN; None: no
+            cells.
         axis: "size" or "text" if there are cells.
         budget: "full" or "quick".
     """
     cells = cells or {"": (100, 0.0)}
-    full = {(arm, cell): f"{arm}, {cell}" if cell else arm for arm, cell in itertools.product(GAPS, cells)}
+    full = {
+        (arm, cell): f"{arm}, {cell}" if cell else arm
+        for arm, cell in itertools.product(GAPS, cells)
+    }
     variants = {name: about(arm, cell, cells[cell][0]) for (arm, cell), name in full.items()}
     for i, cell in enumerate(cells if axis else ()):  # the seeds of a cell are its own
         for arm in GAPS:
@@ -65,7 +78,11 @@ def runs_of(name: str, entry: dict, gap: float, above: float) -> list[Run]:
     """Return the tuning runs of a variant, lowest at 0.002, the vertex, and its final runs there."""
     tuned = [run("tuning", name, rate, seed, 2.0 + gap + 0.05 * (rate != 0.002))
              for rate in GRID for seed in entry["tuning_seeds"]]  # fmt: skip
-    noise = [scale * x for scale, x in zip([(len(name) % 3 + 1) / 2] * 5, NOISE, strict=True)] if gap else [0.0] * 5
+    noise = (
+        [scale * x for scale, x in zip([(len(name) % 3 + 1) / 2] * 5, NOISE, strict=True)]
+        if gap
+        else [0.0] * 5
+    )
     final = [run("final", name, 0.002, seed, loss + above + gap + e)
              for seed, loss, e in zip(entry["seeds"], PLAIN, noise, strict=True)]  # fmt: skip
     return tuned + final
@@ -77,12 +94,20 @@ def run(phase: str, variant: str, rate: float, seed: int, loss: float) -> Run:
                tokens_per_second=1000.0, processor="cpu A", device="1 x cpu", commit="abc")  # fmt: skip
 
 
-DIVERGED = {"status": "diverged", "diverged_step": 3, "val_loss": None, "test_loss": None, "curve": ()}
+DIVERGED = {
+    "status": "diverged",
+    "diverged_step": 3,
+    "val_loss": None,
+    "test_loss": None,
+    "curve": (),
+}
 
 
 def changed(runs: list[Run], what: dict, **where) -> list[Run]:
     """Return the runs, those with these fields changed."""
     return [
-        dataclasses.replace(r, **what) if all(getattr(r, key) == value for key, value in where.items()) else r
+        dataclasses.replace(r, **what)
+        if all(getattr(r, key) == value for key, value in where.items())
+        else r
         for r in runs
     ]

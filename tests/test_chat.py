@@ -18,12 +18,16 @@ def write_chats(path):
     def turns(word):
         return [{"role": "user", "content": word}, {"role": "assistant", "content": "a color"}]
 
-    chats = [[turn for word in draw.choices(WORDS, k=3) for turn in turns(word)] for _ in range(160)]
+    chats = [
+        [turn for word in draw.choices(WORDS, k=3) for turn in turns(word)] for _ in range(160)
+    ]
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
 
 
 def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp_path, monkeypatch):
-    """The last two of the conversations: a message that is too long ends a script, and Ctrl-C ends an answer only."""
+    """The last two of the conversations: a message that is too long ends a script, and Ctrl-C ends
+    an answer only.
+    """
     write_chats(tmp_path / "chats.jsonl")
     keys = {"source": f"jsonl:{tmp_path}/chats.jsonl", "field": "messages", "targets": "assistant", "order": "epochs",
             "tokenizer": "bpe:300", "packing": "documents"}  # fmt: skip
@@ -44,12 +48,16 @@ def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp
     assert text["baselines"].keys() == {"unigram", "bigram", "trigram"}
     assert 0 < text["plain"]["loss"] < text["baselines"]["unigram"]
 
-    code, output = command(lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin="red\n\nblue\nred")
+    code, output = command(
+        lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin="red\n\nblue\nred"
+    )
     assert code == 0, output
     assert output.startswith("a color\n" * 3 + "[")
     assert "not trained on chats" not in output
 
-    code, output = command(lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin=f"red\n{'x ' * 99}\nred\n")
+    code, output = command(
+        lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin=f"red\n{'x ' * 99}\nred\n"
+    )
     assert code == 2
     assert output.startswith("a color\n[")
     assert "too many for the context of 64" in output
@@ -67,6 +75,8 @@ def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp
             yield part
 
     monkeypatch.setattr(Conversation, "answer", answer)
-    code, output = command(lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin="red\nblue\n")
+    code, output = command(
+        lm.chat.main, workdir, "--temperature=0", "--tokens=9", stdin="red\nblue\n"
+    )
     assert code == 0, output
     assert len(output.partition("[")[0].split("\n")) == 3

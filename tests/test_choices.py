@@ -49,11 +49,16 @@ def test_a_choice_without_an_implementation_is_an_error(tmp_path):
         with pytest.raises(KeyError, match="adopt"):
             make_optimizer(o, 10, parameters.parameter_table(config.model))
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 20)
-    data = DataConfig(source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), packing="adopt")
+    data = DataConfig(
+        source=f"text:{tmp_path / 'text.txt'}", cache_dir=str(tmp_path), packing="adopt"
+    )
     with pytest.raises(KeyError, match="adopt"):
         open_corpus(data, seq_len=8, say=print)
 
 
 def test_a_missing_parameter_is_an_error_that_names_the_table():
-    with pytest.raises(KeyError, match=r"the parameter table of attention has no parameter 'w_x_DHK'; it has w_q_DHK"):
+    with pytest.raises(
+        KeyError,
+        match=r"the parameter table of attention has no parameter 'w_x_DHK'; it has w_q_DHK",
+    ):
         model.attention_table(tiny().model)["w_x_DHK"]

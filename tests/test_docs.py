@@ -1,4 +1,6 @@
-"""README, docs/ and benchmarks/: links, keys, commands and paths exist, worked changes of the model work."""
+"""README, docs/ and benchmarks/: links, keys, commands and paths exist, worked changes of the model
+work.
+"""
 
 import functools
 import importlib.util
@@ -16,11 +18,18 @@ from running import ROOT
 from lm.config.schema import schema
 
 FOLDERS = ("docs", "benchmarks", "launch")
-PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
+)
 CHANGES = ROOT / "docs" / "changing-the-model.md"
 # Keys that pages name but the schema does not have: those of worked changes, and a misspelled one.
-NEW_KEYS = {"changing-the-model.md": {"model.head_scale", "train.head_l2"}, "getting-started.md": {"model.n_head"}}
-NEW_PATHS = {"sweeps.md": {"configs/sweeps/qk_norm.py"}}  # files that a page tells the reader to write
+NEW_KEYS = {
+    "changing-the-model.md": {"model.head_scale", "train.head_l2"},
+    "getting-started.md": {"model.n_head"},
+}
+NEW_PATHS = {
+    "sweeps.md": {"configs/sweeps/qk_norm.py"}
+}  # files that a page tells the reader to write
 
 
 def without_code(text: str) -> str:
@@ -30,7 +39,9 @@ def without_code(text: str) -> str:
 @functools.cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -72,13 +83,16 @@ def test_the_site_builds(tmp_path, monkeypatch):
 
     pytest.importorskip("material", reason="the extra [docs] is not installed")
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
-    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))  # strict: a warning is an error
+    build(
+        load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path))
+    )  # strict: a warning is an error
     assert (tmp_path / "index.html").exists()
 
 
-# ---- The worked changes --------------------------------------------------------------------------------------------
+# ---- The worked changes --------------------------------------------------------------------------
 
-# Check that each key alone changes the update of the output head in one step of SGD, then train with all of them.
+# Check that each key alone changes the update of the output head in one step of SGD, then train
+# with all of them.
 EXPERIMENT = """
 import sys
 
@@ -109,7 +123,9 @@ sys.exit(train.main(ARGUMENTS))
 
 def changes() -> list[tuple[str, str, str]]:
     """Return (file, place, code) of each block of docs/changing-the-model.md."""
-    blocks = re.findall(r"```python\n# (\S+), (.*?)\n(.*?)```", CHANGES.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# (\S+), (.*?)\n(.*?)```", CHANGES.read_text(encoding="utf-8"), re.DOTALL
+    )
     return [(file, place, code.rstrip("\n")) for file, place, code in blocks]
 
 
@@ -120,7 +136,9 @@ def changed_keys() -> dict[str, object]:
 
 
 def apply(text: str, place: str, code: str) -> str:
-    """Return the text of a file with one change applied at its place. A page shows some files as they are."""
+    """Return the text of a file with one change applied at its place. A page shows some files as
+    they are.
+    """
     if place == "as it is":
         assert code == text.rstrip("\n")
         return text
@@ -135,7 +153,9 @@ def apply(text: str, place: str, code: str) -> str:
         return f"{text[:end]}, {code}{text[end:]}"
     if keys := re.fullmatch(r"in only= of (\w+) and (\w+)", place):
         for key in keys.groups():
-            text, n = re.subn(rf'(\n    {key}: [^=]* = key\([^#]*?only=)"[^"]*"', rf"\g<1>{code}", text, count=1)
+            text, n = re.subn(
+                rf'(\n    {key}: [^=]* = key\([^#]*?only=)"[^"]*"', rf"\g<1>{code}", text, count=1
+            )
             assert n == 1, f"the schema has no key {key} with only="
         return text
     if dictionary := re.fullmatch(r"in ([A-Z_]+)", place):
@@ -158,8 +178,16 @@ def test_the_loop_and_the_layers_of_architecture_run(command):
     code, layers = re.findall(
         r"^```python\n(.*?)^```", read(ROOT / "docs" / "architecture.md"), re.DOTALL | re.MULTILINE
     )
-    tiny = ["train.steps=2", "train.batch_size=2", "train.seq_len=8", "model.d_model=16", "model.n_layers=1"]
-    code = code.replace("configs/", f"{ROOT}/configs/").replace('"train.steps=100"', ", ".join(map(repr, tiny)))
+    tiny = [
+        "train.steps=2",
+        "train.batch_size=2",
+        "train.seq_len=8",
+        "model.d_model=16",
+        "model.n_layers=1",
+    ]
+    code = code.replace("configs/", f"{ROOT}/configs/").replace(
+        '"train.steps=100"', ", ".join(map(repr, tiny))
+    )
     found: dict = {}
     _, output = command(lambda _: exec(code, found))
     assert found["state"].step == 2
@@ -181,11 +209,20 @@ def test_worked_changes_have_places():
 
 def test_the_code_in_readme_is_that_of_a_worked_change_or_of_the_model():
     """The excerpt of the model has its lines, in their order."""
-    blocks = re.findall(r"```python\n# lm/.*?```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# lm/.*?```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     excerpts = [block for block in blocks if block.startswith("```python\n# lm/model.py")]
     assert len(blocks) > len(excerpts) == 1
-    assert all(block in CHANGES.read_text(encoding="utf-8") for block in blocks if block not in excerpts)
-    source = iter([line.strip() for line in (ROOT / "lm" / "model.py").read_text(encoding="utf-8").splitlines()])
+    assert all(
+        block in CHANGES.read_text(encoding="utf-8") for block in blocks if block not in excerpts
+    )
+    source = iter(
+        [
+            line.strip()
+            for line in (ROOT / "lm" / "model.py").read_text(encoding="utf-8").splitlines()
+        ]
+    )
     for line in excerpts[0].splitlines()[2:-1]:
         assert line.strip() in source, line
 
@@ -194,15 +231,28 @@ def test_the_code_in_readme_is_that_of_a_worked_change_or_of_the_model():
 def test_worked_changes_train(tmp_path):
     """On a copy of the code each change has an effect, and a run with all of them finishes."""
     for package in ("lm", "configs"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 80)
     for file, place, code in changes():
         path = tmp_path / file
         path.write_text(apply(read(path), place, code), encoding="utf-8")
     keys = changed_keys()
     assert len(keys) == 6
-    small = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "train.seq_len": 16, "train.batch_size": 2}
-    small |= {"train.steps": 3, "train.steps_per_dispatch": 1, "eval.sample_tokens": 0, "log.tensorboard": "false"}
+    small = {
+        "model.d_model": 16,
+        "model.n_layers": 1,
+        "model.n_heads": 2,
+        "train.seq_len": 16,
+        "train.batch_size": 2,
+    }
+    small |= {
+        "train.steps": 3,
+        "train.steps_per_dispatch": 1,
+        "eval.sample_tokens": 0,
+        "log.tensorboard": "false",
+    }
     small |= {"optimizer.warmup_steps": 1, "data.source": f"text:{tmp_path / 'text.txt'}"}
     values = {key: str(value).lower() for key, value in keys.items()}
     arguments = ["--config=configs/shakespeare.py", "--workdir=run"]
@@ -213,7 +263,9 @@ def test_worked_changes_train(tmp_path):
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "has no effect with model" not in done.stderr
     assert (tmp_path / "run" / "summary.json").exists()

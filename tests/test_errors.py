@@ -1,4 +1,6 @@
-"""Commands end with an exit code, whoever reads their output, and no name in it changes the terminal."""
+"""Commands end with an exit code, whoever reads their output, and no name in it changes the
+terminal.
+"""
 
 import contextlib
 import io
@@ -32,7 +34,9 @@ def unread():
         yield stream
 
 
-def test_sweeps_and_the_preparation_of_a_corpus_continue_when_their_reader_goes_away(command, monkeypatch, tmp_path):
+def test_sweeps_and_the_preparation_of_a_corpus_continue_when_their_reader_goes_away(
+    command, monkeypatch, tmp_path
+):
     (tmp_path / "text.txt").write_text("to be or not to be\n" * 50)
     monkeypatch.setattr(sweep, "start_jax", lambda *_: None)
     monkeypatch.setattr(runner, "run_sweep", lambda *_, **__: print("x" * 10**5, flush=True) or 0)
@@ -69,7 +73,10 @@ def test_each_kind_of_error_has_its_exit_code(capsys, tmp_path):
     assert lines[:3] == ["a", "a", "OSError: [Errno 28] full"]
     assert lines[3:] == ["IsADirectoryError: [Errno 21] folder", "NotADirectoryError: [Errno 20] file",
                          "OSError: [Errno 36] name", "interrupted"]  # fmt: skip
-    with pytest.raises(OSError, match=r"full: '.*/metrics.jsonl'$"), name_errors(tmp_path / "metrics.jsonl"):
+    with (
+        pytest.raises(OSError, match=r"full: '.*/metrics.jsonl'$"),
+        name_errors(tmp_path / "metrics.jsonl"),
+    ):
         raise OSError(28, "full")
 
 
@@ -96,7 +103,15 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_no_name_changes_the_terminal_or_the_direction_of_the_text(way, capsys):
     """Names of tensors, runs, columns, files, tokenizers: all are chosen by somebody else."""
-    codes = [*range(32), *range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+    codes = [
+        *range(32),
+        *range(127, 160),
+        0x61C,
+        0x200E,
+        0x200F,
+        *range(0x2028, 0x202F),
+        *range(0x2066, 0x206A),
+    ]
     unsafe = "".join(map(chr, codes)).replace("\t", "").replace("\n", "")
     way(f"before{unsafe}after \u05e9\u05dc\u05d5\u05dd \u65e5\u672c")
     printed = "".join(capsys.readouterr())
@@ -120,7 +135,7 @@ def test_every_module_prints_by_the_same_rule():
     assert found == PRINTS.keys()
 
 
-# ---- What the shell hands over ---------------------------------------------------------------------------------------
+# ---- What the shell hands over -------------------------------------------------------------------
 
 HANDED_OVER = [
     ("lm --help >&-", 0),
@@ -143,10 +158,16 @@ HANDED_OVER = [
 
 def test_a_command_ends_with_its_exit_code_and_no_traceback_whatever_the_shell_hands_over(tmp_path):
     """Closed and full streams, no directory, few files, no width, no terminal, no locale, no home."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "ROOT": str(ROOT), "PYTHON": sys.executable}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "ROOT": str(ROOT),
+        "PYTHON": sys.executable,
+    }
     for line, code in HANDED_OVER:
         script = f'lm() {{ "$PYTHON" -m lm "$@"; }}; {line}'
-        done = subprocess.run(["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, timeout=300)
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, timeout=300
+        )
         output = (done.stdout + done.stderr).decode()
         assert (done.returncode, "Traceback" in output, "Exception ignored" in output) == (code, False, False), (
             line, output
@@ -157,9 +178,22 @@ def test_a_command_ends_with_its_exit_code_and_no_traceback_whatever_the_shell_h
 def test_a_user_without_home_and_name_gets_no_traceback(tmp_path):
     if not all(folder.stat().st_mode & stat.S_IXOTH for folder in (ROOT, *ROOT.parents)):
         pytest.skip("other users cannot read this checkout")
-    command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-m", "lm", "runs"]
-    environment = {name: value for name, value in os.environ.items() if name != "HOME"} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, "/nowhere"], env=environment, cwd="/", capture_output=True, timeout=300)
+    command = [
+        "setpriv",
+        "--reuid=12345",
+        "--regid=12345",
+        "--clear-groups",
+        sys.executable,
+        "-m",
+        "lm",
+        "runs",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    done = subprocess.run(
+        [*command, "/nowhere"], env=environment, cwd="/", capture_output=True, timeout=300
+    )
     assert (done.returncode, b"Traceback" in done.stdout + done.stderr) == (2, False), done.stderr
 
 
@@ -170,7 +204,12 @@ def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path):
         "sys.exit(with_exit_code(lambda: 0 if open(sys.argv[1], 'w').fileno() > 2 else 5)())"
     )
     command = f'exec "{sys.executable}" -c "{script}" {tmp_path}/file <&- >&- 2>&-'
-    assert subprocess.run(["bash", "-c", command], env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode == 0
+    assert (
+        subprocess.run(
+            ["bash", "-c", command], env=os.environ | {"PYTHONPATH": str(ROOT)}
+        ).returncode
+        == 0
+    )
 
 
 def test_long_work_goes_on_when_its_output_cannot_be_stored():

@@ -36,7 +36,9 @@ def cache(bench, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", bench.env["XDG_CACHE_HOME"])
 
 
-def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(bench, tmp_path, command):
+def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(
+    bench, tmp_path, command
+):
     (tmp_path / "other.txt").write_text("the mat sat on a cat " * 40)
     texts = f"--data=text:{bench.text}", "--data=text:other.txt"
     arguments = f"--workdir={bench.reference()}", "--step=latest", "--output=results", "--stride=4"
@@ -50,7 +52,12 @@ def test_the_file_has_each_text_and_the_loss_is_the_one_that_the_run_logged(benc
     (logged,) = (line for line in metrics_of(bench.reference()) if line.get("split") == "test")
     for key in ("loss", "bits_per_byte", "perplexity"):
         assert plain[key] == pytest.approx(logged[key], rel=1e-6)
-    assert plain["predicted_tokens"] == sliding["predicted_tokens"] == logged["tokens"] == text["tokens"] - 1
+    assert (
+        plain["predicted_tokens"]
+        == sliding["predicted_tokens"]
+        == logged["tokens"]
+        == text["tokens"] - 1
+    )
     assert (plain["stride"], sliding["stride"]) == (16, 4)
     assert len(plain["block_losses"]) == plain["blocks"] > 8
     assert 0 < plain["loss_error"] < plain["loss"]
@@ -66,7 +73,9 @@ def test_a_loss_below_that_of_the_best_possible_model_is_an_error(run):
     least = min(found.loss.value for found in (scores.plain, scores.sliding) if found)
 
     def knowing(loss):
-        return dataclasses.replace(text, split=dataclasses.replace(text.split, surprisal=lambda ids: 0 * ids + loss))
+        return dataclasses.replace(
+            text, split=dataclasses.replace(text.split, surprisal=lambda ids: 0 * ids + loss)
+        )
 
     score_text(run, knowing(least), {}, stride=4)
     with pytest.raises(BelowEntropy, match="the test loss is "):
@@ -91,12 +100,18 @@ def test_tables_and_json(bench, tmp_path, capsys):
 
 def test_each_text_and_stride_has_its_own_file():
     texts = [["a/novel"], ["b/novel"], ["b" * 300 + "c"], ["a", "b" * 300], ["b", "b" * 300]]
-    assert len({file_name(7, "test", [f"text:{name}.txt" for name in names]) for names in texts}) == len(texts)
+    assert len(
+        {file_name(7, "test", [f"text:{name}.txt" for name in names]) for names in texts}
+    ) == len(texts)
 
 
 def test_long_names_of_texts_leave_room_for_the_numbers():
-    """A file name has at most 255 bytes. Without its stride, an evaluation would overwrite that of another stride."""
-    names = [file_name(7, "test", ["\u65e5" * 100, "b" * 300], seq_len=None, stride=n) for n in (4, 8)]
+    """A file name has at most 255 bytes. Without its stride, an evaluation would overwrite that of
+    another stride.
+    """
+    names = [
+        file_name(7, "test", ["\u65e5" * 100, "b" * 300], seq_len=None, stride=n) for n in (4, 8)
+    ]
     assert [name[-14:] for name in names] == ["_stride_4.json", "_stride_8.json"]
     assert len(f".{names[0]}.host.12345.partial".encode()) <= 255
 
@@ -114,7 +129,9 @@ def test_windows_of_one_token_are_a_bigram_model(run):
     scores = evaluate(run, seq_len=1, batch_size=256).plain
     logits_V = {i: np.float64(run.logits([i])[0]) for i in range(14)}
     ids = np.asarray(open_text(run, "test", None, print).split.tokens)
-    losses = [np.log(np.exp(logits_V[a]).sum()) - logits_V[a][b] for a, b in itertools.pairwise(ids)]
+    losses = [
+        np.log(np.exp(logits_V[a]).sum()) - logits_V[a][b] for a, b in itertools.pairwise(ids)
+    ]
     assert scores.loss.value == pytest.approx(np.mean(losses), abs=1e-5)
     assert [(b.first, b.last, b.tokens) for b in scores.by_context] == [(1, 1, len(losses))]
 
@@ -131,12 +148,15 @@ def test_a_text_that_has_changed_is_reported(bench, tmp_path):
     (workdir / "run.json").write_text(json.dumps(record))
     evaluate(run, baselines=False, say=messages.append)
     assert messages == [
-        f"WARNING: the text or the tokens of text:{bench.text} have changed since {workdir} trained on them"
+        f"WARNING: the text or the tokens of text:{bench.text} have changed since {workdir} "
+        "trained on them"
     ]
 
 
 def test_rows_of_another_length_are_not_a_change_of_the_text(bench, run, tmp_path):
-    rows = dataclasses.replace(run, path=tmp_path / "run", config=with_keys(run.config, data_packing="documents"))
+    rows = dataclasses.replace(
+        run, path=tmp_path / "run", config=with_keys(run.config, data_packing="documents")
+    )
     shutil.copytree(bench.reference(), rows.path)
     record = json.loads((rows.path / "run.json").read_text())
     record["data"]["fingerprint"] = open_text(rows, "test", None, print).corpus.fingerprint
@@ -152,7 +172,9 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
     write_bad_texts()
     shutil.copytree(bench.reference(), "linked", ignore=lambda *_: ["evaluation"])
     os.symlink(tmp_path, "linked/evaluation")  # by somebody who sent the directory
-    monkeypatch.setattr("lm.scoring.predictions.score_batch", None)  # found before anything is computed
+    monkeypatch.setattr(
+        "lm.scoring.predictions.score_batch", None
+    )  # found before anything is computed
     for arguments, message in (
         (["--workdir=absent"], "absent; python -m lm.runs"),
         (["--workdir=absent", "--batch-size=-1"], "--batch-size: -1 must be at least 1"),
@@ -160,14 +182,20 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
         (["--workdir=absent", "--data=text:a", "--data=text:a"], "--data: text:a is given twice"),
         (["--data="], '--data: "" is not one of tfds:NAME, text:PATH'),
         (["--seq-len=17"], "--seq-len: 17 must be at least 1 and at most 16, as in training"),
-        (["--seq-len=8", "--stride=9"], "--stride: 9 must be at least 1 and at most 8, the length of a window"),
+        (
+            ["--seq-len=8", "--stride=9"],
+            "--stride: 9 must be at least 1 and at most 8, the length of a window",
+        ),
         (["--stride=17"], "--stride: 17 must be at least 1 and at most 16"),
         (["--split=dev"], 'no split "dev"; it has train, validation, test; all joins them'),
         (["--split="], 'no split ""'),
         (["--split=test+train+test"], "--split: test is given twice"),
         (["--data=text:absent.txt"], '--data: "text:absent.txt" is not a file'),
         (["--data=novel.txt"], '--data: "novel.txt" is not one of tfds:NAME, text:PATH'),
-        (["--data=text:short.txt"], "the test split of short.txt has 3 tokens, and a window of this model has 17"),
+        (
+            ["--data=text:short.txt"],
+            "the test split of short.txt has 3 tokens, and a window of this model has 17",
+        ),
         (
             ["--data=text:foreign.txt"],
             "the validation split: tokenizer: 1 character not in its alphabet of 14: 'Z' "
@@ -197,14 +225,21 @@ def write_bad_texts() -> None:
     shard = {"file": "test.npy", "split": "test", "tokens": 40, "documents": 1, "text_bytes": 40, "sha256": "",
              "size": os.path.getsize("shards/test.npy")}  # fmt: skip
     with open("shards/manifest.json", "w") as file:
-        manifest = {"job": {}, "input": [], "commit": None, "units": [{"shards": [shard], "length": 0, "repeated": 0}]}
+        manifest = {
+            "job": {},
+            "input": [],
+            "commit": None,
+            "units": [{"shards": [shard], "length": 0, "repeated": 0}],
+        }
         json.dump(manifest | {"tokenizer": tokenizers.ByteTokenizer().fingerprint}, file)
 
 
 def test_token_shards_of_a_model_without_a_tokenizer(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     write_bad_texts()
-    without = dataclasses.replace(run, config=with_keys(run.config, data_tokenizer="none"), tokenizer=None)
+    without = dataclasses.replace(
+        run, config=with_keys(run.config, data_tokenizer="none"), tokenizer=None
+    )
     result = evaluate(without, data="tokens:shards")
     assert result.plain.loss.value == pytest.approx(run.loss([1] * 40), abs=1e-5)
     with pytest.raises(UserError, match="has no tokenizer, only token ids; give tokens:PATH"):
@@ -236,7 +271,9 @@ def test_an_imported_run_needs_a_text_and_has_no_baselines(tmp_path):
     assert find_baselines(imported, [None], print) == [{}]
 
 
-def test_the_config_of_a_checkpoint_of_hugging_face_is_not_read_as_that_of_a_run(bench, run, tmp_path):
+def test_the_config_of_a_checkpoint_of_hugging_face_is_not_read_as_that_of_a_run(
+    bench, run, tmp_path
+):
     """Also if the text is the one that the config of the model names by default."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     imported = dataclasses.replace(run, path=tmp_path)
@@ -258,7 +295,9 @@ def test_without_the_text_of_the_run_there_are_no_baselines(run):
     text, messages = open_text(run, "test", None, print), []
     lost = dataclasses.replace(run, config=with_keys(run.config, data_source="text:absent.txt"))
     assert find_baselines(lost, [text], messages.append) == [{}]
-    assert messages[0].startswith("WARNING: no baselines, because the text of the run cannot be read: ")
+    assert messages[0].startswith(
+        "WARNING: no baselines, because the text of the run cannot be read: "
+    )
 
 
 FOREIGN = {  # what a run may name that only its author can read, or that costs the user something
@@ -271,38 +310,54 @@ FOREIGN = {  # what a run may name that only its author can read, or that costs 
     "shards": {"data_source": "tokens:shards"},
     "a way out of the data sets": {"data_source": "tfds:../../private"},
     "another folder of data sets": {"data_source": "tfds:tiny_shakespeare", "data_data_dir": "."},
-    "one of a mixture": {"data_mixture": (("a", "python_docs", 1.0), ("b", "text:/etc/hostname", 1.0))},
+    "one of a mixture": {
+        "data_mixture": (("a", "python_docs", 1.0), ("b", "text:/etc/hostname", 1.0))
+    },
     "a tokenizer": {"data_source": "python_docs", "data_tokenizer": "hf:/etc/hostname"},
 }
 
 
 @pytest.mark.parametrize("keys", FOREIGN.values(), ids=FOREIGN.keys())
-def test_the_run_of_somebody_else_opens_nothing_that_it_names(run, keys, bench, command, tmp_path, monkeypatch):
+def test_the_run_of_somebody_else_opens_nothing_that_it_names(
+    run, keys, bench, command, tmp_path, monkeypatch
+):
     """The commands that read a text are lm.show and lm.evaluate."""
     opened = []
     monkeypatch.setattr("lm.scoring.texts.open_corpus", lambda config, **_: opened.append(config))
     monkeypatch.setattr("lm.show.open_corpus", lambda config, **_: opened.append(config))
     foreign = with_keys(run.config, data_cache_dir=str(tmp_path), **keys)
     shutil.copytree(bench.reference(), tmp_path / "run")
-    config = dataclasses.asdict(foreign) | {"model": json.loads((tmp_path / "run/config.json").read_text())["model"]}
+    config = dataclasses.asdict(foreign) | {
+        "model": json.loads((tmp_path / "run/config.json").read_text())["model"]
+    }
     (tmp_path / "run/config.json").write_text(json.dumps(config))
     code, output = command(show.main, f"--workdir={tmp_path / 'run'}", "--step=1")
     assert (code, opened) == (2, [])
     assert "--trust-data" in output
     if "data_tokenizer" not in keys:  # a run has its tokenizer
         with pytest.raises(UserError, match="--trust-data"):
-            evaluate(dataclasses.replace(run, config=foreign), data="b" if "data_mixture" in keys else None)
+            evaluate(
+                dataclasses.replace(run, config=foreign),
+                data="b" if "data_mixture" in keys else None,
+            )
         assert opened == []
     assert trusted.local(foreign.data).cache_dir is None
 
 
-def test_the_text_of_a_run_is_opened_where_it_was_trained_or_with_a_flag(bench, command, monkeypatch, tmp_path):
+def test_the_text_of_a_run_is_opened_where_it_was_trained_or_with_a_flag(
+    bench, command, monkeypatch, tmp_path
+):
     arguments = f"--workdir={bench.reference()}", f"--output={tmp_path}"
     assert command(main, *arguments)[0] == 0
     monkeypatch.setitem(bench.env, "XDG_CACHE_HOME", str(tmp_path / "another user"))
     code, output = command(main, *arguments)
-    assert (code, f"names text:{bench.text}, with which you have not trained" in output) == (2, True)
-    code, output = command(main, *arguments, f"--data=text:{bench.text}", "--no-baselines")  # it is named, for now
+    assert (code, f"names text:{bench.text}, with which you have not trained" in output) == (
+        2,
+        True,
+    )
+    code, output = command(
+        main, *arguments, f"--data=text:{bench.text}", "--no-baselines"
+    )  # it is named, for now
     assert code == 0
     assert command(main, *arguments)[0] == 2
     assert command(main, *arguments, "--trust-data")[0] == 0

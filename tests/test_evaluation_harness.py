@@ -1,4 +1,6 @@
-"""The adapter for lm-evaluation-harness: results of local tasks, and equality with the harness's own models."""
+"""The adapter for lm-evaluation-harness: results of local tasks, and equality with the harness's
+own models.
+"""
 
 import dataclasses
 import json
@@ -76,28 +78,40 @@ def instances(arguments):
 
 
 def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
-    """Bits per byte are those of our evaluation; choices and texts are those of our log-probabilities and decoder."""
+    """Bits per byte are those of our evaluation; choices and texts are those of our
+    log-probabilities and decoder.
+    """
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     for kind, rest in KINDS.items():
         data = tmp_path / f"{kind}.json"
-        data.write_text(json.dumps([{"text": text} for text in TEXTS] if kind == "perplexity" else QUESTIONS))
+        data.write_text(
+            json.dumps([{"text": text} for text in TEXTS] if kind == "perplexity" else QUESTIONS)
+        )
         (tmp_path / f"{kind}.yaml").write_text(TASK.format(name=f"local_{kind}", data=data) + rest)
     run = trained()
     names = [f"local_{kind}" for kind in KINDS]
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    found = lm_eval.simple_evaluate(adapt(run), tasks=names, task_manager=manager, bootstrap_iters=0)
+    found = lm_eval.simple_evaluate(
+        adapt(run), tasks=names, task_manager=manager, bootstrap_iters=0
+    )
 
     nats = sum(run.loss(text) * len(text) for text in TEXTS)
     bits_per_byte = nats / math.log(2) / sum(len(text) for text in TEXTS)
-    assert found["results"]["local_perplexity"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, abs=1e-6)
+    assert found["results"]["local_perplexity"]["bits_per_byte,none"] == pytest.approx(
+        bits_per_byte, abs=1e-6
+    )
     samples = {name: found["samples"][f"local_{name}"] for name in KINDS}
     for sample, question in zip(samples["choice"], QUESTIONS, strict=True):
-        context = run.encode(question["context"].rstrip()).tolist()  # spaces belong to the continuation
+        context = run.encode(
+            question["context"].rstrip()
+        ).tolist()  # spaces belong to the continuation
         for (log_p, _), choice in zip(sample["filtered_resps"], question["choices"], strict=True):
             ids = run.encode(question["context"] + choice).tolist()
-            (window,) = windows(ids[: len(context) or 1], ids[len(context) or 1 :], 16, full_last=True)
+            (window,) = windows(
+                ids[: len(context) or 1], ids[len(context) or 1 :], 16, full_last=True
+            )
             expected = score(run.params, run.config.model, [window], seq_len=16)[0].log_p
             assert float(log_p) == pytest.approx(expected, abs=1e-5)
     for sample, question in zip(samples["generation"], QUESTIONS, strict=True):
@@ -106,13 +120,19 @@ def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
     assert found["config"]["model_step"] == 7
 
 
-def test_a_run_scores_local_tasks_and_refuses_others_before_it_compiles(train, tmp_path, monkeypatch):
+def test_a_run_scores_local_tasks_and_refuses_others_before_it_compiles(
+    train, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     data, task = tmp_path / "data.json", tmp_path / "local.yaml"
     texts = ["the cat sat on a mat", "home and far"]
     data.write_text(json.dumps([{"text": text} for text in texts]))
     task.write_text(TASK.format(name="local", data=data) + KINDS["perplexity"])
-    keys = "--config.eval.harness_every=5", "--config.checkpoint.every=5", f"--config.eval.harness_tasks={task}"
+    keys = (
+        "--config.eval.harness_every=5",
+        "--config.checkpoint.every=5",
+        f"--config.eval.harness_tasks={task}",
+    )
     assert train(tmp_path / "run", *keys)[0] == 0
     lines = [line for line in metrics_of(tmp_path / "run") if "scores" in line]
     assert [line["step"] for line in lines] == [5, 10, 12]
@@ -129,7 +149,9 @@ def test_a_run_scores_local_tasks_and_refuses_others_before_it_compiles(train, t
 
 def test_results_are_those_of_the_harness_for_the_same_weights(adapt):
     """With GPT-2's layout and a BPE, for contexts and texts of all lengths."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra [bench])")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra [bench])"
+    )
     pytest.importorskip("torch", reason="torch is not installed (extra [bench])")
     pytest.importorskip("accelerate", reason="accelerate is not installed (lm-eval[hf])")
     from lm_eval.models.huggingface import HFLM
@@ -137,22 +159,36 @@ def test_results_are_those_of_the_harness_for_the_same_weights(adapt):
     from benchmarks.peers import built
     from benchmarks.shapes import transformers_fields, transformers_params
 
-    keys = {"norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "ffn_bias": True, "attn_bias": True}
+    keys = {
+        "norm": "layer",
+        "ffn": "mlp",
+        "activation": "gelu_tanh",
+        "ffn_bias": True,
+        "attn_bias": True,
+    }
     run = trained("bpe:300", positions="learned", tie_embeddings=True, d_ff=64, **keys)
-    model = built(transformers_fields(run.config), transformers_params(run.config, run.params)).eval()
+    model = built(
+        transformers_fields(run.config), transformers_params(run.config, run.params)
+    ).eval()
     end = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=run.tokenizer.model, **end)
-    # Their cache gives wrong results if one text is split into context and continuation in several ways.
+    # Their cache gives wrong results if one text is split into context and continuation in several
+    # ways.
     theirs = HFLM(model, tokenizer=tokenizer, max_length=16, logits_cache=False, device="cpu")
     ours = adapt(run, windows="harness")
 
     text = "the cat sat on a mat and that hat"
-    pairs = [(text[:i], text[i:j]) for i in range(0, len(text), 3) for j in range(i + 1, len(text), 5)]
+    pairs = [
+        (text[:i], text[i:j]) for i in range(0, len(text), 3) for j in range(i + 1, len(text), 5)
+    ]
     pairs += [(TEXTS[1][:n], " mat") for n in range(20, 100, 7)]
     # If the continuation becomes a part of the context's last token, their model fails.
     requests = instances([pair for pair in pairs if not pair[0] or theirs._encode_pair(*pair)[1]])
     assert len(requests) > 30
-    ours_found, theirs_found = ours.loglikelihood(requests, True), theirs.loglikelihood(requests, True)
+    ours_found, theirs_found = (
+        ours.loglikelihood(requests, True),
+        theirs.loglikelihood(requests, True),
+    )
     np.testing.assert_allclose([p for p, _ in ours_found], [p for p, _ in theirs_found], atol=2e-4)
     assert [g for _, g in ours_found] == [g for _, g in theirs_found]
 
@@ -190,7 +226,9 @@ def test_texts_start_with_the_begin_of_text(adapt):
     assert found == pytest.approx(log_p([begin], ids, full_last=False), abs=1e-4)
     assert model._encode_pair("the cat", " sat")[0] == [begin, *run.tokenizer.encode("the cat")]
     (pair,) = model.loglikelihood(instances([("", " mat")]), True)
-    assert pair[0] == pytest.approx(log_p([begin], run.tokenizer.encode(" mat").tolist(), full_last=True), abs=1e-4)
+    assert pair[0] == pytest.approx(
+        log_p([begin], run.tokenizer.encode(" mat").tolist(), full_last=True), abs=1e-4
+    )
 
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -213,16 +251,22 @@ SETTINGS = [  # tokenizer_config.json, special_tokens_map.json
 def test_the_settings_of_a_checkpoint_name_the_prefix_and_the_special_tokens_as_in_transformers(
     config, legacy, adapt, tmp_path
 ):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra [bench])")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed (extra [bench])"
+    )
     names = ["a", " b", "<x>", "<s>", "</s>", "<|endoftext|>", "<unk>"]
-    model = tokenizers_library.Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, "<unk>"))
+    model = tokenizers_library.Tokenizer(
+        WordLevel({name: i for i, name in enumerate(names)}, "<unk>")
+    )
     model.add_special_tokens(["<s>"])
     model.save(str(tmp_path / "tokenizer.json"))
     family = "gpt2" if config.get("tokenizer_class") == "GPT2Tokenizer" else "llama"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     contents = {"tokenizer_config.json": config, "special_tokens_map.json": legacy}
     for name, content in contents.items():
-        (tmp_path / name).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | content))
+        (tmp_path / name).write_text(
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | content)
+        )
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     run = trained(f"hf:{tmp_path / 'tokenizer.json'}")
     ours = adapt(dataclasses.replace(run, settings=read_settings(tmp_path)))
@@ -239,7 +283,12 @@ def test_special_tokens_that_are_drawn_are_left_out_of_texts(adapt, monkeypatch)
     run.tokenizer.model.add_special_tokens(["<s>"])
     special, model = run.tokenizer.special_ids()["<s>"], adapt(run)
     a, stop = run.tokenizer.encode("a mat")[0], run.tokenizer.encode("q")[0]
-    for drawn, text in (([a, special, a], "aa"), ([special, a, stop, a], "a"), ([special], ""), ([a, stop], "a")):
+    for drawn, text in (
+        ([a, special, a], "aa"),
+        ([special, a, stop, a], "a"),
+        ([special], ""),
+        ([a, stop], "a"),
+    ):
         row = Continuation("the", 0, prompt_ids=run.tokenizer.encode("the").tolist())
         row.add(drawn, run.tokenizer, ["q"], len(drawn))
         assert model._without_special(row, ["q"]) == text
@@ -257,12 +306,17 @@ def test_a_text_without_tokens_has_probability_one(adapt):
 
 def test_equal_contexts_get_different_samples(adapt):
     options = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
-    found = adapt(trained()).generate_until(instances([("the", options), ("a", options), ("the", options)]), True)
+    found = adapt(trained()).generate_until(
+        instances([("the", options), ("a", options), ("the", options)]), True
+    )
     assert len(set(found)) == 3
 
 
 def test_mistakes_are_user_errors(adapt, command):
-    for more, message in (("--step=first", "--step: 'first' is not best"), ("--tasks=no_such_task", "no_such_task")):
+    for more, message in (
+        ("--step=first", "--step: 'first' is not best"),
+        ("--tasks=no_such_task", "no_such_task"),
+    ):
         code, output = command(main, "--workdir=none", more)
         assert (code, message in output) == (2, True)
     for options, message in (
@@ -273,7 +327,11 @@ def test_mistakes_are_user_errors(adapt, command):
         with pytest.raises(UserError, match=message):
             adapt(trained(), **options)
     with pytest.raises(UserError, match=r"generation_kwargs\.top_p: 0\.0 is out of range"):
-        adapt(trained()).generate_until(instances([("the", {"do_sample": True, "top_p": 0.0})]), True)
-    adapt(trained()).generate_until(instances([("the", {"do_sample": False, "top_p": 0.0})]), True)  # which is not used
+        adapt(trained()).generate_until(
+            instances([("the", {"do_sample": True, "top_p": 0.0})]), True
+        )
+    adapt(trained()).generate_until(
+        instances([("the", {"do_sample": False, "top_p": 0.0})]), True
+    )  # which is not used
     with pytest.raises(UserError, match="without a context"):  # there is no end of text
         adapt(trained()).generate_until(instances([("", {})]), True)

@@ -1,4 +1,6 @@
-"""Small files: what is read has the expected shape, or the error says what is wrong with which file."""
+"""Small files: what is read has the expected shape, or the error says what is wrong with which
+file.
+"""
 
 import contextlib
 import itertools
@@ -39,9 +41,18 @@ CORRUPTED = [
     (GOOD.replace("1.5", "1" + "0" * 400).encode(), "losses.3 is 1000"),
     (GOOD.replace('"a"', '"\\ud800"').encode(), "half of a surrogate pair"),
     (GOOD.replace('"a"', '"\ud800"').encode(errors="surrogatepass"), "can't decode byte 0xed"),
-    (GOOD.replace('"size": 1', '"size": true').encode(), "shards[0].size is true, not an integer of at least 0"),
-    (GOOD.replace('"size": 1', '"size": -1').encode(), "shards[0].size is -1, not an integer of at least 0"),
-    (GOOD.replace('"split": null', '"split": 1').encode(), "shards[0].split is 1, not a string or null"),
+    (
+        GOOD.replace('"size": 1', '"size": true').encode(),
+        "shards[0].size is true, not an integer of at least 0",
+    ),
+    (
+        GOOD.replace('"size": 1', '"size": -1').encode(),
+        "shards[0].size is -1, not an integer of at least 0",
+    ),
+    (
+        GOOD.replace('"split": null', '"split": 1').encode(),
+        "shards[0].split is 1, not a string or null",
+    ),
     (b"{}" + b" " * 99, "it has 101 bytes; at most 100"),
 ]
 
@@ -94,7 +105,7 @@ def test_a_directory_is_removed_although_a_file_appears_meanwhile(tmp_path, monk
     assert not unfinished.exists()
 
 
-# ---- Directories that somebody else may have made -------------------------------------------------------------------
+# ---- Directories that somebody else may have made ------------------------------------------------
 
 # What is read in another way, and why.
 READ_OTHERWISE = {
@@ -112,24 +123,39 @@ READ_OTHERWISE = {
 }
 
 
-READS = re.compile(r"(?<!files)\.read_(text|bytes)\(|(?<!os\.)\bopen\((?![^\n]*\"(w|wb|xb|a|ab|a\+b)\")")
+READS = re.compile(
+    r"(?<!files)\.read_(text|bytes)\(|(?<!os\.)\bopen\((?![^\n]*\"(w|wb|xb|a|ab|a\+b)\")"
+)
 
 
 def test_every_module_reads_files_by_the_same_rule():
     paths = (ROOT / "lm").rglob("*.py")
-    found = {str(path.relative_to(ROOT)) for path in paths if READS.search(path.read_text(encoding="utf-8"))}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in paths
+        if READS.search(path.read_text(encoding="utf-8"))
+    }
     assert found == READ_OTHERWISE.keys()
 
 
 def test_directories_are_visited_once_whatever_links_lead_to_them(tmp_path, monkeypatch):
-    """Two links to "." have 2^40 paths. Whoever walks a tree uses the same function; other links are one more way."""
+    """Two links to "." have 2^40 paths. Whoever walks a tree uses the same function; other links
+    are one more way.
+    """
     tree = tmp_path / "tree"
     for name in ("b/1.txt", "b/c/2.txt", "3.txt", ".hidden/4.txt"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text("text")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "5.txt").write_text("of somebody else")
-    for link, target in {"x": ".", "y": ".", "a": "b/c", "b/up": "..", "out": "../out", "6.txt": "3.txt"}.items():
+    for link, target in {
+        "x": ".",
+        "y": ".",
+        "a": "b/c",
+        "b/up": "..",
+        "out": "../out",
+        "6.txt": "3.txt",
+    }.items():
         (tree / link).symlink_to(target)
     monkeypatch.chdir(tree)
     own = [".hidden/4.txt", "3.txt", "b/1.txt", "b/c/2.txt"]
@@ -138,7 +164,10 @@ def test_directories_are_visited_once_whatever_links_lead_to_them(tmp_path, monk
         (files.files_below(tree, follow=False), own),
         (files.matching_files(f"{tree}/**/*.txt"), [*own[1:], "6.txt", "out/5.txt"]),
         (map(os.path.abspath, files.matching_files("**/*.txt")), [*own[1:], "6.txt", "out/5.txt"]),
-        (files.matching_files(f"{tree}/*/**/[0-5].txt"), ["b/1.txt", "b/c/2.txt", "3.txt", "out/5.txt"]),
+        (
+            files.matching_files(f"{tree}/*/**/[0-5].txt"),
+            ["b/1.txt", "b/c/2.txt", "3.txt", "out/5.txt"],
+        ),
         (files.matching_files(f"{tree}/**"), [*own[1:], "6.txt", "out/5.txt"]),
         (storage.list_files(f"{tree}/**/*.txt"), [*own[1:], "6.txt", "out/5.txt"]),
     ):
@@ -146,7 +175,11 @@ def test_directories_are_visited_once_whatever_links_lead_to_them(tmp_path, monk
         names = sorted(os.path.relpath(path, tree).removeprefix("x/") for path in first)
         assert names == sorted(expected)
     walks = re.compile(r"os\.walk|\.rglob\(|recursive=True|copytree")
-    found = {str(path.relative_to(ROOT)) for path in (ROOT / "lm").rglob("*.py") if walks.search(path.read_text())}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "lm").rglob("*.py")
+        if walks.search(path.read_text())
+    }
     # The second walks what this process has just written.
     assert found == {"lm/files.py", "lm/data/cache.py"}
 
@@ -181,11 +214,20 @@ def test_nothing_but_a_file_is_replaced(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
         kept = ["pipe", "folder", "device", "to-pipe", "to-folder", "socket"]
-        for path in [*kept, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null", "/dev/absent"]:
+        for path in [
+            *kept,
+            "/dev/stdout",
+            "/dev/fd/1",
+            "/proc/self/fd/1",
+            "/dev/null",
+            "/dev/absent",
+        ]:
             before = os.path.lexists(path) and os.lstat(path)[:3]
             with pytest.raises(UserError, match=f"^{path} is a directory, a device or a pipe"):
                 files.write_bytes(Path(path), b"content")
-            with pytest.raises(UserError, match=f"^--output: {path} is a directory, a device or a pipe"):
+            with pytest.raises(
+                UserError, match=f"^--output: {path} is a directory, a device or a pipe"
+            ):
                 files.check_output(Path(path), "--output")
             assert (os.path.lexists(path) and os.lstat(path)[:3]) == before
     Path("file").write_bytes(b"before")

@@ -46,12 +46,22 @@ def test_mistakes_are_errors(bench, capsys):
         (["--top-p=0", "--stop=", "--prompt="], "--top-p: 0.0"),
         (["--prompt-file=absent.txt"], "--prompt-file: absent.txt"),
         (["--prompt-file="], "--prompt-file: "),
-        (["--step=" + "9" * 5000], "(5002 characters) is not best, latest, ema, mean:N, or the number of a step"),
-        (["--tokens=1000000000000"], "--tokens: 1000000000000 is out of range; it must be <= 1000000"),
+        (
+            ["--step=" + "9" * 5000],
+            "(5002 characters) is not best, latest, ema, mean:N, or the number of a step",
+        ),
+        (
+            ["--tokens=1000000000000"],
+            "--tokens: 1000000000000 is out of range; it must be <= 1000000",
+        ),
         (["--seed=" + "9" * 400], "(400 characters) is out of range; it must be <= 4294967295"),
         ([f"--workdir={bench.reference()}", "--prompt=Zeus"], "'Z'"),
     ):
-        named = [] if any(argument.startswith("--workdir") for argument in arguments) else ["--workdir=absent"]
+        named = (
+            []
+            if any(argument.startswith("--workdir") for argument in arguments)
+            else ["--workdir=absent"]
+        )
         assert main([*named, *arguments]) == 2
         out, err = capsys.readouterr()
         assert out == ""
@@ -69,7 +79,9 @@ class Echo:
         return self
 
     def stream(self, prompts, n_tokens, **options):
-        yield [Continuation(prompt, 0, f"[{i}]", finish="length") for i, prompt in enumerate(prompts)]
+        yield [
+            Continuation(prompt, 0, f"[{i}]", finish="length") for i, prompt in enumerate(prompts)
+        ]
 
 
 @pytest.fixture
@@ -78,24 +90,35 @@ def echo(monkeypatch):
     monkeypatch.setattr(lm, "load", lambda *_: Echo())
 
 
-def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_named(tmp_path, capsys):
-    """Llama 3's generation_config.json lists several ends; the name of the end is nowhere in its tokenizer.json."""
+def test_the_ends_of_a_checkpoint_are_those_of_its_configs_and_nan_weights_are_named(
+    tmp_path, capsys
+):
+    """Llama 3's generation_config.json lists several ends; the name of the end is nowhere in its
+    tokenizer.json.
+    """
     from tokenizers import Tokenizer, models
 
     directory = checkpoint(tmp_path / "model", eos_token_id=5)
     vocab = {chr(ord("a") + i): i for i in range(9)}
-    (directory / "tokenizer.json").write_text(Tokenizer(models.WordLevel(vocab, unk_token="a")).to_str())
+    (directory / "tokenizer.json").write_text(
+        Tokenizer(models.WordLevel(vocab, unk_token="a")).to_str()
+    )
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     run = lm.load(directory)
     assert run.tokenizer.stop_ids == {2, 5, 7}
     assert (
         run.tokenizer.fingerprint
-        == tokenizers.make(f"hf:{directory / 'tokenizer.json'}", (), special_tokens=True).fingerprint
+        == tokenizers.make(
+            f"hf:{directory / 'tokenizer.json'}", (), special_tokens=True
+        ).fingerprint
     )
     assert tokenizers.from_json(run.tokenizer.to_json()).stop_ids == {2, 5, 7}
     assert run.with_special_tokens(False).tokenizer.stop_ids == {2, 5, 7}
     assert capsys.readouterr().err == ""
-    edit_tensors(directory, lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"] * np.nan})
+    edit_tensors(
+        directory,
+        lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"] * np.nan},
+    )
     lm.load(directory)  # to generate with it is an error, see tests/generation/test_decoding.py
     assert "WARNING" in (err := capsys.readouterr().err)
     assert "1 of " in err
@@ -112,7 +135,9 @@ def test_special_tokens_of_prompts_are_an_option(echo, capsys):
         assert capsys.readouterr().out == f"{printed}a[0]\n"
 
 
-def test_the_default_prompt_is_a_newline_or_the_first_token_of_a_text_without_newlines(echo, capsys, monkeypatch):
+def test_the_default_prompt_is_a_newline_or_the_first_token_of_a_text_without_newlines(
+    echo, capsys, monkeypatch
+):
     for tokenizer, prompt in ((ByteTokenizer(), "\n"), (CharTokenizer("cab"), "a"), (None, "\n")):
         monkeypatch.setattr(Echo, "tokenizer", tokenizer)
         assert main(["--workdir=run"]) == 0
@@ -130,7 +155,9 @@ def test_texts_are_printed_in_order_once_they_are_finished(echo, capsys, monkeyp
             printed.append(capsys.readouterr().out)
 
     monkeypatch.setattr(Echo, "stream", stream)
-    assert main(["--workdir=run", "--prompt=a", "--prompt=a"]) == 0  # the same prompt twice has two numbers
+    assert (
+        main(["--workdir=run", "--prompt=a", "--prompt=a"]) == 0
+    )  # the same prompt twice has two numbers
     assert printed == ["", "---- prompt 1, sample 1 ----\na1\n---- prompt 2, sample 1 ----\na2\n"]
 
 
@@ -167,4 +194,6 @@ def test_running_out_of_memory_is_an_error(echo, capsys, monkeypatch):
 
     monkeypatch.setattr(Echo, "stream", stream)
     assert main(["--workdir=run"]) == 2
-    assert capsys.readouterr().err.endswith("allocating 9 bytes.; use a smaller --batch-size or --tokens\n")
+    assert capsys.readouterr().err.endswith(
+        "allocating 9 bytes.; use a smaller --batch-size or --tokens\n"
+    )

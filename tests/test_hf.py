@@ -24,7 +24,9 @@ def with_tokenizer(tmp_path):
     """Return the directory of a checkpoint with a tokenizer and settings."""
     directory = checkpoint(tmp_path / "model")
     (directory / "tokenizer.json").write_text(to_tokenizer_json(CharTokenizer("abcdefghijk")))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4], "top_k": 20}))
+    (directory / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [3, 4], "top_k": 20})
+    )
     return directory
 
 
@@ -56,7 +58,9 @@ def test_mistakes_exit_with_2_and_one_line(tmp_path, command):
         assert output.count("\n") <= (3 if "--help" in message else 1)
 
 
-def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenizer, tmp_path, command, monkeypatch):
+def test_an_import_or_export_that_failed_or_was_killed_is_repeated(
+    with_tokenizer, tmp_path, command, monkeypatch
+):
     export = ("export", "--workdir", tmp_path / "run", "--output", tmp_path / "out")
     (partial := tmp_path / ".run.partial").mkdir()
     (partial / "config.json").write_text("{")  # an import that was killed
@@ -66,8 +70,13 @@ def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenize
     assert (run.step, run.seq_len, run.tokenizer.decode([0, 1])) == (0, 16, "ab")
 
     def on_full_disk(target, config, params, *arguments, **options):
-        """Write as on a disk that is full after 2 kB; NumPy arrays, so that JAX compiles and stores nothing."""
-        params, (soft, hard) = jax.tree.map(np.asarray, params), resource.getrlimit(resource.RLIMIT_FSIZE)
+        """Write as on a disk that is full after 2 kB; NumPy arrays, so that JAX compiles and stores
+        nothing.
+        """
+        params, (soft, hard) = (
+            jax.tree.map(np.asarray, params),
+            resource.getrlimit(resource.RLIMIT_FSIZE),
+        )
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
             return write_checkpoint(target, config, params, *arguments, **options)
@@ -97,10 +106,15 @@ def test_an_import_or_export_that_failed_or_was_killed_is_repeated(with_tokenize
         assert all(np.array_equal(one.read(name), two.read(name)) for name in one.shapes)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == [3, 4]
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["top_k"] == 20
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == (with_tokenizer / "tokenizer.json").read_text()
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == (
+        with_tokenizer / "tokenizer.json"
+    ).read_text()
 
 
 def test_check_without_torch_names_the_extra_to_install(tmp_path, monkeypatch, command):
     monkeypatch.setattr(exchange.importlib.util, "find_spec", lambda name: None)
     code, output = command(main, "check", checkpoint(tmp_path))
-    assert (code, "torch and transformers are not installed; pip install -e '.[bench]'" in output) == (2, True)
+    assert (
+        code,
+        "torch and transformers are not installed; pip install -e '.[bench]'" in output,
+    ) == (2, True)

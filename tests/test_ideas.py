@@ -1,7 +1,9 @@
-"""Every idea of lm/ideas keeps the promises of the model: one row of VARIANTS per idea, one test per promise.
+"""Every idea of lm/ideas keeps the promises of the model: one row of VARIANTS per idea, one test
+per promise.
 
-A new idea adds a row, and its keys to some of the configs of PAIRS, in which each two ideas meet. Fast tests run each
-promise for half of these configs; the slow ones for all, for each idea alone, and on meshes of 8 devices.
+A new idea adds a row, and its keys to some of the configs of PAIRS, in which each two ideas meet.
+Fast tests run each promise for half of these configs; the slow ones for all, for each idea alone,
+and on meshes of 8 devices.
 """
 
 import dataclasses
@@ -79,38 +81,79 @@ VARIANTS = {
             "window_pattern": (0, 3),
         }
     ),
-    "parallel branches, multipliers": Row({"residual": "parallel", "residual_multiplier": 0.5, "logit_divisor": 3.0}),
+    "parallel branches, multipliers": Row(
+        {"residual": "parallel", "residual_multiplier": 0.5, "logit_divisor": 3.0}
+    ),
     "convolution of keys": Row({"conv_keys": True}, identity=True, sequence=False),
     "convolution of values": Row({"conv_values": True}, identity=True, sequence=False),
     "convolution of the stream": Row({"conv_stream": True}, identity=True, sequence=False),
     "token shift": Row({"token_shift": True}, identity=True, sequence=False),
     "experts": Row({"ffn": "moe", "n_experts": 4}, sequence=False),
     "experts after the first layer, one shared": Row(
-        {"ffn": "moe", "n_experts": 4, "moe_first_layer": 1, "shared_expert": True, "normalize_experts": False},
+        {
+            "ffn": "moe",
+            "n_experts": 4,
+            "moe_first_layer": 1,
+            "shared_expert": True,
+            "normalize_experts": False,
+        },
         sequence=False,
     ),
     "value residual, half": Row({"value_residual": "half"}),
     "value residual, learned": Row({"value_residual": "learned"}, identity=True),
 }
-MIXED = dict.fromkeys(["conv_keys", "conv_values", "token_shift", "value_embeddings", "multi_token_prediction"], True)
+MIXED = dict.fromkeys(
+    ["conv_keys", "conv_values", "token_shift", "value_embeddings", "multi_token_prediction"], True
+)
 MIXED |= {"norm": "dyt", "ffn": "moe", "n_experts": 4}
 ALL = MIXED | {"attn_differential": True}
 DEPTH, HYPER = ALL | {"residual": "depth_attention"}, ALL | {"residual": "hyper_connections"}
 SUM = {"residual_scalars": True, "conv_stream": True}
-FORGET, PATTERN = {"attn_forget": True, "positions": "none"}, {"rope_pattern": (1, 0), "attn_sink": True}
+FORGET, PATTERN = (
+    {"attn_forget": True, "positions": "none"},
+    {"rope_pattern": (1, 0), "attn_sink": True},
+)
 LATER = {"moe_first_layer": 1, "shared_expert": True, "normalize_experts": False, "n_layers": 5}
 MIXED |= {"attn_gate": "element", "value_residual": "learned", "rope_pattern": (1, 0)}
-PAIRS = [  # Each two ideas that go together meet in one of these; every second one is fast, and these have all ideas.
+# Each two ideas that go together meet in one of these; every second one is fast, and these have all
+# ideas.
+PAIRS = [
     # After the first layer a scan over periods of the pattern.
-    DEPTH | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "learned", "value_residual": "learned"},
-    DEPTH | FORGET | LATER | {"attn_gate": "head", "attn_exclusive": "learned", "value_residual": "half"},
-    HYPER | FORGET | {"attn_gate": "head_identity", "attn_exclusive": "full", "value_residual": "half", "n_layers": 2},
-    HYPER | PATTERN | LATER | {"attn_gate": "element_identity", "attn_exclusive": "full", "value_residual": "learned"},
+    DEPTH
+    | PATTERN
+    | LATER
+    | {"attn_gate": "element", "attn_exclusive": "learned", "value_residual": "learned"},
+    DEPTH
+    | FORGET
+    | LATER
+    | {"attn_gate": "head", "attn_exclusive": "learned", "value_residual": "half"},
+    HYPER
+    | FORGET
+    | {
+        "attn_gate": "head_identity",
+        "attn_exclusive": "full",
+        "value_residual": "half",
+        "n_layers": 2,
+    },
+    HYPER
+    | PATTERN
+    | LATER
+    | {"attn_gate": "element_identity", "attn_exclusive": "full", "value_residual": "learned"},
     SUM | FORGET | {"n_layers": 2},
-    ALL | SUM | PATTERN | LATER | {"attn_gate": "element", "attn_exclusive": "full", "value_residual": "learned"},
+    ALL
+    | SUM
+    | PATTERN
+    | LATER
+    | {"attn_gate": "element", "attn_exclusive": "full", "value_residual": "learned"},
     MIXED | SUM | LATER | {"gated_delta": "three_of_four"},
     MIXED | LATER | {"gated_delta": "all", "residual": "depth_attention"},
-    MIXED | {"gated_delta": "all", "attn_exclusive": "full", "residual": "hyper_connections", "n_layers": 2},
+    MIXED
+    | {
+        "gated_delta": "all",
+        "attn_exclusive": "full",
+        "residual": "hyper_connections",
+        "n_layers": 2,
+    },
 ]
 APART = [  # these do not go together
     {("attn_forget", True), ("rope_pattern", (1, 0))},
@@ -125,7 +168,9 @@ APART = [  # these do not go together
 ]
 BASE = {"n_layers": 4, "scan_layers": True}
 B, T = 2, 8
-TOKENS = np.arange(B * T).reshape(B, T)  # all different: each token has its own row of the embedding table
+TOKENS = np.arange(B * T).reshape(
+    B, T
+)  # all different: each token has its own row of the embedding table
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3]] * B)
 
 
@@ -134,7 +179,9 @@ def config_of(row: Row, **keys):
 
 
 def smooth(row: Row) -> dict:
-    """Return keys against rounding, which the norm of a recurrence's near-zero outputs multiplies by norm_eps^-0.5."""
+    """Return keys against rounding, which the norm of a recurrence's near-zero outputs multiplies
+    by norm_eps^-0.5.
+    """
     return {"norm_eps": 0.1} if "gated_delta" in row.keys else {}
 
 
@@ -143,24 +190,33 @@ def with_many_tokens(row: Row):
 
 
 SLOW = pytest.mark.slow
-TOGETHER = [pytest.param(Row(keys), id=f"pairs {i}", marks=[SLOW] * (i % 2 or i > 7)) for i, keys in enumerate(PAIRS)]
+TOGETHER = [
+    pytest.param(Row(keys), id=f"pairs {i}", marks=[SLOW] * (i % 2 or i > 7))
+    for i, keys in enumerate(PAIRS)
+]
 ALONE = [pytest.param(row, id=name, marks=SLOW) for name, row in VARIANTS.items()]
 ROWS = pytest.mark.parametrize("row", TOGETHER + ALONE)
-IDENTITY = {key: value for row in VARIANTS.values() if row.identity for key, value in row.keys.items()}
+IDENTITY = {
+    key: value for row in VARIANTS.values() if row.identity for key, value in row.keys.items()
+}
 IDENTITY |= {"residual": "sum"}  # hyper-connections replace the stream of some of them
 
 
 @functools.cache
 def jitted(c):
     """Return the hidden states of a model as a compiled function of (params, tokens, segments)."""
-    return jax.jit(lambda params, tokens, segments: model.hidden(params, c, tokens, segments=segments))
+    return jax.jit(
+        lambda params, tokens, segments: model.hidden(params, c, tokens, segments=segments)
+    )
 
 
 @functools.cache
 def of_own_documents(c):
-    """Return the hidden states of T rows in the scanned model, and their derivatives by the parameters.
+    """Return the hidden states of T rows in the scanned model, and their derivatives by the
+    parameters.
 
-    Row i contributes its output at position i, and each token of each row has its own row of the embedding table.
+    Row i contributes its output at position i, and each token of each row has its own row of the
+    embedding table.
     """
 
     def diagonal(params):
@@ -178,9 +234,19 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     assert keys <= tested
     default = tiny().model
     assert all(getattr(default, key) in OFF for key in keys)
-    missing = {name for name, row in VARIANTS.items() if not any(row.keys.items() <= on.items() for on in PAIRS)}
-    assert missing == {"YaRN, another base in layers with a window", "parallel branches, multipliers"}  # of others
-    on = [{(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()} for c in PAIRS]
+    missing = {
+        name
+        for name, row in VARIANTS.items()
+        if not any(row.keys.items() <= on.items() for on in PAIRS)
+    }
+    assert missing == {
+        "YaRN, another base in layers with a window",
+        "parallel branches, multipliers",
+    }  # of others
+    on = [
+        {(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()}
+        for c in PAIRS
+    ]
     both = set().union(*on) - {(key, True) for key in ("positions", "n_experts", "n_layers")}
     for a, b in itertools.combinations(both, 2):
         assert a[0] == b[0] or {a, b} in APART or any({a, b} <= found for found in on), (a, b)
@@ -217,7 +283,9 @@ def unused(fsdp: int, micro_batch_size=None, **model):
     with jax.sharding.use_abstract_mesh(AbstractMesh((1, fsdp, 1, 1), MESH_AXES, axis_types=types)):
         state = jax.eval_shape(functools.partial(init_state, config), 0)
         inputs = {"tokens": jax.ShapeDtypeStruct((2, 4, T + 1), "int32")}
-        steps = jax.jit(lambda *inputs: train_steps(*inputs, config))  # of its own: JAX keeps traces of functions
+        steps = jax.jit(
+            lambda *inputs: train_steps(*inputs, config)
+        )  # of its own: JAX keeps traces of functions
         return unused_parameters(steps.trace(state, None, inputs, np.int32(1)), state)
 
 
@@ -244,22 +312,37 @@ def test_parameters_that_the_loss_does_not_read_are_named(fsdp, keys, monkeypatc
     monkeypatch.setitem(ideas.SITES["queries_keys"], "norm_bias", Keys)  # any key that is true
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Values)
     found = unused(fsdp, qk_norm=False, **keys)
-    assert re.findall(r"layers/\S*?(?=[,:])", found) == ["layers/attention/w_k_DGK", "layers/attention/w_v_DGK"]
+    assert re.findall(r"layers/\S*?(?=[,:])", found) == [
+        "layers/attention/w_k_DGK",
+        "layers/attention/w_v_DGK",
+    ]
 
 
-def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters(monkeypatch, fresh_tables):
+def test_letters_that_decide_sharding_and_mup_mean_the_same_in_all_parameters(
+    monkeypatch, fresh_tables
+):
     """The key of lm/layers/__init__.py. Names end in the axes of one layer."""
-    plain = {"positions": "learned", "attn_bias": True, "ffn_bias": True, "qk_norm": True, "norm": "layer"}
+    plain = {
+        "positions": "learned",
+        "attn_bias": True,
+        "ffn_bias": True,
+        "qk_norm": True,
+        "norm": "layer",
+    }
     for row in (*VARIANTS.values(), *map(Row, PAIRS), Row(plain)):
         table = parameters.parameter_table(config_of(row).model)
         if row.keys is plain:
-            assert all(p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items())
+            assert all(
+                p.rpartition("_")[2] in (x.axes.removeprefix("N"), p) for p, x in table.items()
+            )
     for letter in optimizers.WIDTHS | sharding.RULES.keys():
         table = {f"mine_{letter}": small_weight((7,), letter)}
         idea = types.SimpleNamespace(table=lambda c, table=table: table)
         monkeypatch.setitem(ideas.SITES["values"], "norm_bias", idea)
         fresh_tables()
-        with pytest.raises(ValueError, match=f"mine_{letter}: an axis {letter} has .* elements, but this one 7"):
+        with pytest.raises(
+            ValueError, match=f"mine_{letter}: an axis {letter} has .* elements, but this one 7"
+        ):
             parameters.parameter_table(tiny().model)
 
 
@@ -270,7 +353,9 @@ def test_it_changes_the_model(row):
     params = redrawn(c)
     fresh, theirs = parameters.flat(redrawn(plain)), parameters.flat(params)
     both = {path for path, x in fresh.items() if path in theirs and theirs[path].shape == x.shape}
-    shared = parameters.nest({path: theirs[path] if path in both else x for path, x in fresh.items()})
+    shared = parameters.nest(
+        {path: theirs[path] if path in both else x for path, x in fresh.items()}
+    )
     args = TOKENS, SEGMENTS
     assert np.abs(jitted(c)(params, *args) - jitted(plain)(shared, *args)).max() > 1e-3
 
@@ -290,13 +375,17 @@ def test_cached_decoding_equals_the_full_forward_pass(row):
     params = redrawn(c)
     decoder = decoding.make_decoder(params, c, seq_len=T)
     expected = jitted(c)(params, TOKENS, np.ones((B, T), int))
-    without_batch = jax.eval_shape(lambda params: model.hidden(params, c, TOKENS[0]), params)  # as in lm.interpret
+    without_batch = jax.eval_shape(
+        lambda params: model.hidden(params, c, TOKENS[0]), params
+    )  # as in lm.interpret
     assert without_batch.shape == expected.shape[1:]
     lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
     h_BTD, cache = jax.jit(
         lambda tokens: decoding._apply(decoder, {}, tokens, Prefill(lengths_B=lengths_B, n_slots=T))
     )(np.where(np.arange(T) < lengths_B[:, None], TOKENS, 0)[:, :4])
-    step = jax.jit(lambda cache, tokens, time: decoding._apply(decoder, cache, tokens, decode(time, starts_B)))
+    step = jax.jit(
+        lambda cache, tokens, time: decoding._apply(decoder, cache, tokens, decode(time, starts_B))
+    )
     for row_, n in enumerate(lengths_B):
         np.testing.assert_allclose(h_BTD[row_, n - 1], expected[row_, n - 1], rtol=0, atol=1e-5)
     for time in range(max(lengths_B), T):
@@ -307,16 +396,25 @@ def test_cached_decoding_equals_the_full_forward_pass(row):
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeypatch):
-    """Parameters are float32, activations bfloat16; a scan also refuses a stream that changes its dtype."""
+    """Parameters are float32, activations bfloat16; a scan also refuses a stream that changes its
+    dtype.
+    """
     attend = past.causal_attention
     for name, row in VARIANTS.items():
         c = config_of(row, compute_dtype="bfloat16", scan_layers=scan_layers, n_layers=2).model
-        params = {path: jax.ShapeDtypeStruct(p.shape, "float32") for path, p in parameters.parameter_table(c).items()}
+        params = {
+            path: jax.ShapeDtypeStruct(p.shape, "float32")
+            for path, p in parameters.parameter_table(c).items()
+        }
         found = {}
 
         def attention(*args, found=found, **options):
             out = attend(*args, **options)
-            found |= {"q": args[0].dtype, "k": options["k_BSGK"].dtype, "v": options["v_BSGK"].dtype}
+            found |= {
+                "q": args[0].dtype,
+                "k": options["k_BSGK"].dtype,
+                "v": options["v_BSGK"].dtype,
+            }
             return out
 
         def tap(here, name, x, found=found):
@@ -324,8 +422,12 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
             return x
 
         monkeypatch.setattr(past, "causal_attention", attention)
-        jax.eval_shape(lambda p, c=c, tap=tap: model.hidden(p, c, TOKENS, tap=tap), parameters.nest(params))
-        assert {"final_norm/output"} | ({"k"} if "gated_delta" not in row.keys else set()) < found.keys()
+        jax.eval_shape(
+            lambda p, c=c, tap=tap: model.hidden(p, c, TOKENS, tap=tap), parameters.nest(params)
+        )
+        assert {"final_norm/output"} | (
+            {"k"} if "gated_delta" not in row.keys else set()
+        ) < found.keys()
         assert {*found.values()} == {jnp.dtype("bfloat16")}, (name, found)
 
 
@@ -337,7 +439,8 @@ def test_its_flops_are_those_of_the_traced_program(row):
 
 
 @pytest.mark.parametrize(
-    ("site", "layers"), [("heads", 4), ("block_input", 4), ("ffn_hidden", 4), ("embedding", 1), ("ffn", 2)]
+    ("site", "layers"),
+    [("heads", 4), ("block_input", 4), ("ffn_hidden", 4), ("embedding", 1), ("ffn", 2)],
 )
 def test_products_of_activations_are_counted_where_they_are(site, layers, monkeypatch):
     c = config_of(Row({"ffn": "moe", "n_experts": 4, "moe_first_layer": 2})).model
@@ -345,12 +448,17 @@ def test_products_of_activations_are_counted_where_they_are(site, layers, monkey
     if site == "ffn":
         monkeypatch.setattr(ideas.FEED_FORWARDS["moe"], "products", lambda c: 100, raising=False)
     else:  # any key that is true
-        monkeypatch.setitem(ideas.SITES[site], "norm_bias", types.SimpleNamespace(products=lambda c: 100))
+        monkeypatch.setitem(
+            ideas.SITES[site], "norm_bias", types.SimpleNamespace(products=lambda c: 100)
+        )
     assert flops.flops_per_token(c, T) - plain == 6 * 100 * layers
 
 
 def test_all_are_exported_as_they_are_or_refused():
-    others = [{"multi_token_prediction": True}, {"ffn": "moe", "qk_norm": True, "ffn_bias": True}]  # change no function
+    others = [
+        {"multi_token_prediction": True},
+        {"ffn": "moe", "qk_norm": True, "ffn_bias": True},
+    ]  # change no function
     for row in (*VARIANTS.values(), *(Row(keys, exports=True) for keys in others)):
         if row.exports:
             export_fields(config_of(row))
@@ -366,12 +474,22 @@ def test_experts_that_do_not_exist_are_refused(key, value):
 
 
 def test_loss_terms_of_packed_rows_add_up_over_micro_batches():
-    config = tiny(model={"n_layers": 1, "ffn": "moe", "n_experts": 4, "multi_token_prediction": True})
-    halves = dataclasses.replace(config, train=dataclasses.replace(config.train, micro_batch_size=2))
+    config = tiny(
+        model={"n_layers": 1, "ffn": "moe", "n_experts": 4, "multi_token_prediction": True}
+    )
+    halves = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, micro_batch_size=2)
+    )
     tokens = np.random.default_rng(0).integers(0, 19, (4, T + 1))
     batch = {"tokens": tokens, "segments": np.cumsum(tokens < 5, axis=1) + 1}
     whole, parts = (jit_gradients(state_of(config), batch, c) for c in (config, halves))
-    assert whole[0].keys() == {"loss", "loss/mtp_2", "loss/mtp_3", "loss/moe_balance", "loss/router_z"}
+    assert whole[0].keys() == {
+        "loss",
+        "loss/mtp_2",
+        "loss/mtp_3",
+        "loss/moe_balance",
+        "loss/router_z",
+    }
     chex.assert_trees_all_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
@@ -389,7 +507,9 @@ def test_all_train_alike_on_8_devices(tmp_path):
     rows = list(VARIANTS.values())
     one = on_devices(tmp_path, 1, [case(row, None) for row in rows])[0]
     meshes = ([1, 2, 2, 2] if row.sequence else [2, 2, 2, 1] for row in rows)
-    eight = on_devices(tmp_path, 8, [case(row, mesh) for row, mesh in zip(rows, meshes, strict=True)])[0]
+    eight = on_devices(
+        tmp_path, 8, [case(row, mesh) for row, mesh in zip(rows, meshes, strict=True)]
+    )[0]
     differ = {}
     for name, expected, found in zip(VARIANTS, one, eight, strict=True):
         worst = max(np.abs(found[key] - x).max() for key, x in expected.items())
@@ -399,7 +519,9 @@ def test_all_train_alike_on_8_devices(tmp_path):
 
 
 def test_those_that_need_whole_sequences_are_refused_on_parts(monkeypatch):
-    """On a mesh that divides sequences; experts are refused with the config (tests/config/test_checks.py)."""
+    """On a mesh that divides sequences; experts are refused with the config
+    (tests/config/test_checks.py).
+    """
     monkeypatch.setattr(collectives, "global_seq_len", lambda n_local: 2 * n_local)
     for row in VARIANTS.values():
         if not row.sequence and row.keys.get("ffn") != "moe":
@@ -415,8 +537,12 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
     fields = batch_fields(batch)
     inputs = {name: fields[name] for name in ("segments", "positions")}
     chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=5))
-    (_, terms), (_, in_chunks) = (jax.jit(lambda p, c=c: _sums(p, fields, c, 0.25))(params) for c in (config, chunked))
-    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.logits(p, config.model, fields["inputs"], **inputs)))(params)
+    (_, terms), (_, in_chunks) = (
+        jax.jit(lambda p, c=c: _sums(p, fields, c, 0.25))(params) for c in (config, chunked)
+    )
+    log_p = jax.jit(
+        lambda p: jax.nn.log_softmax(model.logits(p, config.model, fields["inputs"], **inputs))
+    )(params)
     log_p = np.asarray(log_p)
     for distance, weight in ((2, 0.5 * 0.75), (3, 0.25 * 0.75)):
         found = [
@@ -432,16 +558,22 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
 
 @pytest.mark.parametrize("shift", [1, 6, -6])
 def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatch):
-    """A convolution written as a shift of the values would generate wrong text in silence, or see later tokens."""
+    """A convolution written as a shift of the values would generate wrong text in silence, or see
+    later tokens.
+    """
 
     class Shifted:
         def apply(here, v_BTGK):
             before, after = max(shift, 0), max(-shift, 0)
-            padded = jnp.pad(v_BTGK, [*[(0, 0)] * (v_BTGK.ndim - 3), (before, after), (0, 0), (0, 0)])
+            padded = jnp.pad(
+                v_BTGK, [*[(0, 0)] * (v_BTGK.ndim - 3), (before, after), (0, 0), (0, 0)]
+            )
             return v_BTGK + padded[..., after : after + v_BTGK.shape[-3], :, :]
 
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Shifted)  # any key that is true
-    c = tiny(model={"d_ff": 20 + shift}).model  # of no other test, whose compiled programs would lack the idea
+    c = tiny(
+        model={"d_ff": 20 + shift}
+    ).model  # of no other test, whose compiled programs would lack the idea
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
 
@@ -450,23 +582,51 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
 @pytest.mark.parametrize(
     ("site", "found", "said"),
     [
-        ("heads", lambda stream, o_BTHK: o_BTHK.astype(jnp.float32), "some_idea: .* heads gave bfloat16 .* float32"),
-        ("embedding", lambda stream, x_BTD: x_BTD + jnp.zeros(16), "some_idea: .* embedding gave bfloat16 .* float32"),
+        (
+            "heads",
+            lambda stream, o_BTHK: o_BTHK.astype(jnp.float32),
+            "some_idea: .* heads gave bfloat16 .* float32",
+        ),
+        (
+            "embedding",
+            lambda stream, x_BTD: x_BTD + jnp.zeros(16),
+            "some_idea: .* embedding gave bfloat16 .* float32",
+        ),
         (
             "ffn_hidden",
             lambda stream, h_BTF: h_BTF + jnp.zeros(24),
             "some_idea: .* ffn_hidden gave bfloat16",
         ),
-        ("last_residual", lambda stream, x_BTD: x_BTD + jnp.zeros(16), "some_idea: .* gave bfloat16 .* float32"),
-        ("queries_keys", lambda stream, qk: (qk[0] * jnp.ones(4), qk[1]), "some_idea: .* 'bfloat16'.* got .*'float32'"),
+        (
+            "last_residual",
+            lambda stream, x_BTD: x_BTD + jnp.zeros(16),
+            "some_idea: .* gave bfloat16 .* float32",
+        ),
+        (
+            "queries_keys",
+            lambda stream, qk: (qk[0] * jnp.ones(4), qk[1]),
+            "some_idea: .* 'bfloat16'.* got .*'float32'",
+        ),
         ("heads", lambda stream, o_BTHK: (stream, o_BTHK), "some_idea: .* return the value alone"),
-        ("heads", lambda stream, o_BTHK: stream.update(mine=o_BTHK) or o_BTHK, r"'mine' .* nothing into .*`carry`"),
-        ("ffn", lambda stream, x_BTD: x_BTD.astype(jnp.float32), r"'x' .* bfloat16\[2, 8, 16\] into float32"),
+        (
+            "heads",
+            lambda stream, o_BTHK: stream.update(mine=o_BTHK) or o_BTHK,
+            r"'mine' .* nothing into .*`carry`",
+        ),
+        (
+            "ffn",
+            lambda stream, x_BTD: x_BTD.astype(jnp.float32),
+            r"'x' .* bfloat16\[2, 8, 16\] into float32",
+        ),
     ],
 )
-def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site, found, said, scan_layers, monkeypatch):
+def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(
+    site, found, said, scan_layers, monkeypatch
+):
     """A scan would refuse some of them, but unrolled layers would go on in float32 in silence."""
-    idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, x, *others: found(here.stream, x))
+    idea = types.SimpleNamespace(
+        __name__="some_idea", apply=lambda here, x, *others: found(here.stream, x)
+    )
     if site == "ffn":
         monkeypatch.setattr(model, "feed_forward", idea.apply)
     else:
@@ -479,11 +639,23 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site,
 @pytest.mark.parametrize(
     ("idea", "said"),
     [
-        ({"carry": lambda c, x_BTD: {"loss/mine": jnp.float32(0)}}, "loss term 'mine' needs .* a weight"),
-        ({"losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)}}, "loss term 'mine' needs .* a weight"),
+        (
+            {"carry": lambda c, x_BTD: {"loss/mine": jnp.float32(0)}},
+            "loss term 'mine' needs .* a weight",
+        ),
+        (
+            {"losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)}},
+            "loss term 'mine' needs .* a weight",
+        ),
         ({"loss_weights": lambda c, progress: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
-        ({"loss_weights": lambda c, progress: {"mtp_2": 1.0}}, "prediction and some_idea both declare mtp_2"),
-        ({"carry": lambda c, x_BTD: {"x0_BTD": x_BTD}}, "scalars and some_idea both declare x0_BTD"),
+        (
+            {"loss_weights": lambda c, progress: {"mtp_2": 1.0}},
+            "prediction and some_idea both declare mtp_2",
+        ),
+        (
+            {"carry": lambda c, x_BTD: {"x0_BTD": x_BTD}},
+            "scalars and some_idea both declare x0_BTD",
+        ),
         ({"carry": lambda c, x_BTD: {"x": x_BTD}}, "some_idea: carry has x"),
         (
             {
@@ -494,7 +666,9 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(site,
         ),
     ],
 )
-def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_refused(idea, said, monkeypatch):
+def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_refused(
+    idea, said, monkeypatch
+):
     """They would be left out, or be one, in silence."""
     idea = types.SimpleNamespace(__name__="some_idea", apply=lambda here, x_BTD: x_BTD, **idea)
     monkeypatch.setitem(ideas.SITES["last_residual"], "norm_bias", idea)  # any key that is true
@@ -538,10 +712,18 @@ def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
 def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     """And the checks of configs know the keys of such ideas, and of those of its scores."""
     kinds = {f.name: f.metadata["attention"] for f in dataclasses.fields(ModelConfig)}
-    assert {name for name, kind in kinds.items() if kind == "replaced"} == ideas.SITES["mixer"].keys()
-    assert {name for name, kind in kinds.items() if kind == "scores"} >= ideas.SITES["scores"].keys()
-    monkeypatch.setitem(ideas.SITES["mixer"], "norm_bias", types.SimpleNamespace(__name__="some_idea"))
-    with pytest.raises(ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"):
+    assert {name for name, kind in kinds.items() if kind == "replaced"} == ideas.SITES[
+        "mixer"
+    ].keys()
+    assert {name for name, kind in kinds.items() if kind == "scores"} >= ideas.SITES[
+        "scores"
+    ].keys()
+    monkeypatch.setitem(
+        ideas.SITES["mixer"], "norm_bias", types.SimpleNamespace(__name__="some_idea")
+    )
+    with pytest.raises(
+        ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"
+    ):
         ideas.mixer(tiny(model={"gated_delta": "all"}).model, 1)
 
 
@@ -555,11 +737,17 @@ def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     ],
 )
 def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
-    """Scanned equals unrolled, with gradients; parameters that are in all layers have their usual initial values."""
+    """Scanned equals unrolled, with gradients; parameters that are in all layers have their usual
+    initial values.
+    """
 
     class Some:
         def table(c):
-            return {"some_scale_GK": Parameter((c.n_kv_heads, c.d_head), "GK", "norm", init="normal", std=1.0)}
+            return {
+                "some_scale_GK": Parameter(
+                    (c.n_kv_heads, c.d_head), "GK", "norm", init="normal", std=1.0
+                )
+            }
 
         def apply(here, v_BTGK):
             return v_BTGK * (1 + here.p["some_scale_GK"])
@@ -576,7 +764,9 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
     assert ours["layers/attention/some_scale_GK"].shape == (len(layers), 2, 4)
     chex.assert_trees_all_equal({path: ours[path] for path in plain}, plain)
     found = [
-        jax.jit(jax.value_and_grad(lambda p, c=c: jnp.sum(jnp.sin(model.hidden(p, c, TOKENS)))))(params)
+        jax.jit(jax.value_and_grad(lambda p, c=c: jnp.sum(jnp.sin(model.hidden(p, c, TOKENS)))))(
+            params
+        )
         for c in (scanned, unrolled)
     ]
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-4)
@@ -599,18 +789,30 @@ def test_statistics_of_a_weight_that_some_layers_have(fresh_tables, monkeypatch)
     config = tiny(model={"attn_gate": "head"})
     fresh_tables()
     state = state_of(config)
-    found = jax.jit(layer_statistics, static_argnames="config")(state, {"tokens": TOKENS}, config)["parameters"]
+    found = jax.jit(layer_statistics, static_argnames="config")(state, {"tokens": TOKENS}, config)[
+        "parameters"
+    ]
     flat, table = parameters.flat(state.params), parameters.parameter_table(config.model)
     for layer in (0, 1):
-        own = [p for p in table if p.startswith("layers/") and table[p].kind == "weight" and layer in table[p].layers]
+        own = [
+            p
+            for p in table
+            if p.startswith("layers/") and table[p].kind == "weight" and layer in table[p].layers
+        ]
         assert ("layers/attention/w_gate_DH" in own) == (layer == 1)
-        values = np.concatenate([np.ravel(flat[path][table[path].layers.index(layer)]) for path in own])
+        values = np.concatenate(
+            [np.ravel(flat[path][table[path].layers.index(layer)]) for path in own]
+        )
         np.testing.assert_allclose(found["layers"][layer], np.sqrt(np.mean(values**2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(scan_layers, fresh_tables, monkeypatch):
-    """nanochat's backout: x - a x_mid before the final norm. Declared twice, the second a would have the gradient 0."""
+def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(
+    scan_layers, fresh_tables, monkeypatch
+):
+    """nanochat's backout: x - a x_mid before the final norm. Declared twice, the second a would
+    have the gradient 0.
+    """
 
     class Backout:
         def table(c):
@@ -631,11 +833,17 @@ def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(scan_layer
     monkeypatch.setitem(ideas.SITES["block_input"], "norm_bias", Backout)  # any key that is true
     monkeypatch.setitem(ideas.SITES["last_residual"], "norm_bias", Backout)
     fresh_tables()
-    assert [path for path in parameters.parameter_table(c) if path.endswith("backout")] == ["backout"]
+    assert [path for path in parameters.parameter_table(c) if path.endswith("backout")] == [
+        "backout"
+    ]
     a, h = 0.3, 1e-3
-    with_idea = jax.jit(lambda a: jnp.sum(jnp.sin(model.hidden(plain | {"backout": a}, c, TOKENS % 19))))
+    with_idea = jax.jit(
+        lambda a: jnp.sum(jnp.sin(model.hidden(plain | {"backout": a}, c, TOKENS % 19)))
+    )
     found = jax.grad(with_idea)(a)
-    assert float(found) == pytest.approx(float(with_idea(a + h) - with_idea(a - h)) / (2 * h), rel=1e-2)
+    assert float(found) == pytest.approx(
+        float(with_idea(a + h) - with_idea(a - h)) / (2 * h), rel=1e-2
+    )
     seen = {}
 
     def tap(here, name, x):
@@ -643,11 +851,15 @@ def test_an_idea_at_sites_of_two_modules_declares_its_parameters_once(scan_layer
 
     if not scan_layers:
         h_BTD = model.hidden(plain | {"backout": a}, c, TOKENS % 19, tap=tap)
-        np.testing.assert_allclose(h_BTD, seen["layers/1/residual"] - a * seen["layers/0/residual"], rtol=1e-5)
+        np.testing.assert_allclose(
+            h_BTD, seen["layers/1/residual"] - a * seen["layers/0/residual"], rtol=1e-5
+        )
 
 
 def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
-    """A scale of each hidden feature, and a temperature of the logits, in the loss of whole logits and of chunks."""
+    """A scale of each hidden feature, and a temperature of the logits, in the loss of whole logits
+    and of chunks.
+    """
     scale = types.SimpleNamespace(
         table=lambda c: {"own_scale_F": Parameter((c.d_ff,), "F", "norm")},
         apply=lambda here, h_BTF: h_BTF * here.p["own_scale_F"],
@@ -664,11 +876,19 @@ def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
     factors_NF = jnp.linspace(0.5, 2, 48).reshape(2, 24)
     changed = params | {"log_temperature": jnp.float32(0.5), "layers": dict(params["layers"])}
     changed["layers"]["ffn"] = params["layers"]["ffn"] | {"own_scale_F": factors_NF}
-    folded = params | {"head": {"w_DV": params["head"]["w_DV"] * np.exp(0.5)}, "layers": dict(params["layers"])}
+    folded = params | {
+        "head": {"w_DV": params["head"]["w_DV"] * np.exp(0.5)},
+        "layers": dict(params["layers"]),
+    }
     w_NFD = params["layers"]["ffn"]["w_down_FD"] * factors_NF[..., None]
-    folded["layers"]["ffn"] = params["layers"]["ffn"] | {"w_down_FD": w_NFD, "own_scale_F": jnp.ones((2, 24))}
+    folded["layers"]["ffn"] = params["layers"]["ffn"] | {
+        "w_down_FD": w_NFD,
+        "own_scale_F": jnp.ones((2, 24)),
+    }
     expected = model.logits(folded | {"log_temperature": jnp.float32(0)}, config.model, TOKENS % 19)
-    np.testing.assert_allclose(model.logits(changed, config.model, TOKENS % 19), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        model.logits(changed, config.model, TOKENS % 19), expected, rtol=1e-4, atol=1e-5
+    )
     chunked = dataclasses.replace(config, train=dataclasses.replace(config.train, loss_chunk=8))
     found = [step.losses_and_gradients(state_of(c, changed), batch, c) for c in (config, chunked)]
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
@@ -678,7 +898,9 @@ def test_an_idea_changes_hidden_features_and_logits(fresh_tables, monkeypatch):
 
 def test_experts_refuse_ideas_of_hidden_features(monkeypatch):
     """They would be ignored in silence."""
-    monkeypatch.setitem(ideas.SITES["ffn_hidden"], "norm_bias", types.SimpleNamespace(apply=lambda here, h: h))
+    monkeypatch.setitem(
+        ideas.SITES["ffn_hidden"], "norm_bias", types.SimpleNamespace(apply=lambda here, h: h)
+    )
     c = tiny(model={"ffn": "moe", "n_experts": 4, "d_ff": 12}).model
     with pytest.raises(ValueError, match=r"ffn_hidden.*moe"):
         jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
@@ -693,7 +915,9 @@ def fresh_tables():
 
 
 def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
-    """here.last and here.running_sum decode as in the full forward pass, and see their own document only."""
+    """here.last and here.running_sum decode as in the full forward pass, and see their own document
+    only.
+    """
 
     class LookBack:
         def apply(here, v_BTGK):
@@ -716,7 +940,9 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     test_cached_decoding_equals_the_full_forward_pass(Row({}))
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
     last = past.Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
-    np.testing.assert_array_equal(last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]])
+    np.testing.assert_array_equal(
+        last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]]
+    )
 
 
 @pytest.mark.parametrize("name", ["own", "k"])
@@ -725,11 +951,24 @@ def test_two_caches_of_one_name_in_a_module_are_refused(name, monkeypatch):
 
     def apply(here, v_BTGK):
         flat_BTC = v_BTGK.reshape(*v_BTGK.shape[:-2], -1)
-        sums = [here.running_sum(name, x_BTC) for x_BTC in ([flat_BTC] if name == "k" else [flat_BTC, 2 * flat_BTC])]
+        sums = [
+            here.running_sum(name, x_BTC)
+            for x_BTC in ([flat_BTC] if name == "k" else [flat_BTC, 2 * flat_BTC])
+        ]
         return sum(sums).reshape(v_BTGK.shape)
 
-    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply))  # any key that is true
+    monkeypatch.setitem(
+        ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply)
+    )  # any key that is true
     c = tiny().model
-    decoder = decoding.Decoder(layer_stack.split_layers(redrawn(c), c, model.block_table(c)), c, T, c.vocab_size)
-    with pytest.raises(ValueError, match=f"layers/0/attention has two caches with the name '{name}'; rename one"):
-        jax.eval_shape(lambda: decoding._apply(decoder, {}, TOKENS, Prefill(lengths_B=np.array([3, 2]), n_slots=T)))
+    decoder = decoding.Decoder(
+        layer_stack.split_layers(redrawn(c), c, model.block_table(c)), c, T, c.vocab_size
+    )
+    with pytest.raises(
+        ValueError, match=f"layers/0/attention has two caches with the name '{name}'; rename one"
+    ):
+        jax.eval_shape(
+            lambda: decoding._apply(
+                decoder, {}, TOKENS, Prefill(lengths_B=np.array([3, 2]), n_slots=T)
+            )
+        )

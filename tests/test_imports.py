@@ -1,4 +1,6 @@
-"""Imports run one way: no cycle of packages or of modules, and no import of a command or of a private name."""
+"""Imports run one way: no cycle of packages or of modules, and no import of a command or of a
+private name.
+"""
 
 import ast
 import functools
@@ -12,8 +14,14 @@ from huggingface_checkpoints import checkpoint
 from running import CONFIG, ROOT
 
 MODULES = sorted((ROOT / "lm").rglob("*.py"))
-ALL_MODULES = [path for folder in ("lm", "launch", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
-DRIVES_COMMANDS = ROOT / "benchmarks" / "faults"  # like a test, it calls commands and judges what they do
+ALL_MODULES = [
+    path
+    for folder in ("lm", "launch", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+DRIVES_COMMANDS = (
+    ROOT / "benchmarks" / "faults"
+)  # like a test, it calls commands and judges what they do
 
 
 @functools.cache
@@ -30,37 +38,58 @@ def imported(path: Path) -> set[str]:
 
 def test_the_packages_and_the_modules_import_one_way():
     """Imports within functions count, so none of them is there to hide a cycle."""
-    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in MODULES}
+    names = {
+        path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in MODULES
+    }
     modules = set(names.values())
     graph = {
         # `imported` also lists what is taken from a module: that module is meant.
-        names[path]: {name if name in modules else name.rpartition(".")[0] for name in imported(path)} - {names[path]}
+        names[path]: {
+            name if name in modules else name.rpartition(".")[0] for name in imported(path)
+        }
+        - {names[path]}
         for path in MODULES
     }
     packages = {}
     for module, found in graph.items():
         package = f"{module}.".split(".")[1]
-        packages.setdefault(package, set()).update({f"{name}.".split(".")[1] for name in found} - {package})
+        packages.setdefault(package, set()).update(
+            {f"{name}.".split(".")[1] for name in found} - {package}
+        )
     for one_way in (graph, packages):
-        list(TopologicalSorter(one_way).static_order())  # raises CycleError, which lists the modules
+        list(
+            TopologicalSorter(one_way).static_order()
+        )  # raises CycleError, which lists the modules
 
 
 def test_no_module_imports_a_command():
     def is_command(path: Path) -> bool:
         return "def main(argv" in path.read_text(encoding="utf-8")
 
-    commands = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ALL_MODULES if is_command(path)}
+    commands = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in ALL_MODULES
+        if is_command(path)
+    }
     assert {"lm.train", "lm.hf", "lm.data.prepare", "launch.slurm"} <= commands
     for path in ALL_MODULES:
         if path.is_relative_to(DRIVES_COMMANDS):
             continue
-        named = {name for name in imported(path) for command in commands if f"{name}.".startswith(f"{command}.")}
+        named = {
+            name
+            for name in imported(path)
+            for command in commands
+            if f"{name}.".startswith(f"{command}.")
+        }
         assert not named, f"{path.relative_to(ROOT)} imports {named}"
 
 
 def test_no_module_imports_a_private_name():
     for path in MODULES:
-        private = {name for name in imported(path) if any(part.startswith("_") for part in name.split("."))}
+        private = {
+            name for name in imported(path) if any(part.startswith("_") for part in name.split("."))
+        }
         assert not private, f"{path.relative_to(ROOT)} imports {private}"
 
 
@@ -103,7 +132,9 @@ def test_help_mistakes_launchers_and_text_need_neither_jax_nor_unused_libraries(
     arguments = [CONFIG, checkpoint(tmp_path / "model"), bench.text, tmp_path / "cache"]
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", WITHOUT_JAX, *arguments], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, *arguments], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "did you mean d_model?" in done.stderr
     assert list((tmp_path / "cache" / "tensorboard").glob("events.out.tfevents.*"))

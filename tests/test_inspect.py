@@ -15,8 +15,16 @@ def test_the_page_of_a_run_is_written(bench, tmp_path, capsys):
 MISTAKES = {  # of arguments, then those that are found once the run is loaded
     "absent; python -m lm.runs": ["--workdir=absent", "--prompt=the"],
     "--prompt: 0 tokens; expected 1 to": ["--prompt="],
-    "--layers: '0,-1' is not a list of layers": ["--workdir=absent", "--prompt=the", "--layers=0,-1"],
-    "--output: no/page.html is not a file in an": ["--workdir=absent", "--prompt=the", "--output=no/page.html"],
+    "--layers: '0,-1' is not a list of layers": [
+        "--workdir=absent",
+        "--prompt=the",
+        "--layers=0,-1",
+    ],
+    "--output: no/page.html is not a file in an": [
+        "--workdir=absent",
+        "--prompt=the",
+        "--output=no/page.html",
+    ],
     "--output: / is a directory": ["--workdir=absent", "--prompt=the", "--output=/"],
     "--output: /dev/stdout is a dir": ["--workdir=absent", "--prompt=the", "--output=/dev/stdout"],
     "'Z'": ["--prompt=Zeus"],

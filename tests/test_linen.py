@@ -17,7 +17,9 @@ TOKENS = jnp.arange(16).reshape(2, 8) % 5
 
 
 def test_a_flax_user_initializes_applies_and_trains_it():
-    """With nothing else of this package. The loss of random tokens that repeat falls from that of a guess."""
+    """With nothing else of this package. The loss of random tokens that repeat falls from that of a
+    guess.
+    """
     transformer = Transformer(OPEN)
     variables = jax.jit(transformer.init)(jax.random.key(0), TOKENS)
     optimizer = optax.adam(1e-2)
@@ -39,7 +41,9 @@ def test_a_flax_user_initializes_applies_and_trains_it():
     assert values[-1] < 0.5 * values[0]
 
 
-@pytest.mark.parametrize("keys", [{}, {"scan_layers": True, "ffn": "moe", "n_experts": 4, "moe_first_layer": 1}])
+@pytest.mark.parametrize(
+    "keys", [{}, {"scan_layers": True, "ffn": "moe", "n_experts": 4, "moe_first_layer": 1}]
+)
 def test_init_gives_the_initial_values_of_a_run_with_the_seed_by_the_same_names(keys):
     """The initializers returned zeros: who called init got a model of zeros in silence."""
     c = tiny(model=keys).model

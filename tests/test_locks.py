@@ -1,4 +1,6 @@
-"""Locks: one holder at a time, released by any death of its process, also where the file system has no flock."""
+"""Locks: one holder at a time, released by any death of its process, also where the file system has
+no flock.
+"""
 
 import errno
 import os
@@ -58,7 +60,9 @@ def test_one_process_holds_a_lock_until_it_is_released_or_killed(tmp_path, file_
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
-            with pytest.raises(InUse, match=f"is in use by process {process.pid} on .*; wait until it ends"):
+            with pytest.raises(
+                InUse, match=f"is in use by process {process.pid} on .*; wait until it ends"
+            ):
                 lock(tmp_path, timeout=0.2)
         finally:
             process.send_signal(signal.SIGKILL)
@@ -99,7 +103,9 @@ def test_where_a_holder_cannot_be_seen_the_file_to_delete_is_named(tmp_path, mon
         if change == "host":
             patch.setattr(locks.platform, "node", lambda: "elsewhere/2")
         lock(tmp_path).pop_all()  # killed: nothing is released
-    with pytest.raises(InUse, match=f"process {os.getpid()} on .*delete .* if it has ended") as error:
+    with pytest.raises(
+        InUse, match=f"process {os.getpid()} on .*delete .* if it has ended"
+    ) as error:
         lock(tmp_path)
     (record,) = set(tmp_path.iterdir()) - {tmp_path / ".lock"}
     assert str(record) in str(error.value)
@@ -116,11 +122,18 @@ def test_an_id_that_another_process_has_now_is_not_taken_for_the_holder(tmp_path
 
 
 @pytest.mark.parametrize("name", ["ENOLCK", "EIO", "ESTALE", "EPERM", "EINTR", "EINVAL"])
-def test_a_lock_service_that_fails_is_one_line_with_the_file_and_the_last_holder(tmp_path, monkeypatch, name):
+def test_a_lock_service_that_fails_is_one_line_with_the_file_and_the_last_holder(
+    tmp_path, monkeypatch, name
+):
     lock(tmp_path).close()
     monkeypatch.setattr("fcntl.flock", failing(number := getattr(errno, name)))
     with pytest.raises(TemporaryError) as error:
         lock(tmp_path)
     assert not isinstance(error.value, InUse)
-    for part in (f"{tmp_path}/.lock", os.strerror(number), f"process {os.getpid()} on", "rerun the command"):
+    for part in (
+        f"{tmp_path}/.lock",
+        os.strerror(number),
+        f"process {os.getpid()} on",
+        "rerun the command",
+    ):
         assert part in str(error.value)

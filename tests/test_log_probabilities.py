@@ -29,7 +29,9 @@ def test_scores_are_sums_of_log_probabilities_in_the_order_of_the_windows(traine
         logits = np.float64(model.logits(params, c, np.array([window.ids[:-1]]))[0])
         log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         scored = range(len(window.ids) - 1 - window.n_scored, len(window.ids) - 1)
-        assert result.log_p == pytest.approx(sum(log_p[t, window.ids[t + 1]] for t in scored), abs=1e-5)
+        assert result.log_p == pytest.approx(
+            sum(log_p[t, window.ids[t + 1]] for t in scored), abs=1e-5
+        )
         assert result.is_greedy == all(log_p[t].argmax() == window.ids[t + 1] for t in scored)
 
 
@@ -51,6 +53,8 @@ def test_each_token_is_scored_once_with_at_most_seq_len_inputs(n_context, n, seq
     assert [i for window in found for i in window.ids[len(window.ids) - window.n_scored :]] == ids
     for window in found:
         assert window.n_scored < len(window.ids) <= seq_len + 1
-        assert list(window.ids) == list(range(window.ids[0], window.ids[0] + len(window.ids)))  # consecutive
+        assert list(window.ids) == list(
+            range(window.ids[0], window.ids[0] + len(window.ids))
+        )  # consecutive
     if full_last and found:
         assert len(found[-1].ids) == min(seq_len + 1, n_context + n)

@@ -1,4 +1,6 @@
-"""glibc malloc retains freed memory, and fragments are occupied, unless the environment configures malloc."""
+"""glibc malloc retains freed memory, and fragments are occupied, unless the environment configures
+malloc.
+"""
 
 import ctypes
 import os
@@ -15,7 +17,9 @@ from lm import malloc
 def mallopt_calls(monkeypatch):
     """The calls of a C library that has mallopt."""
     calls = {}
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=calls.__setitem__))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: types.SimpleNamespace(mallopt=calls.__setitem__)
+    )
     for name in os.environ:
         if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES":
             monkeypatch.delenv(name)
@@ -57,12 +61,18 @@ thread.join()
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs mallinfo2 of glibc 2.33"
+)
 def test_free_blocks_between_others_are_occupied_and_freed_memory_is_kept_for_the_next_block_of_a_thread():
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("MALLOC_") and k != "GLIBC_TUNABLES"
+    }
     environment["NUMPY_MADVISE_HUGEPAGE"] = "0"  # count pages of 4 KiB
     command = [sys.executable, "-c", MEASURED]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     bytes_before, bytes_after, first_faults, second_faults = map(int, output.split())
     assert bytes_before > 2000 * 2**15
     assert bytes_after < 0.05 * bytes_before  # what is left are blocks of less than 8 KiB

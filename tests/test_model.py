@@ -1,4 +1,6 @@
-"""The model: the effect of each config key, causality, and agreement with an independent NumPy implementation."""
+"""The model: the effect of each config key, causality, and agreement with an independent NumPy
+implementation.
+"""
 
 import dataclasses
 import functools
@@ -17,13 +19,21 @@ from lm.config import ModelConfig
 from lm.layers.losses import head_logits
 
 T = 8
-TOKENS = np.arange(T * T).reshape(T, T)  # all different: each token has its own row of the embedding table
+TOKENS = np.arange(T * T).reshape(
+    T, T
+)  # all different: each token has its own row of the embedding table
 OTHER = T * T  # an id that is not in TOKENS
 
-# --- Every key of ModelConfig is in exactly one list. Those of ideas are tested in tests/test_ideas.py.
+# --- Every key of ModelConfig is in exactly one list. Those of ideas are tested in
+# tests/test_ideas.py.
 
 LLAMA3 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_theta": 4.0}
-YARN = {"rope_scaling": "yarn", "rope_factor": 8.0, "rope_theta": 4.0, "rope_original_max_positions": 8}
+YARN = {
+    "rope_scaling": "yarn",
+    "rope_factor": 8.0,
+    "rope_theta": 4.0,
+    "rope_original_max_positions": 8,
+}
 TWO = {"n_layers": 2}  # in place of one
 ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "n_layers": ({}, 2, 3),
@@ -33,7 +43,11 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "d_ff": ({}, 24, 32),
     "rope_low_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 0.5, 2.0),
     "rope_high_freq_factor": (LLAMA3 | {"rope_original_max_positions": 32}, 4.0, 8.0),
-    "max_positions": ({"rope_scaling": "dynamic", "rope_factor": 4.0, "rope_original_max_positions": 4}, 4, 8),
+    "max_positions": (
+        {"rope_scaling": "dynamic", "rope_factor": 4.0, "rope_original_max_positions": 4},
+        4,
+        8,
+    ),
     "rope_window_theta": (TWO | {"window_pattern": (3, 0)}, None, 2.0),
     "rope_beta_fast": (YARN | {"rope_beta_slow": 0.25}, 0.6, 1.2),
     "rope_beta_slow": (YARN, 0.25, 0.5),
@@ -46,9 +60,24 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "mup_base_d_head": ({"parametrization": "mup"}, 16, 4),
     "param_dtype": ({}, "float32", "bfloat16"),
 }
-SIZES = {"d_model", "d_head", "vocab_size"}  # the counts and shapes of parameters, tests/test_parameters.py
-IMPLEMENTATION = {"scan_layers", "attention", "remat"}  # and norm_algorithm, among its exact algorithms
-TRAINING_ONLY = {"moe_balance", "router_z", "multi_token_prediction", "init", "embed_std", "zero_init_residual"}
+SIZES = {
+    "d_model",
+    "d_head",
+    "vocab_size",
+}  # the counts and shapes of parameters, tests/test_parameters.py
+IMPLEMENTATION = {
+    "scan_layers",
+    "attention",
+    "remat",
+}  # and norm_algorithm, among its exact algorithms
+TRAINING_ONLY = {
+    "moe_balance",
+    "router_z",
+    "multi_token_prediction",
+    "init",
+    "embed_std",
+    "zero_init_residual",
+}
 TRAINING_ONLY |= {"dropout"}
 
 
@@ -56,7 +85,11 @@ def test_every_model_key_is_in_exactly_one_list():
     compared = {key for factor in FACTORS for level in factor for key in level}
     compared -= {"norm_placement", *SIZES, *IMPLEMENTATION}  # "post" is missing
     compared |= {"compute_dtype"}  # below
-    compared |= {"n_experts", "experts_per_token", "normalize_experts"}  # with transformers, tests/huggingface
+    compared |= {
+        "n_experts",
+        "experts_per_token",
+        "normalize_experts",
+    }  # with transformers, tests/huggingface
     of_ideas = {key for site in ideas.SITES.values() for key in site}  # and others of experts:
     of_ideas |= {
         "shared_expert",
@@ -69,10 +102,19 @@ def test_every_model_key_is_in_exactly_one_list():
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
 
 
-BASE = {"vocab_size": OTHER + 1, "norm": "layer", "attn_bias": True, "window_pattern": (0, 3), "dropout": 0.3}
+BASE = {
+    "vocab_size": OTHER + 1,
+    "norm": "layer",
+    "attn_bias": True,
+    "window_pattern": (0, 3),
+    "dropout": 0.3,
+}
 SAME = {
     "scan_welford": ({"scan_layers": True, "norm_algorithm": "welford"}, {}),
-    "scan_remat_block_chan": ({"scan_layers": True, "remat": "block", "norm_algorithm": "chan"}, {}),
+    "scan_remat_block_chan": (
+        {"scan_layers": True, "remat": "block", "norm_algorithm": "chan"},
+        {},
+    ),
     "remat_dots_xla_micro_batches_chunk": (
         {"remat": "dots", "attention": "xla"},
         {"micro_batch_size": 2, "loss_chunk": 6},
@@ -81,8 +123,13 @@ SAME = {
 
 
 def loss_and_gradients(model_keys, train_keys):
-    config = tiny(model=BASE | model_keys, train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys)
-    return jax.device_get(jit_gradients(state_of(config, redrawn(config.model)), {"tokens": TOKENS}, config))
+    config = tiny(
+        model=BASE | model_keys,
+        train={"batch_size": T, "seq_len": T - 1, "z_loss": 1e-3} | train_keys,
+    )
+    return jax.device_get(
+        jit_gradients(state_of(config, redrawn(config.model)), {"tokens": TOKENS}, config)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,16 +144,26 @@ def test_implementation_switches_change_loss_and_gradients_only_by_rounding(plai
     chex.assert_trees_all_close(losses, plain[0], rtol=1e-6)
     chex.assert_trees_all_equal_shapes_and_dtypes(grads, plain[1])
     scale = jax.tree.map(lambda g: np.abs(g).max(), plain[1])
-    chex.assert_trees_all_close(*(jax.tree.map(np.divide, g, scale) for g in (grads, plain[1])), rtol=0, atol=1e-5)
+    chex.assert_trees_all_close(
+        *(jax.tree.map(np.divide, g, scale) for g in (grads, plain[1])), rtol=0, atol=1e-5
+    )
 
 
 # --- Causality and agreement with NumPy for combinations of all factors.
 
 FACTORS = [
-    [{"norm_placement": placement} for placement in ("pre", "output", "sandwich", "parallel", "none")],
+    [
+        {"norm_placement": placement}
+        for placement in ("pre", "output", "sandwich", "parallel", "none")
+    ],
     [
         {"positions": "rope", "rope_width": 2, "embed_scale": 0.5},
-        {"positions": "rope", "rope_pairing": "halves", **LLAMA3, "rope_original_max_positions": 32},
+        {
+            "positions": "rope",
+            "rope_pairing": "halves",
+            **LLAMA3,
+            "rope_original_max_positions": 32,
+        },
         {"positions": "sinusoidal", "sinusoidal_order": "cosine_first"},
         {"positions": "learned"},
         {"positions": "none"},
@@ -137,7 +194,9 @@ FACTORS = [
 
 
 def combination(i):
-    """Return combination i of 25, an orthogonal array: every pair of values of two factors occurs in one of them."""
+    """Return combination i of 25, an orthogonal array: every pair of values of two factors occurs
+    in one of them.
+    """
     a, b = divmod(i, 5)
     levels = [a, b, *((a + k * b) % 5 for k in range(1, 5))]
     keys = {"vocab_size": OTHER + 1}
@@ -147,7 +206,9 @@ def combination(i):
 
 
 def field_of(c):
-    """Return which input positions each output position depends on through all windows, bool (T, T)."""
+    """Return which input positions each output position depends on through all windows, bool (T,
+    T).
+    """
     distance = np.arange(T)[:, None] - np.arange(T)
     reach = np.eye(T, dtype=int)
     for i in range(c.n_layers):
@@ -156,7 +217,8 @@ def field_of(c):
     return reach > 0
 
 
-# Fast: five in which every choice of five factors occurs once, and one more with an MLP. The others take two minutes.
+# Fast: five in which every choice of five factors occurs once, and one more with an MLP. The others
+# take two minutes.
 COMBINATIONS = [i if i in (0, 7, 8, 14, 16, 23) else slow(i) for i in range(25)]
 
 
@@ -177,7 +239,9 @@ def test_receptive_field_is_causal_and_logits_equal_numpy(i):
     grads = np.asarray(grads)[:OTHER].reshape(T, T, -1)
     np.testing.assert_array_equal((grads != 0).any(-1), field_of(c))
 
-    _, after = hidden_and_gradient(np.where(np.eye(T, dtype=bool), OTHER, TOKENS))  # row i: token i replaced
+    _, after = hidden_and_gradient(
+        np.where(np.eye(T, dtype=bool), OTHER, TOKENS)
+    )  # row i: token i replaced
     changed = (np.asarray(before) != np.asarray(after)).any(-1)
     np.testing.assert_array_equal(changed, field_of(c).T)
 
@@ -197,14 +261,17 @@ def logits_of(**keys):
 
 @functools.cache
 def logits_of_config(c):
-    return np.asarray(model.logits(redrawn(c), c, TOKENS))  # not jitted: most operations are compiled once for all keys
+    return np.asarray(
+        model.logits(redrawn(c), c, TOKENS)
+    )  # not jitted: most operations are compiled once for all keys
 
 
 @pytest.mark.parametrize("key", ARCHITECTURE)
 def test_each_architecture_switch_changes_the_logits(key):
     common, *values = ARCHITECTURE[key]
     first, second = (logits_of(**common, **{key: value}) for value in values)
-    # All rows change, at every position from 3 on: a window of 3 or RoPE may have no effect on the first positions.
+    # All rows change, at every position from 3 on: a window of 3 or RoPE may have no effect on the
+    # first positions.
     assert (np.abs(first - second)[:, 3:].max(-1) > 1e-4 * np.abs(first).max()).all()
 
 
@@ -226,7 +293,9 @@ def test_dropout_of_an_example_depends_on_its_own_key_only():
 def test_each_dropout_site_has_its_own_keys(monkeypatch):
     """Five sites (the embedding and two branches in each of two layers) for each of two examples."""
     keys = []
-    monkeypatch.setattr("lm.here.dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x)
+    monkeypatch.setattr(
+        "lm.here.dropout", lambda x, keys_B, rate: keys.append(jax.random.key_data(keys_B)) or x
+    )
     c = tiny(model={"vocab_size": OTHER + 1, "dropout": 0.5}).model
     model.hidden(redrawn(c), c, TOKENS[:2], dropout_keys_B=jax.random.split(jax.random.key(0), 2))
     assert len({key.tobytes() for key in np.concatenate(keys)}) == len(keys) * 2 == 10
@@ -241,10 +310,19 @@ def test_bfloat16_logits_are_returned_in_float32_and_close():
 
 @pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 def test_remat_saves_less_for_the_backward_pass(dtype):
-    """Products with weights are saved under "dots", attention scores are not; "block" saves only block inputs."""
+    """Products with weights are saved under "dots", attention scores are not; "block" saves only
+    block inputs.
+    """
 
     def saved(remat):
-        c = tiny(model={"vocab_size": OTHER + 1, "compute_dtype": dtype, "remat": remat, "scan_layers": True}).model
+        c = tiny(
+            model={
+                "vocab_size": OTHER + 1,
+                "compute_dtype": dtype,
+                "remat": remat,
+                "scan_layers": True,
+            }
+        ).model
         loss = lambda params: model.logits(params, c, TOKENS[:2]).sum()  # noqa: E731
         residuals = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], redrawn(c))
         return [leaf for leaf in jax.tree.leaves(residuals) if hasattr(leaf, "shape")]
@@ -255,15 +333,21 @@ def test_remat_saves_less_for_the_backward_pass(dtype):
     none, dots, block = map(saved, ("none", "dots", "block"))
     assert has_scores(none)
     assert not has_scores(dots)
-    sizes = [sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) for leaves in (none, dots, block)]
+    sizes = [
+        sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) for leaves in (none, dots, block)
+    ]
     assert sizes[0] > sizes[1] > sizes[2]
 
 
 @pytest.mark.parametrize(("n_layers", "unrolled"), [(3, True), (4, False)])
 def test_the_compiler_may_not_undo_remat_in_layers_outside_of_a_scan(n_layers, unrolled):
-    """Value embeddings are in layers 0 and 2 of 3, which has no period, and in every second one of 4."""
+    """Value embeddings are in layers 0 and 2 of 3, which has no period, and in every second one of
+    4.
+    """
     keys = {"value_embeddings": True, "scan_layers": True, "remat": "block", "n_layers": n_layers}
     c = tiny(model=keys).model
-    program = str(jax.make_jaxpr(lambda params: model.hidden(params, c, TOKENS[:2] % 19))(redrawn(c)))
+    program = str(
+        jax.make_jaxpr(lambda params: model.hidden(params, c, TOKENS[:2] % 19))(redrawn(c))
+    )
     assert f"prevent_cse={unrolled}" in program
     assert f"prevent_cse={not unrolled}" not in program

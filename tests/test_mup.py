@@ -1,4 +1,6 @@
-"""muP (Yang et al. 2022): no effect at the base width, and width-independent changes of activations."""
+"""muP (Yang et al. 2022): no effect at the base width, and width-independent changes of
+activations.
+"""
 
 import dataclasses
 
@@ -32,8 +34,13 @@ def test_mup_equals_the_standard_parametrization_at_the_base_width():
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
 def test_initial_variances_follow_the_table(init):
-    """The variance of hidden weights is proportional to 1/width; head and embeddings keep that of the base width."""
-    base, ours = (parameters.parameter_table(wide(f, init=init, value_embeddings=True, **MUP).model) for f in (1, 4))
+    """The variance of hidden weights is proportional to 1/width; head and embeddings keep that of
+    the base width.
+    """
+    base, ours = (
+        parameters.parameter_table(wide(f, init=init, value_embeddings=True, **MUP).model)
+        for f in (1, 4)
+    )
     for path, p in ours.items():
         if p.kind in ("weight", "embedding"):
             hidden = path.startswith("layers/") and p.kind == "weight"
@@ -41,10 +48,15 @@ def test_initial_variances_follow_the_table(init):
 
 
 def test_learning_rates_follow_the_table():
-    """As in the mup package, a parameter without an axis of the width, such as the head's bias, keeps its rate."""
+    """As in the mup package, a parameter without an axis of the width, such as the head's bias,
+    keeps its rate.
+    """
     table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
     table |= {"alpha": parameters.Parameter((), "", "weight", decay=False, matrix=False)}
-    low_rank = {"up_RD": ((3, 64), "RD"), "mix_RC": ((3, 3), "RC")}  # they sum over 3 numbers at any width
+    low_rank = {
+        "up_RD": ((3, 64), "RD"),
+        "mix_RC": ((3, 3), "RC"),
+    }  # they sum over 3 numbers at any width
     table |= {path: parameters.Parameter(*shape, "weight", "R") for path, shape in low_rank.items()}
     for name, hidden, others in (
         ("adamw", 0.25, 1.0),
@@ -60,7 +72,10 @@ def test_learning_rates_follow_the_table():
         assert scales["head/b_V"] == scales["alpha"] == scales["mix_RC"] == 1.0
     zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
     scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
-    assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (0.25, 1.0)  # Adam updates the first
+    assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (
+        0.25,
+        1.0,
+    )  # Adam updates the first
     with pytest.raises(UserError, match="soap, but muP here has no rates for it; use adamw"):
         width_scales(OptimizerConfig(name="soap"), table, 4.0)
 
@@ -78,9 +93,14 @@ def test_learning_rates_follow_the_table():
 def test_weights_with_few_outputs_have_adams_rate_only(idea, path):
     table = parameters.parameter_table(wide(4, **idea, **MUP).model)
     for name in ("adamw", "lion", "schedule_free"):
-        assert parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))[f"layers/{path}"] == 0.25
+        assert (
+            parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))[f"layers/{path}"]
+            == 0.25
+        )
     for name in ("sgd", "muon", "normuon", "muonh"):
-        with pytest.raises(UserError, match=rf"no rate of {name} for layers/{path}, which has few outputs"):
+        with pytest.raises(
+            UserError, match=rf"no rate of {name} for layers/{path}, which has few outputs"
+        ):
             width_scales(OptimizerConfig(name=name), table, 4.0)
 
 
@@ -110,7 +130,9 @@ def moved(factor: int, rule: str = "adamw", tokens=TOKENS, **more) -> dict[str, 
 
 @pytest.mark.slow
 def test_activation_changes_are_independent_of_width_under_mup_only():
-    """Coordinate check at 1, 4 and 16 times the base width: under the standard parametrization the changes grow."""
+    """Coordinate check at 1, 4 and 16 times the base width: under the standard parametrization the
+    changes grow.
+    """
     for name in ("hidden", "logits"):
         flat = [moved(f, **MUP)[name] for f in (1, 4, 16)]
         growing = [moved(f)[name] for f in (1, 4, 16)]
@@ -121,15 +143,23 @@ def test_activation_changes_are_independent_of_width_under_mup_only():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "factors", "bound"), [("muon", (4, 32), 1.25), *((name, (2, 8), 1.35) for name in ("normuon", "muonh"))]
+    ("rule", "factors", "bound"),
+    [("muon", (4, 32), 1.25), *((name, (2, 8), 1.35) for name in ("normuon", "muonh"))],
 )
-def test_activation_changes_by_orthogonalized_updates_are_independent_of_width_under_mup(rule, factors, bound):
-    """Muon at widths 64 and 512, where with Adam's factor for hidden weights the changes would shrink.
+def test_activation_changes_by_orthogonalized_updates_are_independent_of_width_under_mup(
+    rule, factors, bound
+):
+    """Muon at widths 64 and 512, where with Adam's factor for hidden weights the changes would
+    shrink.
 
-    The others fix the Frobenius norm of an update, so its spectral norm only scales as in theory if the gradient has
-    full rank: widths 32 and 128, and 1,024 tokens a step.
+    The others fix the Frobenius norm of an update, so its spectral norm only scales as in theory if
+    the gradient has full rank: widths 32 and 128, and 1,024 tokens a step.
     """
-    tokens = TOKENS if rule == "muon" else jnp.asarray(np.random.default_rng(0).integers(0, 19, (64, 17)))
+    tokens = (
+        TOKENS
+        if rule == "muon"
+        else jnp.asarray(np.random.default_rng(0).integers(0, 19, (64, 17)))
+    )
     changes = [moved(f, rule, tokens, n_layers=1, **MUP) for f in factors]
     for name in ("hidden", "logits"):
         low, high = sorted(change[name] for change in changes)

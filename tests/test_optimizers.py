@@ -24,10 +24,27 @@ from lm.step import train_step
 from lm.training.layer_statistics import layer_statistics
 
 # One parameter of each kind, because compiling all of them takes several times as long.
-KEPT = ("embedding", "positions", "ffn_norm/scale_D", "ffn_norm/bias_D", "w_q_DHK", "w_o_HKD", "w_up_DF", "b_up_F")
+KEPT = (
+    "embedding",
+    "positions",
+    "ffn_norm/scale_D",
+    "ffn_norm/bias_D",
+    "w_q_DHK",
+    "w_o_HKD",
+    "w_up_DF",
+    "b_up_F",
+)
 KEPT += ("head/w_DV", "head/b_V")
-AUTHORS = json.loads(pathlib.Path(update_rules.__file__).with_suffix(".json").read_text(encoding="utf-8"))
-EVERYTHING = {"norm": "layer", "positions": "learned", "attn_bias": True, "ffn_bias": True, "head_bias": True}
+AUTHORS = json.loads(
+    pathlib.Path(update_rules.__file__).with_suffix(".json").read_text(encoding="utf-8")
+)
+EVERYTHING = {
+    "norm": "layer",
+    "positions": "learned",
+    "attn_bias": True,
+    "ffn_bias": True,
+    "head_bias": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -85,12 +102,18 @@ def gradients(config, n=3, scale=1.0):
 
 def test_adamw_equals_optax_adamw_with_the_decay_mask():
     config = tiny(model=EVERYTHING | {"n_layers": 1})
-    o = OptimizerConfig(learning_rate=0.1, warmup_steps=2, weight_decay=0.3, clip_norm=None, eps=1e-3)
+    o = OptimizerConfig(
+        learning_rate=0.1, warmup_steps=2, weight_decay=0.3, clip_norm=None, eps=1e-3
+    )
     table = table_of(config)
-    mask = nest({path: "_b_" not in f"_{path.rpartition('/')[2]}" and "norm" not in path for path in table})
+    mask = nest(
+        {path: "_b_" not in f"_{path.rpartition('/')[2]}" and "norm" not in path for path in table}
+    )
     mask |= {"embedding": False, "positions": False}
     ours = updates(o, config, gradients(config), parameters_of(config))
-    theirs = optax.adamw(learning_rate_schedule(o, 100), b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.3, mask=mask)
+    theirs = optax.adamw(
+        learning_rate_schedule(o, 100), b1=0.9, b2=0.95, eps=1e-3, weight_decay=0.3, mask=mask
+    )
     expected = updated(theirs, gradients(config), parameters_of(config))
     chex.assert_trees_all_close(ours, expected, rtol=1e-6, atol=1e-6)
 
@@ -99,7 +122,9 @@ def test_adamw_equals_optax_adamw_with_the_decay_mask():
 def test_weight_decay_applies_to_weights_and_to_the_kinds_that_the_config_adds(kind):
     table = parameter_table(tiny(model=EVERYTHING).model)
     key = {"norm": "decay_norms", "bias": "decay_biases", "embedding": "decay_embeddings"}[kind]
-    default, chosen = (flat(decay_mask(OptimizerConfig(**keys), table)) for keys in ({}, {key: True}))
+    default, chosen = (
+        flat(decay_mask(OptimizerConfig(**keys), table)) for keys in ({}, {key: True})
+    )
     members = {
         "norm": {path for path in table if path.endswith(("scale_D", "scale_K"))},
         "bias": {path for path in table if path.rpartition("/")[2].startswith(("b_", "bias"))},
@@ -112,7 +137,10 @@ def test_weight_decay_applies_to_weights_and_to_the_kinds_that_the_config_adds(k
 # (update, momentum) by gradient and momentum; Lion: Chen et al. 2023, algorithm 2.
 RULES = {
     "sgd": ({}, lambda g, m: (g, m)),
-    "sgd with momentum": ({"momentum": 0.9, "nesterov": False}, lambda g, m: (g + 0.9 * m, g + 0.9 * m)),
+    "sgd with momentum": (
+        {"momentum": 0.9, "nesterov": False},
+        lambda g, m: (g + 0.9 * m, g + 0.9 * m),
+    ),
     "sgd with Nesterov": ({"momentum": 0.9}, lambda g, m: (1.9 * g + 0.81 * m, g + 0.9 * m)),
     "lion": ({}, lambda g, m: (np.sign(0.9 * m + 0.1 * g), 0.95 * m + 0.05 * g)),
 }
@@ -122,7 +150,14 @@ RULES = {
 def test_rules_of_numbers_follow_their_formulas_and_decay_is_decoupled(rule):
     keys, formula = RULES[rule]
     config, clip = tiny(model={"n_layers": 1}), {"clip_norm": None}
-    o = OptimizerConfig(name=rule[:4].strip(), learning_rate=0.1, schedule="constant", weight_decay=0.1, **clip, **keys)
+    o = OptimizerConfig(
+        name=rule[:4].strip(),
+        learning_rate=0.1,
+        schedule="constant",
+        weight_decay=0.1,
+        **clip,
+        **keys,
+    )
     params, grads = parameters_of(config), gradients(config)
     after = flat(updates(o, config, grads, params))
     for path, x in flat(params).items():
@@ -136,7 +171,9 @@ def test_rules_of_numbers_follow_their_formulas_and_decay_is_decoupled(rule):
 @pytest.mark.parametrize("scale", [1e-4, 10.0])
 def test_gradients_are_clipped_to_the_global_norm(scale):
     config = tiny(model={"n_layers": 1})
-    o = OptimizerConfig(name="sgd", learning_rate=1.0, schedule="constant", weight_decay=0.0, clip_norm=0.5)
+    o = OptimizerConfig(
+        name="sgd", learning_rate=1.0, schedule="constant", weight_decay=0.0, clip_norm=0.5
+    )
     params, (grads,) = parameters_of(config), gradients(config, n=1, scale=scale)
     norm = math.sqrt(sum(float(np.sum(np.float64(g) ** 2)) for g in jax.tree.leaves(grads)))
     assert (norm > 0.5) == (scale == 10)
@@ -145,19 +182,29 @@ def test_gradients_are_clipped_to_the_global_norm(scale):
 
 
 MUON = OptimizerConfig(
-    name="muon", learning_rate=0.1, schedule="constant", adam_learning_rate=0.01, weight_decay=0.0, clip_norm=None
+    name="muon",
+    learning_rate=0.1,
+    schedule="constant",
+    adam_learning_rate=0.01,
+    weight_decay=0.0,
+    clip_norm=None,
 )
 
 
 def matrices_of(p, x) -> list[np.ndarray]:
-    """Return the matrices, inputs x outputs, of a parameter whose layers are stacked and whose inputs come first."""
+    """Return the matrices, inputs x outputs, of a parameter whose layers are stacked and whose
+    inputs come first.
+    """
     assert p.axes.startswith("N" + p.contract)
     return [np.float64(layer).reshape(p.fan_in, -1) for layer in x]
 
 
 MATRIX_RULES = {
     "muon": ({}, update_rules.muon),
-    "muon without Nesterov": ({"nesterov": False}, functools.partial(update_rules.muon, nesterov=False)),
+    "muon without Nesterov": (
+        {"nesterov": False},
+        functools.partial(update_rules.muon, nesterov=False),
+    ),
     "normuon": ({"name": "normuon"}, update_rules.normuon),
     "muonh": ({"name": "muonh"}, update_rules.muonh),
     "soap": ({"name": "soap", "soap_every": 2}, functools.partial(update_rules.soap, every=2)),
@@ -166,10 +213,11 @@ MATRIX_RULES = {
 
 @pytest.mark.parametrize("rule", MATRIX_RULES)
 def test_rules_of_matrices_follow_their_papers(rule):
-    """Muon is its author's: no bias correction of the momentum, and AdamW without Nesterov for all else.
+    """Muon is its author's: no bias correction of the momentum, and AdamW without Nesterov for all
+    else.
 
-    In float64, because SOAP's statistics square the condition of a gradient; and for SOAP with square matrices, because
-    the eigenvectors of the eigenvalue 0 are arbitrary.
+    In float64, because SOAP's statistics square the condition of a gradient; and for SOAP with
+    square matrices, because the eigenvectors of the eigenvalue 0 are arbitrary.
     """
     keys, theirs_of_matrix = MATRIX_RULES[rule]
     config = tiny(model=EVERYTHING | {"d_ff": 16 if rule == "soap" else 24})
@@ -180,7 +228,9 @@ def test_rules_of_matrices_follow_their_papers(rule):
     for path, parameter in table_of(config).items():
         if parameter.kind == "weight" and not path.startswith("head"):
             ours, before, *gs = (matrices_of(parameter, x[path]) for x in (after, p, *g))
-            theirs = [theirs_of_matrix(w, by_step, 0.1) for w, *by_step in zip(before, *gs, strict=True)]
+            theirs = [
+                theirs_of_matrix(w, by_step, 0.1) for w, *by_step in zip(before, *gs, strict=True)
+            ]
         else:
             ours, theirs = after[path], update_rules.adam(p[path], [x[path] for x in g], 0.01)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6, err_msg=path)
@@ -198,8 +248,14 @@ def test_muonh_keeps_the_norm_of_matrices_and_leaves_those_that_start_at_0_to_ad
 
 @pytest.mark.slow
 def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
-    """LAPACK splits the matrices of a batch over XLA's threads, and each thread waits: all of them, if all make one."""
-    env = bench.env | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "NPROC": "2"}  # as many threads as devices
+    """LAPACK splits the matrices of a batch over XLA's threads, and each thread waits: all of them,
+    if all make one.
+    """
+    env = bench.env | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "2",
+        "NPROC": "2",
+    }  # as many threads as devices
     keys = "--config.optimizer.name=soap", "--config.model.n_layers=4", "--config.train.steps=2"
     with bench.start(tmp_path / "run", *keys, env=env) as run:
         try:
@@ -208,19 +264,31 @@ def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
             run.kill()  # SIGTERM would not end it
 
 
-@pytest.mark.parametrize("case", AUTHORS["schedule_free"], ids=lambda case: f"warmup_{case['warmup_steps']}")
+@pytest.mark.parametrize(
+    "case", AUTHORS["schedule_free"], ids=lambda case: f"warmup_{case['warmup_steps']}"
+)
 def test_schedule_free_follows_its_authors_package(case):
     """After every step, it trains at y and `averaged` returns x (references/make_update_rules.py)."""
     table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
-    o = OptimizerConfig(name="schedule_free", learning_rate=0.1, schedule="constant", weight_decay=0.3, clip_norm=None)
+    o = OptimizerConfig(
+        name="schedule_free",
+        learning_rate=0.1,
+        schedule="constant",
+        weight_decay=0.3,
+        clip_norm=None,
+    )
     o = dataclasses.replace(o, warmup_steps=case["warmup_steps"])
     tx, params = make_optimizer(o, 100, table), {"w": jnp.array(AUTHORS["start"], jnp.float32)}
     state, update = tx.init(params), jax.jit(tx.update)
     for i, (y, x) in enumerate(zip(case["y"], case["x"], strict=True)):
         change, state = update({"w": 2 * params["w"] - i}, state, params)
         params = {"w": params["w"] + change["w"]}
-        np.testing.assert_allclose(params["w"], y, rtol=0, atol=1e-5, err_msg=f"y after {i + 1} steps")
-        np.testing.assert_allclose(averaged(params, state, o)["w"], x, rtol=0, atol=1e-5, err_msg=f"x, {i + 1} steps")
+        np.testing.assert_allclose(
+            params["w"], y, rtol=0, atol=1e-5, err_msg=f"y after {i + 1} steps"
+        )
+        np.testing.assert_allclose(
+            averaged(params, state, o)["w"], x, rtol=0, atol=1e-5, err_msg=f"x, {i + 1} steps"
+        )
 
 
 def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
@@ -230,7 +298,9 @@ def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
     state, batch = state_of(config), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
     means, grads = jit_gradients(state, batch, config)
     after, _ = jax.jit(lambda state: train_step(state, batch, config))(state)
-    jax.eval_shape(lambda state: layer_statistics(state, batch, config), state)  # which measures updates, too
+    jax.eval_shape(
+        lambda state: layer_statistics(state, batch, config), state
+    )  # which measures updates, too
     squares = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads))
     expected = jax.tree.map(lambda p, g: p - means["loss"] / squares * g, state.params, grads)
     chex.assert_trees_all_close(after.params, expected, rtol=1e-4, atol=1e-5)
@@ -243,7 +313,11 @@ def test_cautious_decay_applies_where_the_update_does_not_increase_a_number(name
     params, grads = parameters_of(config), gradients(config, n=1)
     keys = {"name": name, "learning_rate": 0.1, "schedule": "constant", "clip_norm": None}
     plain = flat(updates(OptimizerConfig(**keys, weight_decay=0.0), config, grads, params))
-    after = flat(updates(OptimizerConfig(**keys, weight_decay=0.5, cautious_decay=True), config, grads, params))
+    after = flat(
+        updates(
+            OptimizerConfig(**keys, weight_decay=0.5, cautious_decay=True), config, grads, params
+        )
+    )
     for path, parameter in table_of(config).items():
         x = np.float64(flat(params)[path])
         u = (x - plain[path]) / 0.1
@@ -254,7 +328,9 @@ def test_cautious_decay_applies_where_the_update_does_not_increase_a_number(name
 
 def test_muons_adam_learning_rate_follows_the_schedule():
     config = tiny(model={"n_layers": 1})
-    o = OptimizerConfig(name="muon", learning_rate=0.1, adam_learning_rate=0.02, warmup_steps=3, weight_decay=0.0)
+    o = OptimizerConfig(
+        name="muon", learning_rate=0.1, adam_learning_rate=0.02, warmup_steps=3, weight_decay=0.0
+    )
     params, (grads,) = parameters_of(config), gradients(config, n=1)
     change = np.abs(updates(o, config, [grads], params)["embedding"] - params["embedding"])
     np.testing.assert_allclose(np.median(change), 0.02 / 4, rtol=1e-3)
@@ -272,5 +348,7 @@ def test_muon_updates_a_stack_as_separate_layers():
             apart[path] = p
         for i in p.layers or ():
             apart[path.replace("layers/", f"layers_{i}/")] = p.of_one_layer()
-    each = updated(make_optimizer(MUON, 100, apart), map(unstack_layers, grads), unstack_layers(params))
+    each = updated(
+        make_optimizer(MUON, 100, apart), map(unstack_layers, grads), unstack_layers(params)
+    )
     chex.assert_trees_all_close(unstack_layers(after), each, rtol=1e-5, atol=1e-6)

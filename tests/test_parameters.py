@@ -1,4 +1,6 @@
-"""Parameters: exact counts of published models, and initial values that depend on (seed, path, layer) only."""
+"""Parameters: exact counts of published models, and initial values that depend on (seed, path,
+layer) only.
+"""
 
 import dataclasses
 import functools
@@ -20,7 +22,9 @@ jit_init = jax.jit(init_params, static_argnums=0)
 
 
 def initial(seed=7, **model):
-    """Return initial values by path and layer. Not jitted, because compiling takes seconds for each config."""
+    """Return initial values by path and layer. Not jitted, because compiling takes seconds for each
+    config.
+    """
     return initial_of(tiny(model=model).model, seed)
 
 
@@ -31,7 +35,9 @@ def initial_of(c, seed):
 
 def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():
     def steps(**train):
-        return tiny(model={"d_model": 128, "d_ff": 512, "n_kv_heads": 4}, train=train).train.steps_per_dispatch
+        return tiny(
+            model={"d_model": 128, "d_ff": 512, "n_kv_heads": 4}, train=train
+        ).train.steps_per_dispatch
 
     n = count(parameter_table(tiny(model={"d_model": 128, "d_ff": 512, "n_kv_heads": 4}).model))
     per_sequence = 6 * n * 8  # FLOPs of 8 tokens
@@ -54,9 +60,13 @@ def test_a_dispatch_takes_about_20_gflops_and_1_to_10_steps():
     ],
 )
 def test_a_declaration_that_consumers_would_misread_is_refused(declaration, said):
-    """Without weight decay nothing but the optimizer reads the kind; letters and lengths would be paired in silence."""
+    """Without weight decay nothing but the optimizer reads the kind; letters and lengths would be
+    paired in silence.
+    """
     with pytest.raises(ValueError, match=said):
-        Parameter(**{"shape": (4, 3), "axes": "DC", "kind": "weight", "contract": "D"} | declaration)
+        Parameter(
+            **{"shape": (4, 3), "axes": "DC", "kind": "weight", "contract": "D"} | declaration
+        )
 
 
 OTHERS = [
@@ -78,11 +88,19 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("other", [*OTHERS[::2], *map(slow, OTHERS[1::2])], ids=lambda other: "-".join(map(str, other)))
+@pytest.mark.parametrize(
+    "other", [*OTHERS[::2], *map(slow, OTHERS[1::2])], ids=lambda other: "-".join(map(str, other))
+)
 def test_variants_share_the_initial_values_of_common_parameters(other):
-    """Parameters of the same path are bit-identical, so that paired comparisons start from the same point."""
+    """Parameters of the same path are bit-identical, so that paired comparisons start from the same
+    point.
+    """
     base, changed = initial(), initial(**other)
-    differ = {path for path in base.keys() & changed.keys() if not np.array_equal(base[path], changed[path])}
+    differ = {
+        path
+        for path in base.keys() & changed.keys()
+        if not np.array_equal(base[path], changed[path])
+    }
     meant = {"n_kv_heads": ("w_k_DGK", "w_v_DGK"), "zero_init_residual": ("w_o_HKD", "w_down_FD")}
     allowed = meant.get(next(iter(other)), ())
     assert {path.rpartition("/")[2] for path in differ} == set(allowed)
@@ -95,14 +113,18 @@ def test_names_layers_and_seeds_have_uncorrelated_values():
     values = initial(ffn="glu", n_kv_heads=4)
     same_shape = ["attention/w_k_DGK", "attention/w_v_DGK", "attention/w_q_DHK"]
     chosen = [values[f"layers_{i}/{path}"] for i in (0, 1) for path in same_shape]
-    chosen += [values[f"layers_{i}/ffn/{name}"] for i in (0, 1) for name in ("w_gate_DF", "w_up_DF")]
+    chosen += [
+        values[f"layers_{i}/ffn/{name}"] for i in (0, 1) for name in ("w_gate_DF", "w_up_DF")
+    ]
     chosen.append(initial(seed=8, n_kv_heads=4)["layers_0/attention/w_k_DGK"])
     correlations = np.corrcoef([np.ravel(x)[:256] for x in chosen]) - np.eye(len(chosen))
     assert np.abs(correlations).max() < 5 / math.sqrt(256)
 
 
 def test_scanned_and_unrolled_models_have_bit_identical_initial_values():
-    unrolled, scanned = (init_params(tiny(model={"scan_layers": scan}).model, 3) for scan in (False, True))
+    unrolled, scanned = (
+        init_params(tiny(model={"scan_layers": scan}).model, 3) for scan in (False, True)
+    )
     chex.assert_trees_all_equal(unrolled, scanned)
 
 
@@ -114,7 +136,8 @@ def test_initial_values_are_the_same_under_jit():
     changed = flat(unstack_layers(jit_init(tiny(model=other).model, seed)))
     layers = flat(unstack_layers(base))
     chex.assert_trees_all_equal({path: changed[path] for path in layers}, layers)
-    # With and without jit, the compiler may round a product differently, by one unit in the last place.
+    # With and without jit, the compiler may round a product differently, by one unit in the last
+    # place.
     chex.assert_trees_all_close(init_params(tiny().model, 2**32 - 1), base, rtol=2.0**-22, atol=0)
 
 
@@ -122,7 +145,10 @@ def test_initial_values_are_the_same_under_jit():
 def test_layers_are_split_by_number(scan_layers):
     """layers_10 follows layers_9, not layers_1; a scan over equal layers gets their stack."""
     c = tiny(model={"n_layers": 11, "scan_layers": scan_layers}).model
-    params = {"embedding": np.zeros(3), "layers": {"ffn": {"w_up_DF": np.arange(44.0).reshape(11, 2, 2)}}}
+    params = {
+        "embedding": np.zeros(3),
+        "layers": {"ffn": {"w_up_DF": np.arange(44.0).reshape(11, 2, 2)}},
+    }
     split = layer_stack.split_layers(params, c, model.block_table(c))
     if scan_layers:
         chex.assert_trees_all_equal(split["layers_0"]["0"], params["layers"])
@@ -138,14 +164,18 @@ def test_the_derivative_of_split_layers_equals_that_of_indexing():
         return sum((i + 1) * jnp.sum(jnp.sin(rows[i]) * head) for i in range(3))
 
     def split(p):
-        return [layer_stack.split_layers(p, c, model.block_table(c))[f"layers_{i}"]["ffn"]["w_up_DF"] for i in range(3)]
+        return [
+            layer_stack.split_layers(p, c, model.block_table(c))[f"layers_{i}"]["ffn"]["w_up_DF"]
+            for i in range(3)
+        ]
 
     ours = jax.grad(lambda p: loss(split(p), p["head"]))(params)
     plain = jax.grad(lambda p: loss(p["layers"]["ffn"]["w_up_DF"], p["head"]))(params)
     chex.assert_trees_all_close(ours, plain, rtol=1e-6)
 
 
-# (d_in, d_out) by path, for the published standard deviations: Glorot and Bengio 2010, He et al. 2015, GPT-2's code.
+# (d_in, d_out) by path, for the published standard deviations: Glorot and Bengio 2010, He et al.
+# 2015, GPT-2's code.
 FANS = {
     "attention/w_q_DHK": (64, 128),
     "attention/w_k_DGK": (64, 64),
@@ -170,22 +200,33 @@ def documented_std(init, path, n_layers):
 
 @pytest.mark.parametrize("init", ["glorot", "he", "gpt2"])
 def test_initializers_have_their_documented_standard_deviation_and_cut(init):
-    sizes = {"d_model": 64, "n_heads": 8, "n_kv_heads": 4, "d_head": 16, "d_ff": 96, "vocab_size": 100}
+    sizes = {
+        "d_model": 64,
+        "n_heads": 8,
+        "n_kv_heads": 4,
+        "d_head": 16,
+        "d_ff": 96,
+        "vocab_size": 100,
+    }
     values = initial(init=init, **sizes)
     for path in FANS:
         x = np.float64(values[path if path.startswith("head") else f"layers_1/{path}"])
         expected = documented_std(init, path, n_layers=2)
-        # The standard errors of mean and std of n normal draws are 1/sqrt(n) and 1/sqrt(2n) sigma; 5 of them allow
-        # one failure in a million.
+        # The standard errors of mean and std of n normal draws are 1/sqrt(n) and 1/sqrt(2n) sigma;
+        # 5 of them allow one failure in a million.
         assert abs(x.mean()) < 5 * expected / math.sqrt(x.size), path
         assert abs(x.std() / expected - 1) < 5 / math.sqrt(2 * x.size), path
         largest = np.abs(x).max() / expected
         assert largest <= 3 / CUT * (1 + 1e-6) if init == "glorot" else largest > 3, path
-    assert abs(np.std(values["embedding"]) / (0.02 if init == "gpt2" else 1) - 1) < 5 / math.sqrt(2 * 6400)
+    assert abs(np.std(values["embedding"]) / (0.02 if init == "gpt2" else 1) - 1) < 5 / math.sqrt(
+        2 * 6400
+    )
 
 
 def test_embed_std_scales_the_initial_embeddings():
-    np.testing.assert_allclose(initial(embed_std=0.5)["embedding"], 0.5 * initial()["embedding"], rtol=1e-6)
+    np.testing.assert_allclose(
+        initial(embed_std=0.5)["embedding"], 0.5 * initial()["embedding"], rtol=1e-6
+    )
 
 
 def test_an_initializer_of_the_config_is_not_a_distribution():
@@ -194,11 +235,28 @@ def test_an_initializer_of_the_config_is_not_a_distribution():
 
 
 def test_gains_start_at_one_and_biases_at_zero():
-    values = initial(norm="layer", qk_norm=True, attn_bias=True, ffn_bias=True, head_bias=True, zero_init_residual=True)
-    table = parameter_table(
-        tiny(model={"norm": "layer", "qk_norm": True, "attn_bias": True, "ffn_bias": True, "head_bias": True}).model
+    values = initial(
+        norm="layer",
+        qk_norm=True,
+        attn_bias=True,
+        ffn_bias=True,
+        head_bias=True,
+        zero_init_residual=True,
     )
-    table = {path.replace("layers/", f"layers_{i}/"): p for path, p in table.items() for i in range(2)}
+    table = parameter_table(
+        tiny(
+            model={
+                "norm": "layer",
+                "qk_norm": True,
+                "attn_bias": True,
+                "ffn_bias": True,
+                "head_bias": True,
+            }
+        ).model
+    )
+    table = {
+        path.replace("layers/", f"layers_{i}/"): p for path, p in table.items() for i in range(2)
+    }
     assert values.keys() == table.keys()
     for path, p in table.items():
         if p.kind in ("norm", "bias"):
@@ -220,7 +278,9 @@ GOLDEN = {
 @pytest.mark.parametrize(("init", "path"), GOLDEN)
 def test_initial_values_do_not_change_between_versions(init, path):
     """GOLDEN holds the values of seed 7 in November 2026, on jax 0.10.2 and 0.12.0."""
-    np.testing.assert_allclose(np.ravel(initial(init=init)[path])[:3], GOLDEN[init, path], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.ravel(initial(init=init)[path])[:3], GOLDEN[init, path], rtol=1e-6
+    )
 
 
 def test_bfloat16_parameters_are_the_rounded_float32_ones():
@@ -232,4 +292,8 @@ def test_attention_may_declare_a_parameter_for_some_layers(monkeypatch):
     """As docs/changing-the-model.md says of a layer in place of attention."""
     monkeypatch.setattr(model, "bias", lambda *args: dataclasses.replace(bias(*args), layers=(0,)))
     c = tiny(model={"attn_bias": True}).model
-    assert ["b_q_HK" in model.attention_table(c, layer) for layer in (0, 1, None)] == [True, False, True]
+    assert ["b_q_HK" in model.attention_table(c, layer) for layer in (0, 1, None)] == [
+        True,
+        False,
+        True,
+    ]

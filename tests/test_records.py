@@ -1,7 +1,9 @@
-"""Records of ours: whoever reads one with wrong values says which, in lines without a traceback, and exits with 2.
+"""Records of ours: whoever reads one with wrong values says which, in lines without a traceback,
+and exits with 2.
 
-A checksum protects a record from damage. It says nothing of one that somebody else, or other code, has written, so each
-is changed here and its checksum computed again: types, ranges, missing keys, nesting, numbers beyond any machine's.
+A checksum protects a record from damage. It says nothing of one that somebody else, or other code,
+has written, so each is changed here and its checksum computed again: types, ranges, missing keys,
+nesting, numbers beyond any machine's.
 """
 
 import copy
@@ -33,7 +35,24 @@ from lm.workdir.checkpoints import _record_digest, read_metas
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import check_checkpoints, check_workdir
 
-WRONG = (None, True, -1, 0, 2**70, 1e308, 0.5, "NaN", "Infinity", "", "many", [], [1], ["a", []], {}, {"a": {"b": 1}})
+WRONG = (
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1e308,
+    0.5,
+    "NaN",
+    "Infinity",
+    "",
+    "many",
+    [],
+    [1],
+    ["a", []],
+    {},
+    {"a": {"b": 1}},
+)
 SUFFERED = (
     results.RUNS,
     "summary.json",
@@ -43,14 +62,22 @@ AMOUNT = [10, slow(100)]
 
 def places(value, where=()):
     """Yield (container, key, where) of every value inside nested lists and objects."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in list(items):
         yield value, key, (*where, key)
         yield from places(item, (*where, key))
 
 
 def mutated(value, draw: random.Random):
-    """Return a copy with one value changed, left out, nested or added, and what was done; each depth is as likely."""
+    """Return a copy with one value changed, left out, nested or added, and what was done; each
+    depth is as likely.
+    """
     value = copy.deepcopy(value)
     groups = {}
     for place in places(value):
@@ -69,7 +96,9 @@ def mutated(value, draw: random.Random):
 
 
 def fuzz(path: Path, load, dump, readers, n: int) -> None:
-    """Change a record n times; each reader succeeds, or refuses it so that launchers do not try again."""
+    """Change a record n times; each reader succeeds, or refuses it so that launchers do not try
+    again.
+    """
     before, draw = path.read_bytes(), random.Random(2)
     good, refused = load(before.decode()), 0
     for _ in range(n):
@@ -93,7 +122,11 @@ def fuzz(path: Path, load, dump, readers, n: int) -> None:
 
 
 def without(key: str, record):
-    return {name: value for name, value in record.items() if name != key} if isinstance(record, dict) else record
+    return (
+        {name: value for name, value in record.items() if name != key}
+        if isinstance(record, dict)
+        else record
+    )
 
 
 def signed(record: dict) -> str:
@@ -107,7 +140,9 @@ def signed_checkpoint(record: dict) -> str:
 
 @pytest.mark.parametrize("n", AMOUNT)
 def test_records_of_a_run_are_read_by_their_shapes(bench, command, tmp_path, n):
-    """run.json, config.json, summary.json, the record of a checkpoint; a table says "damaged" and shows the others."""
+    """run.json, config.json, summary.json, the record of a checkpoint; a table says "damaged" and
+    shows the others.
+    """
     reference, run = bench.reference(), tmp_path / "runs" / "a"
     shutil.copytree(reference, run)
     config = from_dict(json.loads((reference / "config.json").read_text()))
@@ -122,11 +157,31 @@ def test_records_of_a_run_are_read_by_their_shapes(bench, command, tmp_path, n):
     }
     for name in ("config.json", "run.json"):
         fuzz(run / name, json.loads, to_json, quick, n)
-        fuzz(run / name, json.loads, to_json, {"show": lambda: command(show.main, f"--workdir={run}", "--step=3")}, n)
+        fuzz(
+            run / name,
+            json.loads,
+            to_json,
+            {"show": lambda: command(show.main, f"--workdir={run}", "--step=3")},
+            n,
+        )
     fuzz(run / "summary.json", json.loads, signed, quick, 5 * n)
-    fuzz(run / "summary.json", json.loads, signed, {"compare": lambda: command(compare.main, run, reference)}, n)
-    fuzz(run / "checkpoints" / "12" / "meta" / "metadata", json.loads, signed_checkpoint, of_checkpoints, 3 * n)
-    (run / "summary.json").write_text(signed(json.loads((run / "summary.json").read_text()) | {"goodput": None}))
+    fuzz(
+        run / "summary.json",
+        json.loads,
+        signed,
+        {"compare": lambda: command(compare.main, run, reference)},
+        n,
+    )
+    fuzz(
+        run / "checkpoints" / "12" / "meta" / "metadata",
+        json.loads,
+        signed_checkpoint,
+        of_checkpoints,
+        3 * n,
+    )
+    (run / "summary.json").write_text(
+        signed(json.loads((run / "summary.json").read_text()) | {"goodput": None})
+    )
     shutil.copytree(reference, run.parent / "b")
     code, output = command(runs.main, run.parent)
     assert (code, output.count("finished"), output.count("damaged")) == (0, 1, 1)
@@ -138,11 +193,16 @@ def test_lines_of_metrics_are_read_by_their_shape(bench, tmp_path, n):
     path = Path(shutil.copy(bench.reference() / "metrics.jsonl", tmp_path))
 
     def dump(lines) -> str:
-        texts = (metrics.to_line(without("crc32", x)) if isinstance(x, dict) else to_json(x) for x in lines)
+        texts = (
+            metrics.to_line(without("crc32", x)) if isinstance(x, dict) else to_json(x)
+            for x in lines
+        )
         return "".join(f"{text}\n" for text in texts)
 
     readers = {
-        "evaluations": lambda: metrics.validation_losses(metrics.read_evaluations(path)[0]) and None,
+        "evaluations": lambda: (
+            metrics.validation_losses(metrics.read_evaluations(path)[0]) and None
+        ),
         "curve": lambda: loss_curve(metrics.iter_metrics(path)) and None,
         "resume": lambda: metrics.MetricsWriter(tmp_path, resume_step=12, writes=False) and None,
     }
@@ -169,7 +229,9 @@ def test_a_manifest_of_a_mirror_is_read_by_its_shape(bench, tmp_path, n):
 
 @pytest.mark.parametrize("n", AMOUNT)
 @pytest.mark.parametrize("axis", [None, "size"])
-def test_records_of_a_sweep_and_of_a_page_are_read_by_their_shapes(command, tmp_path, monkeypatch, axis, n):
+def test_records_of_a_sweep_and_of_a_page_are_read_by_their_shapes(
+    command, tmp_path, monkeypatch, axis, n
+):
     monkeypatch.setattr("lm.sweeps.report.figures", lambda analysis: {})
     record, found = sweep({"s": (100, 0.1), "m": (200, 0.0)} if axis else None, axis)
 
@@ -195,11 +257,15 @@ def test_records_of_a_sweep_and_of_a_page_are_read_by_their_shapes(command, tmp_
     page = tmp_path / "pages" / "gates"
     page.parent.mkdir()
     publish(report.read_finished(folder), page.parent)
-    of_sweep, of_page = ({"report": lambda path=path: command(report.main, path)} for path in (folder, page))
+    of_sweep, of_page = (
+        {"report": lambda path=path: command(report.main, path)} for path in (folder, page)
+    )
     fuzz(folder / "sweep.json", json.loads, dump_record, of_sweep, n)
     fuzz(folder / "runs.jsonl", lines, dump_lines, of_sweep, n)
     fuzz(page / "sweep.json", json.loads, to_json, of_page, n)
-    fuzz(page / "runs.csv", lambda text: list(csv.reader(io.StringIO(text))), dump_table, of_page, n)
+    fuzz(
+        page / "runs.csv", lambda text: list(csv.reader(io.StringIO(text))), dump_table, of_page, n
+    )
     (page / "sweep.json").write_text(to_json(record | {"margin": [0.005]}))
     code, output = command(report.main, page)
     assert (code, "sweep.json is corrupted: margin is a list, not a number" in output) == (2, True)
@@ -213,17 +279,24 @@ def test_records_of_a_corpus_are_read_by_their_shapes(command, tmp_path, n):
     cache = tmp_path / "cache"
     readers = {
         "open": lambda: (
-            shards.describe(shards.open_shards(str(tmp_path / "out"), cache, lambda line: None).record) and None
+            shards.describe(
+                shards.open_shards(str(tmp_path / "out"), cache, lambda line: None).record
+            )
+            and None
         ),
         "verify": lambda: command(prepare.main, "--verify=out"),
     }
     fuzz(tmp_path / "out" / "manifest.json", json.loads, to_json, readers, 3 * n)
-    config = dataclasses.replace(DataConfig(), source=f"text:{tmp_path / 'a.txt'}", cache_dir=str(cache))
+    config = dataclasses.replace(
+        DataConfig(), source=f"text:{tmp_path / 'a.txt'}", cache_dir=str(cache)
+    )
     open_corpus(config, seq_len=16, say=lambda line: None)
     (counts,) = cache.glob("*/*/counts.json")
 
     def read():
-        recorded = {path.name: sha256_of(path) for path in counts.parent.iterdir() if path.name != CHECKSUMS}
+        recorded = {
+            path.name: sha256_of(path) for path in counts.parent.iterdir() if path.name != CHECKSUMS
+        }
         (counts.parent / CHECKSUMS).write_text(to_json(recorded))
         open_corpus(config, seq_len=16, say=lambda line: None)
 

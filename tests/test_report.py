@@ -1,4 +1,6 @@
-"""The report of a small synthetic sweep: the files it writes, what it publishes, and what it refuses."""
+"""The report of a small synthetic sweep: the files it writes, what it publishes, and what it
+refuses.
+"""
 
 import base64
 import csv
@@ -27,7 +29,9 @@ SIZES = {"small": (100, 0.4), "large": (400, 0.0)}
 def undrawn(monkeypatch):
     """Replace the figures by empty ones, for tests of everything else."""
     monkeypatch.setattr(report, "figures", lambda a: dict.fromkeys(report.CAPTIONS))
-    monkeypatch.setattr(report, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    monkeypatch.setattr(
+        report, "to_bytes", lambda figure, kind: b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    )
 
 
 def write(workdir, record, runs):
@@ -56,18 +60,29 @@ def test_every_verdict_has_a_sentence():
     record, runs = sweep()
     text = text_of(record, runs)
     assert "* Higher loss by more than 0.005: wide than plain (" in text
-    assert re.search(r"^\* Placebo, whose true difference is 0: .*: not significant, as it should be\.$", text, re.M)
+    assert re.search(
+        r"^\* Placebo, whose true difference is 0: .*: not significant, as it should be\.$",
+        text,
+        re.M,
+    )
     noisy = [dataclasses.replace(r, test_loss=r.test_loss + 0.3 * (-1) ** r.seed)
              if (r.phase, r.variant) == ("final", "gated") else r for r in runs]  # fmt: skip
-    assert "* Neither a difference nor equality within 0.005 is shown: gated and plain (" in text_of(record, noisy)
+    assert (
+        "* Neither a difference nor equality within 0.005 is shown: gated and plain ("
+        in text_of(record, noisy)
+    )
     for margin, sentence in (
         (0.3, "The same within 0.3"),
         (0.1, "Different, but the difference may be smaller than 0.1"),
     ):
         assert f"* {sentence}: gated and plain (" in text_of(record | {"margin": margin}, runs)
     lost = {"status": "diverged", "diverged_step": 1, "test_loss": None, "val_loss": None}
-    diverged = [dataclasses.replace(r, **lost) if (r.variant, r.seed) == ("wide", 3) else r for r in runs]
-    assert "* No result: wide and plain (unstable: 1 of 5 and 0 of 5 runs diverged)." in text_of(record, diverged)
+    diverged = [
+        dataclasses.replace(r, **lost) if (r.variant, r.seed) == ("wide", 3) else r for r in runs
+    ]
+    assert "* No result: wide and plain (unstable: 1 of 5 and 0 of 5 runs diverged)." in text_of(
+        record, diverged
+    )
 
 
 def test_a_published_run_that_is_trained_again_is_compared():
@@ -79,21 +94,35 @@ def test_a_published_run_that_is_trained_again_is_compared():
         again = dataclasses.replace(published, phase="again", test_loss=loss, processor=processor)
         text = text_of(record, [*runs, again]).partition("## Results")[0]
         shown = "–" if loss is None else f"{loss:.4f}"
-        assert f"The published plain was trained again with seed 1: {shown} instead of 2.0000." in text
+        assert (
+            f"The published plain was trained again with seed 1: {shown} instead of 2.0000." in text
+        )
         assert ("WARNING" in text) is not agree
     assert "trained again" not in text_of(record, runs)
 
 
 def test_with_sizes_the_report_has_the_mean_the_cells_and_the_compute():
     text = text_of(*sweep(SIZES, "size"))
-    assert re.search(r"^\* gated saves \d\d % \[.*\] of the training compute that plain needs", text, re.M)
+    assert re.search(
+        r"^\* gated saves \d\d % \[.*\] of the training compute that plain needs", text, re.M
+    )
     assert re.search(r"^\| gated − plain over 2 sizes \|.*\| \d\d % \[-?\d+, \d+\] \|", text, re.M)
     assert "| gated − plain at small |" in text
-    assert re.search(r"^\* wide needs \d+ % \[\d+, \d+\] more training compute than plain", text, re.M)
-    assert re.search(r"^\| gated − plain over 2 sizes \|.*\| 2 / 0 \| \d\.\d+ \| \[.*\] \|.*\| × 1.00 \|", text, re.M)
+    assert re.search(
+        r"^\* wide needs \d+ % \[\d+, \d+\] more training compute than plain", text, re.M
+    )
+    assert re.search(
+        r"^\| gated − plain over 2 sizes \|.*\| 2 / 0 \| \d\.\d+ \| \[.*\] \|.*\| × 1.00 \|",
+        text,
+        re.M,
+    )
     a = analyze(*sweep(SIZES, "size"))
-    corrected = dataclasses.replace(a, claims=[dataclasses.replace(c, p_holm=0.3) for c in a.claims])
-    assert "* That gated saves training compute, or needs more, is not shown" in report.to_markdown(corrected, {})
+    corrected = dataclasses.replace(
+        a, claims=[dataclasses.replace(c, p_holm=0.3) for c in a.claims]
+    )
+    assert "* That gated saves training compute, or needs more, is not shown" in report.to_markdown(
+        corrected, {}
+    )
 
 
 def test_many_comparisons_are_sorted_below_the_placebo_with_a_table_of_the_cells(monkeypatch):
@@ -119,7 +148,9 @@ def test_a_quick_budget_supports_no_conclusions(tmp_path, undrawn, capsys):
     assert not (tmp_path / "docs").exists()
 
 
-def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, undrawn, monkeypatch):
+def test_a_page_compares_its_differences_with_the_verdicts_of_others(
+    tmp_path, undrawn, monkeypatch
+):
     monkeypatch.setattr(others, "MIN_ROWS", 2)
     page = tmp_path / "gates"
     page.mkdir()
@@ -130,7 +161,9 @@ def test_a_page_compares_its_differences_with_the_verdicts_of_others(tmp_path, u
     ]
     (page / "others.csv").write_text("\n".join(["change,source,verdict,evidence,url", *rows]))
     text = report.publish(analyze(*sweep()), tmp_path).read_text()
-    assert re.search(r"^\| gated \| -0.1\S* \| \[better\]\(https://a.org/x_y\) \| – \|$", text, re.M)
+    assert re.search(
+        r"^\| gated \| -0.1\S* \| \[better\]\(https://a.org/x_y\) \| – \|$", text, re.M
+    )
     assert "lab A +1.00 (2 changes). This is" in text
     good = "gated,A,better,,https://a.org"
     for row in (
@@ -151,7 +184,10 @@ def test_an_unfinished_sweep_names_what_is_missing_and_the_command(tmp_path, cap
     assert command.main([str(workdir)]) == 2
     error = capsys.readouterr().err
     assert "wide" in error
-    assert "python -m lm.sweep --config /somewhere/configs/sweeps/gates.py --workdir=/elsewhere/gates" in error
+    assert (
+        "python -m lm.sweep --config /somewhere/configs/sweeps/gates.py --workdir=/elsewhere/gates"
+        in error
+    )
     assert command.main([str(tmp_path)]) == 2
     assert "holds no sweep" in capsys.readouterr().err
 
@@ -187,14 +223,25 @@ def test_all_files_are_written_and_hold_the_unrounded_numbers(written):
     with open(workdir / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     found = json.loads((workdir / "report.json").read_text())
-    assert [float(row["mean"]) for row in rows] == pytest.approx([c.difference.mean for c in a.claims], rel=1e-9)
+    assert [float(row["mean"]) for row in rows] == pytest.approx(
+        [c.difference.mean for c in a.claims], rel=1e-9
+    )
     assert [claim["p_holm"] for claim in found["claims"][:2]] == [c.p_holm for c in a.claims[:2]]
-    assert [row["verdict"] for row in rows] == [c.verdict for c in a.claims] == [c["verdict"] for c in found["claims"]]
-    assert found["variants"][1]["test_losses"] == {str(s): x for s, x in a.variants["gated"].losses.items()}
+    assert (
+        [row["verdict"] for row in rows]
+        == [c.verdict for c in a.claims]
+        == [c["verdict"] for c in found["claims"]]
+    )
+    assert found["variants"][1]["test_losses"] == {
+        str(s): x for s, x in a.variants["gated"].losses.items()
+    }
     with open(workdir / "runs.csv", newline="") as file:
         losses = [float(row["test_loss"]) for row in csv.DictReader(file)]
     assert losses == [run.test_loss for run in a.runs]
-    assert all((workdir / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in report.CAPTIONS)
+    assert all(
+        (workdir / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        for name in report.CAPTIONS
+    )
 
 
 def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
@@ -203,7 +250,9 @@ def test_the_html_page_is_self_contained_and_its_tables_scroll(written):
     assert len(sources) == len(report.CAPTIONS)
     for source in sources:
         svg = xml.etree.ElementTree.fromstring(base64.b64decode(source.removeprefix(start)))
-        links = [v for e in svg.iter() for name, v in e.attrib.items() if name.endswith(("href", "src"))]
+        links = [
+            v for e in svg.iter() for name, v in e.attrib.items() if name.endswith(("href", "src"))
+        ]
         assert all(link.startswith(("#", "data:")) for link in links)
     assert page.count('<div class="scroll"><table>') == page.count("<table>") == 2
     assert ".scroll { overflow-x: auto; }" in page
@@ -216,7 +265,9 @@ EVIL += " \x1b[2J \u202e"
 
 
 def test_nothing_that_a_sweep_contains_becomes_markup():
-    """Every text of a sweep is replaced by markup; the report has the elements of the template alone."""
+    """Every text of a sweep is replaced by markup; the report has the elements of the template
+    alone.
+    """
     record, runs = sweep()
     clean = report.to_html(text_of(record, runs), "t", {})
     for key in ("name", "question", "background", "base"):
@@ -231,7 +282,9 @@ def test_nothing_that_a_sweep_contains_becomes_markup():
     a = analyze(record, runs)
     a = dataclasses.replace(a, failed={EVIL: EVIL}, warnings={"failed": [EVIL], "machines": [EVIL]})
     text = report.to_markdown(a, {})
-    assert "<script" not in "".join(line for line in text.splitlines() if not line.startswith("    "))
+    assert "<script" not in "".join(
+        line for line in text.splitlines() if not line.startswith("    ")
+    )
     tags = re.findall(r"<\w+", report.to_html(text, EVIL, {}))
     assert not set("\x1b\u202e") & set(text)
     assert set(tags) == set(re.findall(r"<\w+", clean)) | {"<li", "<ul"}
@@ -240,7 +293,10 @@ def test_nothing_that_a_sweep_contains_becomes_markup():
 
 
 def test_a_published_page_can_be_written_again_from_its_runs(tmp_path, undrawn, capsys):
-    workdir, docs = write(tmp_path / "gates-full", *sweep(SIZES, "size")), tmp_path / "docs" / "results"
+    workdir, docs = (
+        write(tmp_path / "gates-full", *sweep(SIZES, "size")),
+        tmp_path / "docs" / "results",
+    )
     assert command.main([str(workdir), "--publish", str(docs)]) == 0
     text = (docs / "gates.md").read_text()
     assert not re.search(r"(?<![\w.])/\w+", text)
@@ -248,20 +304,30 @@ def test_a_published_page_can_be_written_again_from_its_runs(tmp_path, undrawn, 
     assert "python -m lm.sweep --config gates.py --workdir=gates\n" in text
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", text)
     assert pictures == [f"gates/{name}.png" for name in report.CAPTIONS]
-    before = {path.name: path.read_bytes() for path in [docs / "gates.md", *(docs / "gates").iterdir()]}
+    before = {
+        path.name: path.read_bytes() for path in [docs / "gates.md", *(docs / "gates").iterdir()]
+    }
     published = json.loads(before["sweep.json"])["variants"]
     assert "config" not in published["gated, small"]
     assert published["plain, small"]["config"]["optimizer.name"] == "adamw"
-    assert not any(path in text for path in (b"/somewhere", b"/elsewhere") for text in before.values())
+    assert not any(
+        path in text for path in (b"/somewhere", b"/elsewhere") for text in before.values()
+    )
     assert command.main([str(docs / "gates")]) == 0
-    assert {path.name: path.read_bytes() for path in [docs / "gates.md", *(docs / "gates").iterdir()]} == before
+    assert {
+        path.name: path.read_bytes() for path in [docs / "gates.md", *(docs / "gates").iterdir()]
+    } == before
     assert command.main([str(docs / "gates"), "--publish", str(docs)]) == 2
 
 
 @pytest.mark.parametrize("link", ["gates", "gates.md", "gates/runs.csv", "gates/differences.png"])
 def test_nothing_is_published_through_a_link(tmp_path, undrawn, capsys, link):
     """A linked folder is refused, and the link of a file is replaced."""
-    workdir, docs, outside = write(tmp_path / "s", *sweep()), tmp_path / "docs", tmp_path / "outside"
+    workdir, docs, outside = (
+        write(tmp_path / "s", *sweep()),
+        tmp_path / "docs",
+        tmp_path / "outside",
+    )
     (docs / "gates" if "/" in link else docs).mkdir(parents=True)
     outside.mkdir() if link == "gates" else outside.write_text("kept")
     (docs / link).symlink_to(outside)
@@ -275,9 +341,17 @@ def test_nothing_is_published_through_a_link(tmp_path, undrawn, capsys, link):
 
 
 def paths_of(value, path=()):
-    """Yield the path of every value in nested dicts and lists; of a list, only the first item; of variants, one."""
+    """Yield the path of every value in nested dicts and lists; of a list, only the first item; of
+    variants, one.
+    """
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:1])
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         if path != ("variants",) or key == "gated":
             yield from paths_of(item, (*path, key))
@@ -301,7 +375,9 @@ def test_any_value_of_another_type_is_reported_or_has_no_effect(tmp_path, undraw
     for path in list(paths_of(record))[1:][part]:
         for new in (None, {"wrong": {}}):
             wrong = replaced(record, path, new)
-            (tmp_path / "sweep.json").write_text(to_json(wrong | {"sha256": records._checksum(wrong)}))
+            (tmp_path / "sweep.json").write_text(
+                to_json(wrong | {"sha256": records._checksum(wrong)})
+            )
             assert command.main([str(tmp_path)]) in (0, 2), (path, new)
 
 

@@ -31,9 +31,11 @@ from lm.workdir.saved_run import WEIGHTS_OF
 
 @pytest.fixture
 def runs_of(bench, tmp_path):
-    """Return make(name, steps=12, summary=True, cut=None, **config) -> the directory of a copy of the reference run.
+    """Return make(name, steps=12, summary=True, cut=None, **config) -> the directory of a copy of
+    the reference run.
 
-    `steps` and the further keys are set in its config.json; after a `cut`, its metrics end at this step.
+    `steps` and the further keys are set in its config.json; after a `cut`, its metrics end at this
+    step.
     """
 
     def make(name, steps=12, summary=True, cut=None, data=None, **keys):
@@ -57,7 +59,9 @@ def runs_of(bench, tmp_path):
 
 
 def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, command, tmp_path):
-    """A status says what became of a run: a lock that is held, a summary, or the last step of how many."""
+    """A status says what became of a run: a lock that is held, a summary, or the last step of how
+    many.
+    """
     runs_of("finished")
     runs_of("stopped", steps=60, summary=False, cut=8)
     runs_of("extended", steps=24)
@@ -65,7 +69,11 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
     held = runs_of("held", steps=60, summary=False)
     summary = json.loads((runs_of("early", steps=60) / "summary.json").read_text())
     del summary["crc32"]
-    for name, status in (("early", "stopped"), ("nonfinite", "nonfinite"), ("interrupted", "interrupted")):
+    for name, status in (
+        ("early", "stopped"),
+        ("nonfinite", "nonfinite"),
+        ("interrupted", "interrupted"),
+    ):
         path = tmp_path / "runs" / name if name == "early" else runs_of(name, steps=60)
         write_text(path / "summary.json", to_json(with_checksum(summary | {"status": status})))
     imported = runs_of("imported", data={"name": f"{WEIGHTS_OF}model", "fingerprint": "a" * 64})
@@ -74,7 +82,9 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
     (tmp_path / "runs" / "damaged").mkdir()
     (tmp_path / "runs" / "damaged" / "config.json").write_text("{")
     (tmp_path / "runs" / "exported").mkdir()
-    (tmp_path / "runs" / "exported" / "config.json").write_text('{"model_type": "llama"}')  # of Hugging Face: no run
+    (tmp_path / "runs" / "exported" / "config.json").write_text(
+        '{"model_type": "llama"}'
+    )  # of Hugging Face: no run
     with lock(held):
         code, output = command(__main__.main, "runs")
     lines = {line.split()[0]: re.split("  +", line) for line in output.splitlines() if line}
@@ -89,8 +99,16 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
     assert "exported" not in lines
     assert "config.json is corrupted" in output
     assert lines["fallback"][1] == "python_docs (fallback)"
-    metrics, summary = read_metrics(bench.reference() / "metrics.jsonl"), summary_of(bench.reference())
-    own = [summary["data"], f"{summary['n_params']:,}", "12", f"{min(validation_losses(metrics).values()):.4f}"]
+    metrics, summary = (
+        read_metrics(bench.reference() / "metrics.jsonl"),
+        summary_of(bench.reference()),
+    )
+    own = [
+        summary["data"],
+        f"{summary['n_params']:,}",
+        "12",
+        f"{min(validation_losses(metrics).values()):.4f}",
+    ]
     assert lines["finished"][1:5] == lines["held"][1:5] == own
     assert lines["imported"][1:3] == [f"{WEIGHTS_OF}model", own[1]]
     assert "losses are of different texts" in output
@@ -98,14 +116,18 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
 
 
 def test_runs_of_different_texts_are_compared_with_a_mark(runs_of, command, tmp_path, monkeypatch):
-    """In the table, in a line of its own and in the labels of the picture, which is beside the runs."""
+    """In the table, in a line of its own and in the labels of the picture, which is beside the
+    runs.
+    """
     runs_of("first")
     runs_of("second", seed=7)
     runs_of("fallback", data={"name": "python_docs (fallback)", "fingerprint": "f" * 64})
     code, output = command(compare.main, "runs/first", "runs/second")
     assert (code, "different texts" in output, "\ndata" in output) == (0, False, False)
     drawn = []
-    monkeypatch.setattr("lm.training.loss_curve.loss_curves", lambda *given: drawn.append(given) or loss_curve([]))
+    monkeypatch.setattr(
+        "lm.training.loss_curve.loss_curves", lambda *given: drawn.append(given) or loss_curve([])
+    )
     code, output = command(compare.main, "runs/first", "runs/fallback")
     assert code == 0
     assert re.search(r"\ndata +text.*  python_docs \(fallback\)\n", output)
@@ -118,7 +140,13 @@ def test_runs_of_different_texts_are_compared_with_a_mark(runs_of, command, tmp_
     assert not (tmp_path / "compare.png").exists()
 
 
-COMMANDS_OF_A_RUN = {"generate": [], "evaluate": [], "inspect": ["--prompt=x"], "show": [], "hf": ["--output=out"]}
+COMMANDS_OF_A_RUN = {
+    "generate": [],
+    "evaluate": [],
+    "inspect": ["--prompt=x"],
+    "show": [],
+    "hf": ["--output=out"],
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS_OF_A_RUN)
@@ -129,7 +157,12 @@ def test_a_run_is_named_by_its_directory_alone_or_with_workdir(name, command, tm
     (tmp_path / "runs" / "mine" / "config.json").write_text("{")
     for directory in (["runs/mine"], ["--workdir", "runs/mine"], ["--workdir=runs/mine"]):
         code, output = command(__main__.main, name, *more, *directory)
-        assert (code, "runs/mine" in output, "usage" in output, "required" in output) == (2, True, False, False), output
+        assert (code, "runs/mine" in output, "usage" in output, "required" in output) == (
+            2,
+            True,
+            False,
+            False,
+        ), output
     for directory in (["runs/mien"], ["--workdir=runs/mien"]):
         code, output = command(__main__.main, name, *more, *directory)
         text = output.replace(f"{tmp_path}/", "")
@@ -167,7 +200,11 @@ def test_keys_are_shown_on_request_and_among_configs_of_one_name(runs_of, comman
     code, output = command(runs.main, "runs", "--keys")
     assert (code, "pipe is a pipe or a device" in output) == (2, True)
     (tmp_path / "runs" / "piped" / "pipe").unlink()
-    found = {line.split()[0]: line for line in command(runs.main, "runs", "--keys")[1].splitlines() if line}
+    found = {
+        line.split()[0]: line
+        for line in command(runs.main, "runs", "--keys")[1].splitlines()
+        if line
+    }
     assert found["first"].endswith("  train.seed=0")
     assert found["second"].endswith("  train.seed=7")
     assert found["other"].endswith(" %")  # it is the only one of its name
@@ -176,7 +213,11 @@ def test_keys_are_shown_on_request_and_among_configs_of_one_name(runs_of, comman
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_lines_fit_the_terminal_and_are_whole_in_a_file(runs_of, command, monkeypatch, width):
     name = "a-long-name-of-a-run-that-nobody-can-read-20261128-043012"
-    runs_of(name, seed=3, data={"name": "python_docs of a long name (fallback)", "fingerprint": "f" * 64})
+    runs_of(
+        name,
+        seed=3,
+        data={"name": "python_docs of a long name (fallback)", "fingerprint": "f" * 64},
+    )
     runs_of("other", steps=60)
     assert f"{name}  python_docs of a long name (fallback)  " in command(runs.main, "runs")[1]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -189,7 +230,9 @@ def test_lines_fit_the_terminal_and_are_whole_in_a_file(runs_of, command, monkey
 
 
 def test_a_table_of_many_runs_and_long_metrics_takes_little_memory(runs_of, tmp_path):
-    """The lines of training are not kept, in lm.runs, in a curve, or when a run is resumed: 10^6 took 1.6 GiB."""
+    """The lines of training are not kept, in lm.runs, in a curve, or when a run is resumed: 10^6
+    took 1.6 GiB.
+    """
     path = runs_of("long", steps=10**6, summary=False) / "metrics.jsonl"
     with open(path, "a") as file:
         for step in range(13, 30_000):
@@ -211,7 +254,9 @@ def test_a_table_of_many_runs_and_long_metrics_takes_little_memory(runs_of, tmp_
 
 def test_two_runs_are_compared_by_their_configs_losses_and_curves(bench, command, tmp_path):
     for name, seed in (("a", 0), ("b\x1b[2J", 7)):
-        config = json.loads((shutil.copytree(bench.reference(), tmp_path / name) / "config.json").read_text())
+        config = json.loads(
+            (shutil.copytree(bench.reference(), tmp_path / name) / "config.json").read_text()
+        )
         config["train"]["seed"] = seed
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     code, output = command(compare.main, "a", "b\x1b[2J")
@@ -236,9 +281,16 @@ def test_a_shell_completes_commands_options_config_keys_and_their_values(tmp_pat
         "lm hf export --w": "--workdir",
         "lm train --config.optimizer.name=ad": "--config.optimizer.name=adamw",
     }.items():
-        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "PYTHONPATH": str(ROOT)}
+        asked = {
+            "_ARGCOMPLETE": "1",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+            "PYTHONPATH": str(ROOT),
+        }
         out = {"_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
-        subprocess.run([sys.executable, "-m", "lm"], env=os.environ | asked | out, timeout=60, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "lm"], env=os.environ | asked | out, timeout=60, check=True
+        )
         assert (tmp_path / "out").read_text().strip() == expected
 
 

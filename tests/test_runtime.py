@@ -14,7 +14,10 @@ def only_cpu(monkeypatch):
     """A machine on which JAX fell back to the CPU."""
 
     def devices(name):
-        raise RuntimeError(f"Backend '{name}' failed to initialize: driver too old.\nAvailable backends are ['cpu'].")
+        raise RuntimeError(
+            f"Backend '{name}' failed to initialize: driver too old.\nAvailable backends are "
+            "['cpu']."
+        )
 
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     monkeypatch.setattr(jax, "devices", devices)
@@ -22,9 +25,12 @@ def only_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "backend", "excluded"), [("gpu", "cuda", None), ("tpu", "tpu", None), ("gpu", "cuda", "cpu")]
+    ("platform", "backend", "excluded"),
+    [("gpu", "cuda", None), ("tpu", "tpu", None), ("gpu", "cuda", "cpu")],
 )
-def test_a_missing_platform_is_an_error_with_the_reason_of_jax(only_cpu, monkeypatch, platform, backend, excluded):
+def test_a_missing_platform_is_an_error_with_the_reason_of_jax(
+    only_cpu, monkeypatch, platform, backend, excluded
+):
     found = "cpu"
     if excluded:
         monkeypatch.setenv("JAX_PLATFORMS", excluded)
@@ -35,7 +41,9 @@ def test_a_missing_platform_is_an_error_with_the_reason_of_jax(only_cpu, monkeyp
     assert runtime.ADVICE[platform] in str(caught.value)
 
 
-@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")])
+@pytest.mark.parametrize(
+    "error", [AssertionError(), RuntimeError("Unable to initialize backend 'cuda'")]
+)
 def test_a_missing_platform_in_the_environment_is_an_error(monkeypatch, error):
     def default_backend():
         raise error
@@ -54,7 +62,11 @@ def test_train_stops_without_the_platform_before_it_creates_the_workdir(train, t
 
 
 def test_settings_that_the_bits_of_a_run_depend_on_do_not_follow_the_environment():
-    others = {"jax_threefry_partitionable": False, "jax_enable_x64": True, "jax_default_prng_impl": "rbg"}
+    others = {
+        "jax_threefry_partitionable": False,
+        "jax_enable_x64": True,
+        "jax_default_prng_impl": "rbg",
+    }
     for name, value in others.items():
         jax.config.update(name, value)
     try:
@@ -67,13 +79,21 @@ def test_settings_that_the_bits_of_a_run_depend_on_do_not_follow_the_environment
 
 def test_on_gpus_xla_generates_no_kernels_of_products_unless_the_user_wants_them(monkeypatch):
     own = "--xla_gpu_enable_triton_gemm=true"
-    for plugin, version, expected in ((True, "0.12.0.1", True), (True, "0.13.0", False), (None, "0.10.2", False)):
+    for plugin, version, expected in (
+        (True, "0.12.0.1", True),
+        (True, "0.13.0", False),
+        (None, "0.10.2", False),
+    ):
         monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name, plugin=plugin: plugin)
-        monkeypatch.setattr(runtime.importlib.metadata, "version", lambda package, version=version: version)
+        monkeypatch.setattr(
+            runtime.importlib.metadata, "version", lambda package, version=version: version
+        )
         monkeypatch.setenv("XLA_FLAGS", own)
         for _ in range(2):
             runtime.start_jax(retain_memory=False)
-        assert os.environ["XLA_FLAGS"].split() == runtime.QUICK_TO_COMPILE.split() * expected + [own]
+        assert os.environ["XLA_FLAGS"].split() == runtime.QUICK_TO_COMPILE.split() * expected + [
+            own
+        ]
 
 
 def test_jax_reports_compilations_by_the_name_that_is_expected(monkeypatch):

@@ -1,4 +1,6 @@
-"""The command lm.sweep: dry run, training, interruption, resumption, several processes, and other designs."""
+"""The command lm.sweep: dry run, training, interruption, resumption, several processes, and other
+designs.
+"""
 
 import contextlib
 import dataclasses
@@ -26,7 +28,9 @@ def finished(bench):
     return workdir, output
 
 
-def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(bench, tmp_path, monkeypatch):
+def test_a_dry_run_prints_the_plan_without_compiling_and_writes_nothing(
+    bench, tmp_path, monkeypatch
+):
     from lm.sweeps import variants
 
     monkeypatch.setattr(variants, "fingerprint", None)
@@ -50,8 +54,15 @@ def test_a_dry_run_estimates_the_time_if_asked(bench, tmp_path):
 def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
     workdir, output = finished
     found = results(workdir)
-    tuned = {name: {key[2][0] for key in found if key[:2] == ("tuning", name)} for name in ("mlp", "glu", "wild")}
-    assert tuned == {"mlp": {0.03, 0.1, 0.3}, "glu": {0.02, 0.04, 0.08, 0.16}, "wild": {0.1, 0.2, 1e30}}
+    tuned = {
+        name: {key[2][0] for key in found if key[:2] == ("tuning", name)}
+        for name in ("mlp", "glu", "wild")
+    }
+    assert tuned == {
+        "mlp": {0.03, 0.1, 0.3},
+        "glu": {0.02, 0.04, 0.08, 0.16},
+        "wild": {0.1, 0.2, 1e30},
+    }
     final = {name: {key[2:] for key in found if key[:2] == ("final", name)} for name in tuned}
     assert all({seed for _, seed in of_variant} == set(SEEDS) for of_variant in final.values())
     rates = {name: {point[0] for point, _ in of_variant} for name, of_variant in final.items()}
@@ -65,7 +76,11 @@ def test_every_run_is_trained_once_and_divergence_is_a_result(finished):
         diverged = key[2] == (1e30,)
         assert trained.status == ("diverged" if diverged else "finished")
         assert (trained.test_loss is None) == diverged
-        assert diverged or ([step for step, _ in trained.curve], trained.steps, trained.tokens) == ([4, 8], 8, 512)
+        assert diverged or ([step for step, _ in trained.curve], trained.steps, trained.tokens) == (
+            [4, 8],
+            8,
+            512,
+        )
     assert f"glu: tuned to learning_rate {glu} (best tried: learning_rate 0.08)" in output
 
 
@@ -74,7 +89,12 @@ def test_a_run_of_a_sweep_equals_the_run_of_lm_train(bench, finished, tmp_path):
     (point, seed) = next(key[2:] for key in results(finished[0]) if key[:2] == ("final", "mlp"))
     changes = ["--config.model.ffn=mlp", "--config.model.dropout=0", "--config.train.steps=8"]
     changes += [f"--config.train.seed={seed}", "--config.optimizer.warmup_steps=1"]
-    assert bench.train(tmp_path / "run", *changes, f"--config.optimizer.learning_rate={point[0]}").returncode == 0
+    assert (
+        bench.train(
+            tmp_path / "run", *changes, f"--config.optimizer.learning_rate={point[0]}"
+        ).returncode
+        == 0
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     ours = results(finished[0])["final", "mlp", point, seed]
     assert ours.val_loss == pytest.approx(summary["val_loss"], rel=1e-5)
@@ -98,7 +118,9 @@ def test_repeated_kills_do_not_change_the_results(bench, tmp_path):
             assert process.wait(timeout=300) == (-end if end == signal.SIGKILL else 128 + end)
         assert before.items() <= results(workdir).items()  # finished runs do not change
         if end != signal.SIGKILL:
-            assert list(workdir.glob("unfinished/*/checkpoints/[0-9]*"))  # the runs in progress were saved
+            assert list(
+                workdir.glob("unfinished/*/checkpoints/[0-9]*")
+            )  # the runs in progress were saved
     for directory in (workdir, tmp_path / "whole"):
         done = subprocess.run(command(directory), capture_output=True, timeout=600, **pipes)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -110,14 +132,22 @@ def test_repeated_kills_do_not_change_the_results(bench, tmp_path):
 
 @pytest.mark.slow
 def test_several_processes_divide_the_work(bench, tmp_path):
-    """One process is killed while it trains; another then trains its runs. The design is a product of two lists."""
+    """One process is killed while it trains; another then trains its runs. The design is a product
+    of two lists.
+    """
     fields = """
         tune={"optimizer.weight_decay": (0.1, 0.3)},
         variants={name: tiny.variants[name] for name in ("mlp", "glu")},
         comparisons=(("glu", "mlp"),),
     """
     config = changed(tmp_path / "lists.py", fields)
-    pipes = {"cwd": bench.base, "env": bench.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    pipes = {
+        "cwd": bench.base,
+        "env": bench.env,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     processes = [subprocess.Popen(command(tmp_path / "sweep", config), **pipes) for _ in range(3)]
     for line in processes[0].stdout:
         if line.startswith(("step", "waiting")):
@@ -129,20 +159,28 @@ def test_several_processes_divide_the_work(bench, tmp_path):
     assert one.returncode == 0, one.stdout
     found = results(tmp_path / "sweep")
     assert found == results(tmp_path / "one")
-    assert {tuple(run.point) for run in found.values()} == {("optimizer.learning_rate", "optimizer.weight_decay")}
+    assert {tuple(run.point) for run in found.values()} == {
+        ("optimizer.learning_rate", "optimizer.weight_decay")
+    }
     tuned = {key[2] for key in found if key[:2] == ("tuning", "mlp")}
     assert {decay for _, decay in tuned} > {0.1, 0.3}  # the best one of two is at an edge
 
 
 @pytest.mark.slow
 def test_variants_that_start_from_other_runs(bench, tmp_path):
-    """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate needs no tuning."""
+    """Each seed starts from its own run. With 0 steps it evaluates that run. One learning rate
+    needs no tuning.
+    """
     for seed in SEEDS:
-        done = bench.train(tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0")
+        done = bench.train(
+            tmp_path / f"start-{seed}", f"--config.train.seed={seed}", "--config.model.dropout=0"
+        )
         assert done.returncode == 0
     start = {"init_from": str(tmp_path / "start-{seed}"), "optimizer.learning_rate": (1e-3,)}
     variants = {"mlp": start | {"train.steps": 0}, "wild": start | {"train.steps": 4}}
-    config = changed(tmp_path / "tiny_sweep.py", f'variants={variants!r}, comparisons=(("wild", "mlp"),)')
+    config = changed(
+        tmp_path / "tiny_sweep.py", f'variants={variants!r}, comparisons=(("wild", "mlp"),)'
+    )
     code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
     assert code == 0, output
     assert "not used: -" in output
@@ -158,7 +196,10 @@ def test_variants_that_start_from_other_runs(bench, tmp_path):
 
 
 def mixed(other: str, weight: float = 1.0) -> dict:
-    return {"data.mixture": (("a", "text:text.txt", weight), ("b", other, 1.0)), "data.order": "epochs"}
+    return {
+        "data.mixture": (("a", "text:text.txt", weight), ("b", other, 1.0)),
+        "data.order": "epochs",
+    }
 
 
 PACKED = {"data.packing": "documents", "data.order": "epochs"}
@@ -181,7 +222,9 @@ def test_losses_of_different_tokens_are_not_compared(bench, tmp_path, ours, thei
     """Another order, other weights of a mixture and another number of training tokens are legal."""
     (bench.base / "other.txt").write_text("".join(reversed((bench.base / "text.txt").read_text())))
     variants = {"a": ours, "b": theirs}
-    fields = f"variants={variants!r}, baseline='a', comparisons=(('b', 'a'),), learning_rates=(0.1,)"
+    fields = (
+        f"variants={variants!r}, baseline='a', comparisons=(('b', 'a'),), learning_rates=(0.1,)"
+    )
     code, output = run(bench, "--dry-run", config=changed(tmp_path / "tokens.py", fields))
     assert code == (2 if named else 0), output
     assert not named or f"different tokens ({named})" in output
@@ -189,15 +232,19 @@ def test_losses_of_different_tokens_are_not_compared(bench, tmp_path, ours, thei
 
 @pytest.mark.slow
 def test_a_sweep_over_the_weights_of_a_mixture_compares_by_source(bench, tmp_path):
-    """The mean losses of two mixtures have other weights, so only those of each source are compared."""
+    """The mean losses of two mixtures have other weights, so only those of each source are
+    compared.
+    """
     mixture = '(("a", "text:{0}", {1}), ("b", "text:{0}", 1.0))'
-    variants = {name: mixture.format(bench.text, weight) for name, weight in (("even", 1.0), ("more", 3.0))}
+    variants = {
+        name: mixture.format(bench.text, weight) for name, weight in (("even", 1.0), ("more", 3.0))
+    }
     fields = ", ".join(f"{name!r}: {{'data.mixture': {value}}}" for name, value in variants.items())
     config = changed(
         tmp_path / "mixed.py",
-        f"variants={{{fields}}}, baseline='even', comparisons=(('more', 'even'),), placebo={{}}, sizes={{}}, "
-        "learning_rates=(0.1,), values=tiny.values | {'data.order': 'epochs', "
-        "'eval.probes': ('recall',)}",
+        f"variants={{{fields}}}, baseline='even', comparisons=(('more', 'even'),), placebo={{}}, "
+        f"sizes={{}}, learning_rates=(0.1,), values=tiny.values | "
+        "{'data.order': 'epochs', 'eval.probes': ('recall',)}",
     )
     code, output = run(bench, "--workdir", tmp_path / "sweep", config=config)
     assert code == 0, output
@@ -230,13 +277,22 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert run(bench, "demo", "--publish", "docs/results", main=report.main, config=None)[0] == 0
     before = results(bench.base / "demo")
     code, output = run(
-        bench, "--study", "demo", "--add", "tied head", "--set", "model.tie_embeddings=True", config=None
+        bench,
+        "--study",
+        "demo",
+        "--add",
+        "tied head",
+        "--set",
+        "model.tie_embeddings=True",
+        config=None,
     )
     assert code == 0, output
     assert output.count("of mlp") == 2  # one run in each cell, to compare it with the published one
     found = results(bench.base / "sweeps" / "demo+tied_head-full")
     kept = {key: run for key, run in before.items() if not key[1].startswith("glu")}
-    assert {key: dataclasses.replace(run, curve=()) for key, run in kept.items()} == {key: found[key] for key in kept}
+    assert {key: dataclasses.replace(run, curve=()) for key, run in kept.items()} == {
+        key: found[key] for key in kept
+    }
     again = {key: run for key, run in found.items() if key[0] == "again"}
     assert [key[1] for key in again] == ["mlp, one", "mlp, two"]
     for key, run_again in again.items():
@@ -259,8 +315,19 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
         assert code == 2
         assert advice in output
     page = bench.base / "docs" / "results" / "demo" / "sweep.json"
-    page.write_text(page.read_text().replace('"tokens": 512', '"tokens": 513').replace('b1": 0.9', 'b1": 0.8'))
-    more = ("--workdir", "elsewhere", "--study", "demo", "--add", "tied", "--set", "model.tie_embeddings=True")
+    page.write_text(
+        page.read_text().replace('"tokens": 512', '"tokens": 513').replace('b1": 0.9', 'b1": 0.8')
+    )
+    more = (
+        "--workdir",
+        "elsewhere",
+        "--study",
+        "demo",
+        "--add",
+        "tied",
+        "--set",
+        "model.tie_embeddings=True",
+    )
     code, output = run(bench, *more, config=None)
     assert code == 2
     assert "tokens: 513 -> 512" in output
@@ -277,13 +344,18 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
         (("--study", "", "--add", "y", "--set", "model.ffn=mlp"), "--set model.key=value"),
         (("--config", str(SWEEP), "--add", ""), "--study"),
         (("--config", str(SWEEP), "--measure"), "--measure belongs to --dry-run"),
-        (("--study", "x", "--add", "y", "--set", "model.ffn=mlp", "--budget", "quick"), "leave out --budget"),
+        (
+            ("--study", "x", "--add", "y", "--set", "model.ffn=mlp", "--budget", "quick"),
+            "leave out --budget",
+        ),
         (("--config", str(SWEEP), "--together=0"), "--together must be at least 1"),
         (("--config", str(SWEEP), "--workdir=gs://bucket/run"), "mount the bucket as a directory"),
         (("--config", str(ROOT / "configs" / "shakespeare.py")), "use python -m lm.train --config"),
     ],
 )
-def test_mistakes_are_errors_and_nothing_is_written(arguments, advice, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_errors_and_nothing_is_written(
+    arguments, advice, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):
         assert sweep.main(list(arguments)) == 2

@@ -1,4 +1,6 @@
-"""docs/tour.ipynb: it runs from a clean state, and the outputs in the repository are small and of one run."""
+"""docs/tour.ipynb: it runs from a clean state, and the outputs in the repository are small and of
+one run.
+"""
 
 import json
 import re
@@ -17,13 +19,17 @@ def code_cells() -> list[dict]:
 
 def figures(cells) -> list[int]:
     """Return how many pictures each cell shows."""
-    return [sum("image/png" in output.get("data", {}) for output in cell["outputs"]) for cell in cells]
+    return [
+        sum("image/png" in output.get("data", {}) for output in cell["outputs"]) for cell in cells
+    ]
 
 
 def test_the_outputs_are_those_of_one_run_from_top_to_bottom():
     cells = code_cells()
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    kinds = {(output["output_type"], output.get("name")) for cell in cells for output in cell["outputs"]}
+    kinds = {
+        (output["output_type"], output.get("name")) for cell in cells for output in cell["outputs"]
+    }
     assert kinds == {("display_data", None), ("stream", "stdout")}
 
 
@@ -31,7 +37,9 @@ def test_the_notebook_is_small_and_names_no_directory_of_a_machine():
     assert NOTEBOOK.stat().st_size < MAX_BYTES
     texts = ["".join(output.get("text", "")) for cell in code_cells() for output in cell["outputs"]]
     assert any(texts)
-    assert not [text for text in texts if re.search(r"(?<!\w)/(tmp|home|root|work|usr|var|Users)/", text)]
+    assert not [
+        text for text in texts if re.search(r"(?<!\w)/(tmp|home|root|work|usr|var|Users)/", text)
+    ]
 
 
 @pytest.mark.slow
@@ -46,7 +54,9 @@ def test_the_notebook_runs_from_a_clean_state(tmp_path, monkeypatch):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    client = nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(NOTEBOOK.parent)}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    )
     client.execute()  # raises if a cell does
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert figures(cells) == figures(code_cells())

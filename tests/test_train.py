@@ -16,8 +16,9 @@ from lm.data import prepare
 from lm.training.finish import joined
 from lm.workdir.metrics import best_step, validation_losses
 
-# One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14 characters:
-# embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16, feed-forward 3 * 16 * 64.
+# One layer of width 16 (2 heads of 8, SwiGLU of 64: 8/3 16 rounded to 64), untied, over 14
+# characters: embedding and head 2 * 14 * 16, three norms 3 * 16, attention 4 * 16 * 16,
+# feed-forward 3 * 16 * 64.
 N_PARAMS = 2 * 14 * 16 + 3 * 16 + 4 * 16 * 16 + 3 * 16 * 64
 
 
@@ -26,7 +27,7 @@ def strict_json(text: str):
     return json.loads(text, parse_constant=pytest.fail)
 
 
-# ---- A run from start to end -------------------------------------------------------------------------------------
+# ---- A run from start to end ---------------------------------------------------------------------
 
 
 def test_a_run_writes_every_documented_file(bench):
@@ -37,7 +38,11 @@ def test_a_run_writes_every_documented_file(bench):
         "summary.json", "loss.png",
     }  # fmt: skip
     config = strict_json((workdir / "config.json").read_text())
-    assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == ("tiny", 16, 12)
+    assert (config["name"], config["model"]["d_model"], config["train"]["steps"]) == (
+        "tiny",
+        16,
+        12,
+    )
     (start,) = strict_json((workdir / "run.json").read_text())["starts"]
     assert {"time", "versions", "git", "host", "argv"} <= set(start)
     assert start["versions"]["jax"] == jax.__version__
@@ -54,8 +59,14 @@ def test_the_summary_has_the_counts_and_losses_of_the_run(bench):
     assert (summary["status"], summary["steps"], summary["tokens"]) == ("finished", 12, 12 * 4 * 16)
     assert (summary["n_params"], summary["data"]) == (N_PARAMS, "text.txt")
     printed = (bench.base / "reference.txt").read_text()
-    assert [text in printed for text in (f"{N_PARAMS:,} parameters", "unigram baseline", "step 12/12")] == [True] * 3
-    final = {line["split"]: line for line in metrics_of(workdir) if "split" in line and line["step"] == 12}
+    assert [
+        text in printed for text in (f"{N_PARAMS:,} parameters", "unigram baseline", "step 12/12")
+    ] == [True] * 3
+    final = {
+        line["split"]: line
+        for line in metrics_of(workdir)
+        if "split" in line and line["step"] == 12
+    }
     assert summary["val_loss"] == final["validation"]["loss"]
     assert summary["test_loss"] == final["test"]["loss"]
     # Every character is one byte, and one token: bits per byte are the loss in bits.
@@ -63,7 +74,10 @@ def test_the_summary_has_the_counts_and_losses_of_the_run(bench):
     assert summary["wall_seconds"] > 0
     assert sum(summary["goodput"].values()) == pytest.approx(1, abs=1e-3)
     assert min(summary["goodput"].values()) >= 0
-    assert summary["config_digest"] == json.loads((workdir / "run.json").read_text())["experiment_digest"]
+    assert (
+        summary["config_digest"]
+        == json.loads((workdir / "run.json").read_text())["experiment_digest"]
+    )
 
 
 def test_the_metrics_have_every_step_and_its_learning_rate(bench):
@@ -81,7 +95,9 @@ def test_the_metrics_have_every_step_and_its_learning_rate(bench):
     evaluations = [(line["step"], line["split"]) for line in lines if "split" in line]
     assert evaluations == [(4, "validation"), (8, "validation"), (12, "validation"), (12, "test")]
     n_validation = len(bench.text.read_text()) * 19 // 20 - len(bench.text.read_text()) * 9 // 10
-    assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {n_validation - 1}
+    assert {line["tokens"] for line in lines if line.get("split") == "validation"} == {
+        n_validation - 1
+    }
     assert lines[-2]["loss"] < lines[4]["loss"]  # the model learned
 
 
@@ -95,8 +111,22 @@ def test_splits_are_joined_by_their_tokens_and_bytes():
     common = {"windows": 4, "data": "text"}
     parts = [
         # 1.5 bytes per token
-        common | {"loss": 2.0, "tokens": 300, "bits_per_byte": 2 / np.log(2) / 1.5, "ema_loss": 1.0, "best_loss": 0.5},
-        common | {"loss": 3.0, "tokens": 100, "bits_per_byte": 3 / np.log(2), "ema_loss": 2.0, "best_loss": 0.1},
+        common
+        | {
+            "loss": 2.0,
+            "tokens": 300,
+            "bits_per_byte": 2 / np.log(2) / 1.5,
+            "ema_loss": 1.0,
+            "best_loss": 0.5,
+        },
+        common
+        | {
+            "loss": 3.0,
+            "tokens": 100,
+            "bits_per_byte": 3 / np.log(2),
+            "ema_loss": 2.0,
+            "best_loss": 0.1,
+        },
     ]
     line = joined(parts)
     assert (line["loss"], line["tokens"], line["windows"]) == (900 / 400, 400, 8)
@@ -119,7 +149,9 @@ def test_mfu_is_logged_if_the_peak_is_known(train, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
-    """With eval.max_batches, the final evaluation of the full split does not score the last checkpoint."""
+    """With eval.max_batches, the final evaluation of the full split does not score the last
+    checkpoint.
+    """
     keys = ["--config.optimizer.schedule=constant", "--config.model.dropout=0"]
     keys.append("--config.optimizer.learning_rate=1e-12")  # too small to change the loss
     assert train(tmp_path / "run", *keys, "--config.eval.max_batches=1")[0] == 0
@@ -127,36 +159,53 @@ def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
     assert set(losses) == {4, 8, 12}
     assert max(losses.values()) - min(losses.values()) < 1e-5
     assert abs(losses[12] - summary_of(tmp_path / "run")["val_loss"]) > 1e-4  # over the full split
-    # Extended with more batches: the new scores are compared with one another only, and the best one so far is kept.
+    # Extended with more batches: the new scores are compared with one another only, and the best
+    # one so far is kept.
     best = best_step(losses, losses)
     keys += ["--config.eval.max_batches=2", "--config.checkpoint.keep=1"]
     for steps in (20, 28):
         assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}", "--resume")[0] == 0
-    assert set(validation_losses(metrics_of(tmp_path / "run"))) == {12, 16, 20, 24, 28}  # step 12 anew
+    assert set(validation_losses(metrics_of(tmp_path / "run"))) == {
+        12,
+        16,
+        20,
+        24,
+        28,
+    }  # step 12 anew
     assert best in checkpoint_steps(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_run_stops_when_its_patience_ends_and_does_not_go_on(train, tmp_path):
-    keys = ("--config.optimizer.learning_rate=1e-30", "--config.eval.every=2", "--config.eval.patience=2")
+    keys = (
+        "--config.optimizer.learning_rate=1e-30",
+        "--config.eval.every=2",
+        "--config.eval.patience=2",
+    )
     code, output = train(tmp_path / "run", *keys)
     assert (code, "no smaller validation loss" in output) == (0, True)
     summary = summary_of(tmp_path / "run")
-    assert (summary["status"], summary["steps"]) == ("stopped", 6)  # the loss of step 2 stays the smallest
+    assert (summary["status"], summary["steps"]) == (
+        "stopped",
+        6,
+    )  # the loss of step 2 stays the smallest
     assert train(tmp_path / "run", *keys, "--resume")[0] == 0
     assert summary_of(tmp_path / "run")["steps"] == summary["steps"]
 
 
 @pytest.mark.slow
 def test_a_run_whose_reader_goes_away_continues(bench, tmp_path):
-    with open(tmp_path / "stderr.txt", "w") as stderr, bench.start(tmp_path / "run", stderr=stderr) as run:
+    with (
+        open(tmp_path / "stderr.txt", "w") as stderr,
+        bench.start(tmp_path / "run", stderr=stderr) as run,
+    ):
         run.stdout.readline()
         run.stdout.close()
         assert run.wait(timeout=600) == 0
     assert summary_of(tmp_path / "run")["status"] == "finished"
 
 
-# ---- Execution options ----------------------------------------------------------------------------------------------
+# ---- Execution options ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -172,12 +221,14 @@ def test_details_and_a_profile_are_written_and_do_not_change_the_run(bench, trai
     assert lines[0]["detail"]["activations"]["layers/output"][0] > 0
     assert (tmp_path / "run" / "diagnostics.png").read_bytes().startswith(b"\x89PNG")
     assert f"diagnostics by layer: {tmp_path / 'run' / 'diagnostics.png'}" in output
-    assert [line for line in metrics_of(tmp_path / "run") if "detail" not in line] == metrics_of(bench.reference())
+    assert [line for line in metrics_of(tmp_path / "run") if "detail" not in line] == metrics_of(
+        bench.reference()
+    )
     assert "profile of steps 3 to 4" in output
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
-# ---- Passwords in URLs -------------------------------------------------------------------------------------------
+# ---- Passwords in URLs ---------------------------------------------------------------------------
 
 
 class Remote(MemoryFileSystem):
@@ -200,8 +251,12 @@ SECRETS = [  # each has "hunter", which is what nobody else may read
 
 
 @pytest.mark.parametrize("place", SECRETS)
-def test_no_secret_of_a_url_is_recorded_or_printed(place, bench, train, command, tmp_path, monkeypatch):
-    """Neither by a run, its mirror and its resumption, nor by what reads the run; the user gives the URL again."""
+def test_no_secret_of_a_url_is_recorded_or_printed(
+    place, bench, train, command, tmp_path, monkeypatch
+):
+    """Neither by a run, its mirror and its resumption, nor by what reads the run; the user gives
+    the URL again.
+    """
     fsspec.register_implementation("remote", Remote, clobber=True)
     monkeypatch.setattr(Remote, "store", {})
     monkeypatch.setattr(Remote, "pseudo_dirs", [""])
@@ -215,17 +270,37 @@ def test_no_secret_of_a_url_is_recorded_or_printed(place, bench, train, command,
     printed.append(train(workdir, *given, "--resume"))
     printed.append(command(evaluate.main, f"--workdir={workdir}", f"--data=text:{url}"))
     printed.append(command(runs.main, tmp_path, "--keys"))
-    printed.append(command(prepare.main, f"--input=text:{url}", "--tokenizer=byte", "--workers=1", "--output=shards"))
+    printed.append(
+        command(
+            prepare.main,
+            f"--input=text:{url}",
+            "--tokenizer=byte",
+            "--workers=1",
+            "--output=shards",
+        )
+    )
     assert [code for code, _ in printed] == [0] * len(printed), printed
     assert "trigram" in printed[2][1]  # the text is that of the run
     printed.append(command(evaluate.main, f"--workdir={workdir}"))
-    printed.append(train(tmp_path / "other", "--config.data.source=text:" + url.replace("text.txt", "absent.txt")))
+    printed.append(
+        train(
+            tmp_path / "other", "--config.data.source=text:" + url.replace("text.txt", "absent.txt")
+        )
+    )
     printed.append(command(compare.main, workdir, bench.reference()))
     assert [code for code, _ in printed[5:]] == [2, 2, 0], printed[5:]
     assert "--data" in printed[5][1]
     files = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    files |= {f"mirror{name}": file.getvalue() for name, file in Remote.store.items() if "/mirror/" in name}
+    files |= {
+        f"mirror{name}": file.getvalue()
+        for name, file in Remote.store.items()
+        if "/mirror/" in name
+    }
     assert sum(name.startswith("mirror") for name in files) > 5
-    assert not [name for name, content in files.items() if b"hunter" in content or "hunter" in name.split("/")[-1]]
+    assert not [
+        name
+        for name, content in files.items()
+        if b"hunter" in content or "hunter" in name.split("/")[-1]
+    ]
     assert not [output for _, output in printed if "hunter" in output]
     assert json.loads((workdir / "config.json").read_text())["data"]["source"].count("***") == 1

@@ -18,7 +18,10 @@ REFUSALS = {
     "misspelled option": ([TINY, "--resum"], ["--resum"]),
     "no config": ([], ["--config"]),
     "workdir is a file": ([TINY, f"--workdir={CONFIG}"], ["is a file"]),
-    "workdir is a URL": ([TINY, "--workdir=gs://bucket/run"], ["--workdir gs://bucket/run", "mount the bucket"]),
+    "workdir is a URL": (
+        [TINY, "--workdir=gs://bucket/run"],
+        ["--workdir gs://bucket/run", "mount the bucket"],
+    ),
 }
 
 
@@ -36,7 +39,10 @@ RUN_REFUSALS = {
         ["--resume", "--config.model.d_model=32", "--config.optimizer.b2=0.9"],
         ["config.model.d_model: 16 -> 32", "config.optimizer.b2: 0.95 -> 0.9"],
     ),
-    "cosine does not grow": (["--resume", "--config.train.steps=24"], ["config.train.steps: 12 -> 24", "schedule"]),
+    "cosine does not grow": (
+        ["--resume", "--config.train.steps=24"],
+        ["config.train.steps: 12 -> 24", "schedule"],
+    ),
     "shrink": (["--resume", "--config.train.steps=6"], ["config.train.steps: 12 -> 6", "shrink"]),
 }
 
@@ -52,9 +58,16 @@ def test_a_run_is_never_overwritten(bench, train):
 
 
 def test_options_that_the_compiler_does_not_know(train, tmp_path):
-    for option, expected in (("xla_absent=1", "xla_absent"), ("xla_cpu_enable_fast_math=yes", "'yes' is not a valid")):
+    for option, expected in (
+        ("xla_absent=1", "xla_absent"),
+        ("xla_cpu_enable_fast_math=yes", "'yes' is not a valid"),
+    ):
         code, output = train(tmp_path / "run", f"--config.train.compiler_options={option}")
-        assert (code, "config.train.compiler_options: " in output, expected in output) == (2, True, True)
+        assert (code, "config.train.compiler_options: " in output, expected in output) == (
+            2,
+            True,
+            True,
+        )
 
 
 def test_mistakes_that_need_the_data(train, tmp_path):
@@ -63,8 +76,14 @@ def test_mistakes_that_need_the_data(train, tmp_path):
     assert "absent.txt" in output
     code, output = train(tmp_path / "run", "--config.data.cache_dir=gs://bucket/cache")
     assert (code, "config.data.cache_dir gs://bucket/cache: URLs" in output) == (2, True)
-    branch = f"--branch_from={tmp_path / 'absent'}", "--config.init_from=gone", "--config.optimizer.schedule=wsd"
-    code, output = train(tmp_path / "run", *branch)  # a branch does not need the run that its source began from
+    branch = (
+        f"--branch_from={tmp_path / 'absent'}",
+        "--config.init_from=gone",
+        "--config.optimizer.schedule=wsd",
+    )
+    code, output = train(
+        tmp_path / "run", *branch
+    )  # a branch does not need the run that its source began from
     assert (code, "--branch_from" in output, "init_from" in output) == (2, True, False)
     prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
     code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)

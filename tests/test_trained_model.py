@@ -22,7 +22,9 @@ def run(bench):
 
 def test_logits_are_those_of_the_model(run):
     ids = run.encode("the cat")
-    expected = jax.jit(model.logits, static_argnums=1)(run.params, run.config.model, np.array([ids]))[0]
+    expected = jax.jit(model.logits, static_argnums=1)(
+        run.params, run.config.model, np.array([ids])
+    )[0]
     np.testing.assert_allclose(run.logits("the cat"), expected, atol=1e-5)
     np.testing.assert_array_equal(run.logits(ids.tolist()), run.logits("the cat"))
 
@@ -62,10 +64,19 @@ def test_generate_returns_a_text_or_a_list(run):
         (lambda run: run.logits("Zeus"), "'Z'"),
         (lambda run: run.with_special_tokens(), "a char tokenizer has no special tokens"),
         (lambda run: run.generate("the", 0), "n_tokens: 0 is out of range; it must be >= 1"),
-        (lambda run: run.generate("the", 3, temperature="hot"), "temperature: 'hot' is not a float"),
+        (
+            lambda run: run.generate("the", 3, temperature="hot"),
+            "temperature: 'hot' is not a float",
+        ),
         (lambda run: run.generate("the", 3, top_k=2.5), "top_k: 2.5 is not an int or none"),
-        (lambda run: run.generate("the", 3, top_p=1.5), "top_p: 1.5 is out of range; it must be <= 1.0"),
-        (lambda run: run.generate("the", 3, min_p=0), "min_p: 0.0 is out of range; it must be > 0.0"),
+        (
+            lambda run: run.generate("the", 3, top_p=1.5),
+            "top_p: 1.5 is out of range; it must be <= 1.0",
+        ),
+        (
+            lambda run: run.generate("the", 3, min_p=0),
+            "min_p: 0.0 is out of range; it must be > 0.0",
+        ),
         (lambda run: run.generate("the", 3, n_samples=0), "n_samples: 0 is out of range"),
         (lambda run: run.generate("the", 3, stop="\n"), r"stop: '\\n' is not a list of texts"),
         (lambda run: run.generate("the", 3, stop=[""]), "stop: a stop string is empty"),
@@ -86,7 +97,12 @@ def test_all_arguments_of_generate_that_are_out_of_range_are_named_at_once(run):
 
 
 def test_numpy_scalars_are_arguments_of_generate():
-    values = {"temperature": np.float32(0.5), "top_k": np.int64(3), "seed": np.uint32(7), "n_tokens": np.int32(2)}
+    values = {
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(3),
+        "seed": np.uint32(7),
+        "n_tokens": np.int32(2),
+    }
     options.check_options(values)
     with pytest.raises(UserError, match=r"top_p: 2\.0 is out of range; it must be <= 1\.0"):
         options.check_options({"top_p": np.float32(2)})
@@ -97,4 +113,6 @@ def test_special_tokens_of_a_prompt_are_encoded_if_asked(run):
     end = [run.tokenizer.end_of_text]
     assert run.encode("<|endoftext|>").tolist() != end
     assert run.with_special_tokens().encode("<|endoftext|>").tolist() == end
-    assert run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
+    assert (
+        run.with_special_tokens().with_special_tokens(False).encode("<|endoftext|>").tolist() != end
+    )

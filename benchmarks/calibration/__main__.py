@@ -1,4 +1,5 @@
-"""Simulate sweeps with a known truth, and print how often the answers are wrong: README.md has the tables.
+"""Simulate sweeps with a known truth, and print how often the answers are wrong: README.md has the
+tables.
 
 python3 -m benchmarks.calibration
 """
@@ -18,8 +19,12 @@ DIFFERENCES = (0.01, 0.02)  # nats per token
 
 @with_exit_code
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0])
-    parser.add_argument("--sweeps", type=int, default=400_000, metavar="N", help="simulated sweeps per row (400000)")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--sweeps", type=int, default=400_000, metavar="N", help="simulated sweeps per row (400000)"
+    )
     n_sweeps = parser.parse_args(argv).sweeps
     for table in (false_positives(n_sweeps), power(n_sweeps // 10), over_cells(n_sweeps // 40)):
         print(table, end="\n\n", flush=True)
@@ -31,19 +36,29 @@ def false_positives(n_sweeps: int) -> str:
     rows = []
     for rule, n_tuning in designs.RULES.items():
         for apart in (None, 0.5):
-            for n_seeds in (10,) if "2 lists" in rule else (5, 8, 10, 20) if n_tuning == 2 else (20,):
+            for n_seeds in (
+                (10,) if "2 lists" in rule else (5, 8, 10, 20) if n_tuning == 2 else (20,)
+            ):
                 n = n_sweeps // 10 if "2 lists" in rule else n_sweeps
                 p = designs.p_values(rule, n_seeds, 0.0, apart, n, np.random.default_rng(0))
-                rows.append([rule, _optima(apart), f"{n_seeds}", *(_share(p < level) for level in LEVELS)])
-    return markdown_table(["final runs at", "optima", "pairs", *(f"p < {level:g}" for level in LEVELS)], rows)
+                rows.append(
+                    [rule, _optima(apart), f"{n_seeds}", *(_share(p < level) for level in LEVELS)]
+                )
+    return markdown_table(
+        ["final runs at", "optima", "pairs", *(f"p < {level:g}" for level in LEVELS)], rows
+    )
 
 
 def power(n_sweeps: int) -> str:
-    """Return how often a true difference is found, alone and as the first of six claims under Holm's correction."""
+    """Return how often a true difference is found, alone and as the first of six claims under
+    Holm's correction.
+    """
     rows = []
     for n_seeds in (5, 8, 10, 16):
         for difference in DIFFERENCES:
-            p = designs.p_values("vertex", n_seeds, difference, None, n_sweeps, np.random.default_rng(1))
+            p = designs.p_values(
+                "vertex", n_seeds, difference, None, n_sweeps, np.random.default_rng(1)
+            )
             rows.append([f"{n_seeds}", f"{difference:g}", _share(p < 0.05), _share(p < 0.05 / 6)])
     return markdown_table(["pairs", "true difference", "p < 0.05", "p < 0.05 / 6"], rows)
 
@@ -54,10 +69,18 @@ def over_cells(n_sweeps: int) -> str:
     for n_cells in (2, 4, 6):
         for tau in (0.0, 0.01):
             found = cells.simulate(n_cells, tau, 10, n_sweeps, np.random.default_rng(2))
-            wrong = [_share(found["p"] < level) for level in LEVELS] if not tau else ["–"] * len(LEVELS)
+            wrong = (
+                [_share(found["p"] < level) for level in LEVELS] if not tau else ["–"] * len(LEVELS)
+            )
             covered = [_share(found[name]) for name in ("mean", "prediction")]
             rows.append([f"{n_cells}", f"{tau:g}", *wrong, *covered])
-    header = ["cells", "tau", *(f"p < {level:g}" for level in LEVELS), "mean covered", "another cell covered"]
+    header = [
+        "cells",
+        "tau",
+        *(f"p < {level:g}" for level in LEVELS),
+        "mean covered",
+        "another cell covered",
+    ]
     return markdown_table(header, rows)
 
 

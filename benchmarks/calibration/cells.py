@@ -1,8 +1,8 @@
 """The mean over cells (texts or sizes): how often its test and its intervals are wrong.
 
-The effects of the cells are drawn from a normal distribution with mean `difference` and standard deviation tau. The
-interval of the mean over these cells should cover the mean of their true effects, and the prediction interval the
-estimate in one more cell.
+The effects of the cells are drawn from a normal distribution with mean `difference` and standard
+deviation tau. The interval of the mean over these cells should cover the mean of their true
+effects, and the prediction interval the estimate in one more cell.
 """
 
 import numpy as np
@@ -13,9 +13,15 @@ SD = 0.016  # of the paired differences: that of two runs, and of the error of t
 
 
 def simulate(n_cells: int, tau: float, n_seeds: int, n_sweeps: int, draw) -> dict[str, np.ndarray]:
-    """Return for each sweep the p-value of the mean if all effects are 0, and whether the two intervals cover."""
-    effects_WC = draw.normal(0, tau, (n_sweeps, n_cells + 1)) if tau else np.zeros((n_sweeps, n_cells + 1))
-    spread_C = SD * np.append(np.linspace(0.6, 1.4, n_cells), 1.0)  # some cells are noisier than others
+    """Return for each sweep the p-value of the mean if all effects are 0, and whether the two
+    intervals cover.
+    """
+    effects_WC = (
+        draw.normal(0, tau, (n_sweeps, n_cells + 1)) if tau else np.zeros((n_sweeps, n_cells + 1))
+    )
+    spread_C = SD * np.append(
+        np.linspace(0.6, 1.4, n_cells), 1.0
+    )  # some cells are noisier than others
     found = {"p": [], "mean": [], "prediction": []}
     for effects_C in effects_WC:
         *rows, new = effects_C[:, None] + draw.normal(0, spread_C[:, None], (n_cells + 1, n_seeds))

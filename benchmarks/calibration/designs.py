@@ -1,10 +1,11 @@
-"""How often two variants of a simulated sweep are found to differ, at the vertex of the tuning runs or the best rate.
+"""How often two variants of a simulated sweep are found to differ, at the vertex of the tuning runs
+or the best rate.
 
-The loss of a variant is a parabola in log2(learning rate). Tuning runs cover a grid; both variants then train on fresh
-paired seeds, at the best rate of the grid (the old rule) or at the vertex of the parabola through the tuning losses
-(the present rule, `lm.sweeps.tuning`), and a plain paired t test compares them. The parameters are those of the
-published sweeps of feed-forward layers, norms and positions (docs/results/*/runs.csv). Everything is vectorized over
-sweeps.
+The loss of a variant is a parabola in log2(learning rate). Tuning runs cover a grid; both variants
+then train on fresh paired seeds, at the best rate of the grid (the old rule) or at the vertex of
+the parabola through the tuning losses (the present rule, `lm.sweeps.tuning`), and a plain paired t
+test compares them. The parameters are those of the published sweeps of feed-forward layers, norms
+and positions (docs/results/*/runs.csv). Everything is vectorized over sweeps.
 """
 
 import numpy as np
@@ -18,19 +19,31 @@ NOISE_SD = 0.009  # of each run
 N_RATES = 5
 MIDDLE = N_RATES // 2
 
-DECAY_CURVATURE, CROSS = 0.01, 0.4  # of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
+DECAY_CURVATURE, CROSS = (
+    0.01,
+    0.4,
+)  # of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
 
 # The tuning seeds of each rule.
-RULES = {"vertex": 2, "best rate": 2, "vertex, 3 tuning seeds": 3, "vertex, 2 lists": 2, "vertex, 2 lists, 4 seeds": 4}
+RULES = {
+    "vertex": 2,
+    "best rate": 2,
+    "vertex, 3 tuning seeds": 3,
+    "vertex, 2 lists": 2,
+    "vertex, 2 lists, 4 seeds": 4,
+}
 
 
-def p_values(rule: str, n_seeds: int, difference: float, apart: float | None, n_sweeps: int, draw) -> np.ndarray:
+def p_values(
+    rule: str, n_seeds: int, difference: float, apart: float | None, n_sweeps: int, draw
+) -> np.ndarray:
     """Return the p-values of n_sweeps simulated sweeps with n_seeds fresh pairs each.
 
     Args:
         rule: a key of RULES.
         difference: the true difference of the variants' minima, in nats per token.
-        apart: the distance of their optima in steps of the grid; None: both are anywhere within a step.
+        apart: the distance of their optima in steps of the grid; None: both are anywhere within a
+            step.
     """
     optima_W2 = MIDDLE + draw.uniform(-0.5, 0.5, (n_sweeps, 2))
     if apart is not None:
@@ -64,20 +77,28 @@ def chosen(rule: str, optimum_W: np.ndarray, draw) -> np.ndarray:
 
 
 def above_by_two_lists(n_tuning: int, optimum_W: np.ndarray, draw) -> np.ndarray:
-    """Return how far above its minimum a loss of two values is where a sweep that tunes both trains its final runs.
+    """Return how far above its minimum a loss of two values is where a sweep that tunes both trains
+    its final runs.
 
-    That is at the vertex in each direction through the best point of the grid, which has 5 x 5 points after extensions
-    and one more on each side. The optimum of the second value is anywhere within a step.
+    That is at the vertex in each direction through the best point of the grid, which has 5 x 5
+    points after extensions and one more on each side. The optimum of the second value is anywhere
+    within a step.
     """
     optima_W2 = np.stack([optimum_W, draw.uniform(-0.5, 0.5, len(optimum_W))], axis=1)
 
     def above(xy):
         x, y = np.moveaxis(xy - optima_W2.reshape(-1, *[1] * (xy.ndim - 2), 2), -1, 0)
-        return CURVATURE * x**2 + DECAY_CURVATURE * y**2 + 2 * CROSS * np.sqrt(CURVATURE * DECAY_CURVATURE) * x * y
+        return (
+            CURVATURE * x**2
+            + DECAY_CURVATURE * y**2
+            + 2 * CROSS * np.sqrt(CURVATURE * DECAY_CURVATURE) * x * y
+        )
 
     at = np.arange(-3, 4)
     grid = np.stack(np.meshgrid(at, at, indexing="ij"), axis=-1)[None]
-    loss_WXY = above(grid) + draw.normal(0, NOISE_SD / np.sqrt(n_tuning), (len(optimum_W), len(at), len(at)))
+    loss_WXY = above(grid) + draw.normal(
+        0, NOISE_SD / np.sqrt(n_tuning), (len(optimum_W), len(at), len(at))
+    )
     best_W = loss_WXY[:, 1:-1, 1:-1].reshape(len(optimum_W), -1).argmin(axis=1)
     i_W, j_W = (index + 1 for index in np.divmod(best_W, len(at) - 2))
     near_3, w = np.array([-1, 0, 1]), np.arange(len(optimum_W))[:, None]

@@ -1,6 +1,7 @@
 """Inject faults into runs, caches, data, configs and sweeps, and judge the outcomes automatically.
 
-`python -m benchmarks.faults --rounds N` runs the campaign; tests/faults/ runs a part of it. The verdicts:
+`python -m benchmarks.faults --rounds N` runs the campaign; tests/faults/ runs a part of it. The
+verdicts:
 
     survived    the command ended with exit code 0, and its result equals that of an undisturbed run to the last
                 bit; or it ended with an error that names the cause (exit code 1 or 2), and nothing intact was lost:

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import faults
-from benchmarks.faults import caches, configs, disks, inputs, kills, mirrors, processes, sweeps, workdirs
+from benchmarks.faults import (
+    caches,
+    configs,
+    disks,
+    inputs,
+    kills,
+    mirrors,
+    processes,
+    sweeps,
+    workdirs,
+)
 from benchmarks.faults.judge import VERDICTS, Trial
 from benchmarks.faults.runs import ROOT, Bench
 from benchmarks.page import fill
@@ -31,10 +41,19 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
     "sigkill": ("a run killed by SIGKILL in a process of its own", kills.at_random_moments),
     "files": ("each file of a workdir damaged in six ways", workdirs.damaged_files),
     "directories": ("each directory of a workdir deleted or emptied", workdirs.damaged_directories),
-    "generate": ("each file of a workdir damaged in six ways, then `lm.generate`", workdirs.damaged_for_generation),
+    "generate": (
+        "each file of a workdir damaged in six ways, then `lm.generate`",
+        workdirs.damaged_for_generation,
+    ),
     "hostile": ("links, pipes and other entries in a workdir", workdirs.hostile_entries),
-    "mirror_files": ("each file of a mirror damaged in six ways, then an empty workdir", mirrors.damaged),
-    "mirror_kill": ("a run killed by SIGKILL, and its workdir deleted, with a mirror", mirrors.killed),
+    "mirror_files": (
+        "each file of a mirror damaged in six ways, then an empty workdir",
+        mirrors.damaged,
+    ),
+    "mirror_kill": (
+        "a run killed by SIGKILL, and its workdir deleted, with a mirror",
+        mirrors.killed,
+    ),
     "token_cache": ("each file of a token cache damaged in six ways", caches.damaged_tokens),
     "program_cache": ("a cached program of JAX damaged", caches.damaged_programs),
     "full_disk": ("a disk that is full or read-only", disks.full),
@@ -43,8 +62,14 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
     "texts": ("random bytes as a text", inputs.random_texts),
     "shards": ("each file of a folder of token shards damaged in six ways", inputs.damaged_shards),
     "tokenizers": ("a tokenizer.json with random changes", inputs.random_tokenizers),
-    "sweep_report": ("each file of a sweep damaged in six ways, then its report", sweeps.damaged_for_report),
-    "sweep_files": ("each file of a sweep damaged in one of six ways, then rerun", sweeps.damaged_files),
+    "sweep_report": (
+        "each file of a sweep damaged in six ways, then its report",
+        sweeps.damaged_for_report,
+    ),
+    "sweep_files": (
+        "each file of a sweep damaged in one of six ways, then rerun",
+        sweeps.damaged_files,
+    ),
     "sweep_kill": ("a sweep killed at random moments", sweeps.killed),
     "processes": ("processes that share a workdir or a cache", processes.sharing),
 }
@@ -62,7 +87,10 @@ def main() -> int:
                 if trial.verdict != "survived":
                     text = f"{kind}: {trial.fault}: {trial.verdict}: {trial.reason}"
                     print(text.replace(directory, "BASE"), flush=True)
-            print(f"round {number}: {kind}: {dict(counts[kind])}, {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"round {number}: {kind}: {dict(counts[kind])}, {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
             if a.publish:
                 publish({kind: counts[kind]})
     print(table(counts))
@@ -75,12 +103,27 @@ def parse_arguments() -> argparse.Namespace:
         description=faults.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=1, help="number of times to inject all faults (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the first round (%(default)s)")
-    parser.add_argument("--limit", type=int, metavar="N", help="inject at most N faults of each kind in each round")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(
-        "--publish", action="store_true", help="replace the rows of these kinds in the table of docs/reliability.md"
+        "--rounds", type=int, default=1, help="number of times to inject all faults (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of the first round (%(default)s)"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="inject at most N faults of each kind in each round"
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=KINDS,
+        default=list(KINDS),
+        metavar="KIND",
+        help=", ".join(KINDS),
+    )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="replace the rows of these kinds in the table of docs/reliability.md",
     )
     return parser.parse_args()
 
@@ -100,7 +143,9 @@ def _numbers(found: collections.Counter) -> list[str]:
 def publish(counts: dict[str, collections.Counter]) -> None:
     """Replace the rows of these kinds in benchmarks/results/faults.json and docs/reliability.md."""
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    rows |= {kind: {verdict: found[verdict] for verdict in VERDICTS} for kind, found in counts.items()}
+    rows |= {
+        kind: {verdict: found[verdict] for verdict in VERDICTS} for kind, found in counts.items()
+    }
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     text = table({kind: collections.Counter(found) for kind, found in rows.items()})
     fill(PAGE, "faults", text)

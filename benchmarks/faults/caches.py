@@ -11,7 +11,11 @@ from benchmarks.faults.damage import WAYS, damage, files_below
 from benchmarks.faults.judge import Outcome, Trial, judge
 from benchmarks.faults.runs import Bench, call, differences
 
-VARIANTS = ({"tokenizer": "char"}, {"tokenizer": "bpe:300"}, {"tokenizer": "word", "packing": "documents"})
+VARIANTS = (
+    {"tokenizer": "char"},
+    {"tokenizer": "bpe:300"},
+    {"tokenizer": "word", "packing": "documents"},
+)
 
 
 def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -25,7 +29,9 @@ def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def open_corpus(settings: dict) -> tuple[Outcome, dict]:
-    """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run depends on."""
+    """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run
+    depends on.
+    """
     from lm import data
     from lm.config import DataConfig
     from lm.errors import with_exit_code
@@ -47,7 +53,11 @@ def open_corpus(settings: dict) -> tuple[Outcome, dict]:
 
 def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage all compiled programs in JAX's cache in every way, and train in a new process."""
-    cache, whole, workdir = bench.base / "cache", bench.base / "cache_whole", bench.base / "programs_run"
+    cache, whole, workdir = (
+        bench.base / "cache",
+        bench.base / "cache_whole",
+        bench.base / "programs_run",
+    )
     if bench.reference and not whole.exists():
         shutil.copytree(cache, whole)
     for way in WAYS:

@@ -1,4 +1,6 @@
-"""Random config values and config files. Loading them must end with a config or with an error for the user."""
+"""Random config values and config files. Loading them must end with a config or with an error for
+the user.
+"""
 
 import random
 import string
@@ -29,12 +31,16 @@ PIECES = (
 
 
 def random_values(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Load the tiny config with one to four random overrides, by the parser of lm.train's command line."""
+    """Load the tiny config with one to four random overrides, by the parser of lm.train's command
+    line.
+    """
     from lm.config.schema import schema
 
     names = list(schema())
     for _ in range(VALUES_PER_ROUND):
-        overrides = [f"--config.{_name(names, draw)}{_value(draw)}" for _ in range(draw.randint(1, 4))]
+        overrides = [
+            f"--config.{_name(names, draw)}{_value(draw)}" for _ in range(draw.randint(1, 4))
+        ]
         yield _load([f"--config={CONFIG}", *overrides], " ".join(overrides))
 
 
@@ -65,14 +71,26 @@ def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
     outcome = call(loading, arguments)
     # A Ctrl-C inside a config file is the only other documented outcome.
     documented = outcome._replace(code=2) if outcome.code == 130 else outcome
-    return judge(fault[:300], documented, changed, names=("config.", "--config", path.name, "interrupted", "error:"))
+    return judge(
+        fault[:300],
+        documented,
+        changed,
+        names=("config.", "--config", path.name, "interrupted", "error:"),
+    )
 
 
 def _name(names: list[str], draw: random.Random) -> str:
     name = draw.choice(names)
     if draw.random() < 0.2:
         i = draw.randrange(len(name))
-        name = draw.choice((name[:i] + name[i + 1 :], name[:i] + "." + name[i:], name.partition(".")[0], name + ".x"))
+        name = draw.choice(
+            (
+                name[:i] + name[i + 1 :],
+                name[:i] + "." + name[i:],
+                name.partition(".")[0],
+                name + ".x",
+            )
+        )
     return name
 
 

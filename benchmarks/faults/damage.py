@@ -13,11 +13,17 @@ OTHER_JSON = (None, 3, "text", [], [1, 2, 3], {}, {"steps": "many"}, [{}], [[]],
 def files_below(directory: Path) -> list[Path]:
     """Return the sorted non-empty files of a directory, except locks."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return [path for path in paths if path.name != ".lock" and not path.name.endswith(".lock") and path.stat().st_size]
+    return [
+        path
+        for path in paths
+        if path.name != ".lock" and not path.name.endswith(".lock") and path.stat().st_size
+    ]
 
 
 def damage(path: Path, way: str, draw: random.Random) -> None:
-    """Damage a file in one of WAYS: "replaced" writes other valid JSON over JSON, and random bytes over the rest."""
+    """Damage a file in one of WAYS: "replaced" writes other valid JSON over JSON, and random bytes
+    over the rest.
+    """
     content = path.read_bytes()
     if way == "deleted":
         path.unlink()
@@ -37,7 +43,9 @@ def damage(path: Path, way: str, draw: random.Random) -> None:
 
 
 def replaced(content: bytes, draw: random.Random) -> bytes:
-    """Return other content: valid JSON of another shape, or with one changed value, if the content is JSON."""
+    """Return other content: valid JSON of another shape, or with one changed value, if the content
+    is JSON.
+    """
     try:
         value = json.loads(content)
     except ValueError:
@@ -52,7 +60,13 @@ def replaced(content: bytes, draw: random.Random) -> bytes:
 
 def _places(value) -> Iterator[tuple]:
     """Yield (container, key) of every value inside nested lists and objects."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield value, key
         yield from _places(item)
@@ -62,5 +76,8 @@ def fingerprint(directory: Path) -> str:
     """Return a digest of all names and contents below a directory."""
     found = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
-        found.update(f"{path.relative_to(directory)}\0".encode() + (path.read_bytes() if path.is_file() else b""))
+        found.update(
+            f"{path.relative_to(directory)}\0".encode()
+            + (path.read_bytes() if path.is_file() else b"")
+        )
     return found.hexdigest()

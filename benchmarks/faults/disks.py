@@ -17,7 +17,9 @@ N_SIZES = 20
 def small_disk(directory: Path, size: str) -> Iterator[Path | None]:
     """Mount a file system of this size in a directory; None where that is not permitted."""
     directory.mkdir(exist_ok=True)
-    mounted = shutil.which("mount") and not _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory))
+    mounted = shutil.which("mount") and not _run(
+        "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)
+    )
     try:
         yield directory if mounted else None
     finally:
@@ -48,9 +50,13 @@ def _trial(bench: Bench, disk: Path, fault: str) -> Trial:
     def losses(outcome: Outcome) -> list[str]:
         if outcome.code == 0:
             return []
-        left = [path.name for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]
+        left = [
+            path.name for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name
+        ]
         repeated = outcome.output.count("No space left") > 1
-        return [f"partial files are left behind: {left}"] * bool(left) + ["two lines report the full disk"] * repeated
+        return [f"partial files are left behind: {left}"] * bool(left) + [
+            "two lines report the full disk"
+        ] * repeated
 
     return judge_and_undo(
         fault,

@@ -23,7 +23,9 @@ def random_texts(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
     path = bench.base / "random.txt"
     for _ in range(N_TEXTS):
-        path.write_bytes(b"".join(draw.choice(PARTS) * draw.randint(1, 30) for _ in range(draw.randint(0, 30))))
+        path.write_bytes(
+            b"".join(draw.choice(PARTS) * draw.randint(1, 30) for _ in range(draw.randint(0, 30)))
+        )
         if draw.random() < 0.1:
             path.write_bytes(draw.randbytes(draw.randint(0, 500)))
         tokenizer = draw.choice(("char", "byte", "word", "bpe:300"))
@@ -32,11 +34,17 @@ def random_texts(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         changed = []
         if outcome.code == 0 and tokenizer in ("char", "byte", "bpe:300"):
             made = tokenizers.from_json(found["tokenizer"])
-            parts = [_decode(made, found[name]) for name in ("train", "validation", "test") if name in found]
+            parts = [
+                _decode(made, found[name])
+                for name in ("train", "validation", "test")
+                if name in found
+            ]
             text = path.read_bytes().decode().removeprefix("\ufeff")
             if "".join(parts) != text:
                 changed.append("the tokens do not decode to the text")
-        yield judge(f"{tokenizer}: {path.read_bytes()[:60]!r}", outcome, changed, names=(path.name, "split"))
+        yield judge(
+            f"{tokenizer}: {path.read_bytes()[:60]!r}", outcome, changed, names=(path.name, "split")
+        )
 
 
 def _decode(tokenizer, split: tuple) -> str:
@@ -54,7 +62,12 @@ def damaged_shards(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         documents = bench.base / "documents.jsonl"
         lines = [line for line in bench.text.read_text().splitlines() if line.strip()]
         documents.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines * 3))
-        arguments = [f"--input=jsonl:{documents}", "--tokenizer=bpe:300", f"--output={whole}", "--validation=0.3"]
+        arguments = [
+            f"--input=jsonl:{documents}",
+            "--tokenizer=bpe:300",
+            f"--output={whole}",
+            "--validation=0.3",
+        ]
         assert call(prepare.main, [*arguments, "--unit_mb=0.004", "--workers=1"]).code == 0
 
     def read(shards: Path) -> tuple[Outcome, dict]:

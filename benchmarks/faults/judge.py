@@ -36,7 +36,8 @@ def judge(
     """Return the verdict on a command that ran after a fault.
 
     Args:
-        differences: how its result differs from that of an undisturbed command; empty if it is the same.
+        differences: how its result differs from that of an undisturbed command; empty if it is the
+            same.
         losses: intact things that were deleted or changed.
         names: an error must contain one of these, such as the name of the damaged file.
     """
@@ -47,5 +48,7 @@ def judge(
     if outcome.code == 0 and differences:
         return Trial(fault, "lost" if "WARNING" in outcome.output else "silent", differences[0])
     if outcome.code and not any(name in outcome.output for name in names):
-        return Trial(fault, "traceback", f"the error names none of {', '.join(names)}: {outcome.last_line}")
+        return Trial(
+            fault, "traceback", f"the error names none of {', '.join(names)}: {outcome.last_line}"
+        )
     return Trial(fault, "survived")

@@ -23,7 +23,9 @@ def before_each_operation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Kill a resumed run likewise. In every second round its newest checkpoint is corrupted before it resumes."""
+    """Kill a resumed run likewise. In every second round its newest checkpoint is corrupted before
+    it resumes.
+    """
     corrupted = draw.random() < 0.5
     expected, start = bench.resumed, bench.interrupted
     if corrupted:
@@ -49,9 +51,9 @@ def resumed(bench: Bench, state: Path, fault: str, expected: Path, *, steps: boo
 def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Path]:
     """Run lm.train, and yield a copy of each distinct workdir that a kill could leave.
 
-    At each such moment all threads of the run are stopped (SIGSTOP), its directory is copied, and it continues. SIGKILL
-    would leave the same files, because what a process has written remains when it is killed. The run resumes a copy of
-    the workdir `start`, or is new.
+    At each such moment all threads of the run are stopped (SIGSTOP), its directory is copied, and
+    it continues. SIGKILL would leave the same files, because what a process has written remains
+    when it is killed. The run resumes a copy of the workdir `start`, or is new.
     """
     home = bench.base / "kills"
     shutil.rmtree(home, ignore_errors=True)
@@ -85,7 +87,9 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
 
 
 def _copied(process: subprocess.Popen, workdir: Path, copy: Path, seen: set[str]) -> bool:
-    """Copy the workdir of a stopped run, unless the same state was seen before; return whether it was copied."""
+    """Copy the workdir of a stopped run, unless the same state was seen before; return whether it
+    was copied.
+    """
     os.kill(process.pid, signal.SIGSTOP)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -5,11 +5,20 @@ import shutil
 from collections.abc import Iterator
 
 from benchmarks.faults.judge import Trial
-from benchmarks.faults.runs import COMPILING, Bench, differences, judge_after_kill, judge_and_undo, stopped_at
+from benchmarks.faults.runs import (
+    COMPILING,
+    Bench,
+    differences,
+    judge_after_kill,
+    judge_and_undo,
+    stopped_at,
+)
 
 
 def damaged(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Damage every file of the mirror of an interrupted run in every way, and start an empty workdir from it."""
+    """Damage every file of the mirror of an interrupted run in every way, and start an empty
+    workdir from it.
+    """
     original, workdir = bench.base / "mirror", bench.base / "from_mirror"
     if not original.exists():
         keys = (f"--mirror=file://{original}", "--config.train.steps_per_dispatch=1")
@@ -29,8 +38,13 @@ def damaged(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Kill runs with SIGKILL at random moments, delete their workdirs, and repeat the commands."""
     for i in range(5):
-        workdir, mirror = bench.base / f"killed_copying_{i}", f"--mirror=file://{bench.base}/mirror_{i}"
-        bench.kill("compiled", draw.random() * 4, "-m", "lm.train", *bench.arguments(workdir, mirror))
+        workdir, mirror = (
+            bench.base / f"killed_copying_{i}",
+            f"--mirror=file://{bench.base}/mirror_{i}",
+        )
+        bench.kill(
+            "compiled", draw.random() * 4, "-m", "lm.train", *bench.arguments(workdir, mirror)
+        )
         shutil.rmtree(workdir, ignore_errors=True)
         yield judge_after_kill(
             "SIGKILL at a random moment, and the workdir deleted",

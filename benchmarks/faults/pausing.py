@@ -1,6 +1,8 @@
-"""Run lm.train and pause before each operation on a file: python -m benchmarks.faults.pausing OUT IN ARGUMENTS...
+"""Run lm.train and pause before each operation on a file: python -m benchmarks.faults.pausing OUT
+IN ARGUMENTS...
 
-Before each operation a byte is written to the file descriptor OUT, and one is awaited on the file descriptor IN.
+Before each operation a byte is written to the file descriptor OUT, and one is awaited on the file
+descriptor IN.
 """
 
 import os
@@ -16,7 +18,11 @@ def main(events: int, replies: int, arguments: list[str]) -> int:
     workdir = next(a.partition("=")[2] for a in arguments if a.startswith("--workdir="))
 
     def pause(event: str, args: tuple) -> None:
-        writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        writes = (
+            event == "open"
+            and isinstance(args[2], int)
+            and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
         # Names relative to an open directory are those of shutil.rmtree.
         relative = event in OPERATIONS and isinstance(args[-1], int) and args[-1] >= 0
         if (writes or event in OPERATIONS) and (relative or str(args[0]).startswith(workdir)):

@@ -54,8 +54,12 @@ class Bench:
 
     @functools.cached_property
     def interrupted(self) -> Path:
-        """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns its workdir."""
-        keys = ("--config.train.steps_per_dispatch=1",)  # step 10 is sent to the device before step 9 is logged
+        """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns
+        its workdir.
+        """
+        keys = (
+            "--config.train.steps_per_dispatch=1",
+        )  # step 10 is sent to the device before step 9 is logged
         with stopped_at(9):
             outcome = self.train(self.base / "interrupted", *keys, seconds=COMPILING)
         assert outcome.code == 128 + signal.SIGTERM, outcome.output
@@ -71,7 +75,12 @@ class Bench:
 
     def arguments(self, workdir: Path, *more: str) -> list[str]:
         """Return the arguments of lm.train for the tiny config on the text of this directory."""
-        return [f"--config={CONFIG}", f"--config.data.source=text:{self.text}", f"--workdir={workdir}", *more]
+        return [
+            f"--config={CONFIG}",
+            f"--config.data.source=text:{self.text}",
+            f"--workdir={workdir}",
+            *more,
+        ]
 
     def train(self, workdir: Path, *more: str, seconds: int = SECONDS) -> Outcome:
         """Run lm.train in this process."""
@@ -95,7 +104,9 @@ class Bench:
         return Outcome(process.returncode, output)
 
     def kill(self, start: str, seconds: float, *program: str) -> None:
-        """Run a Python program, and kill it with SIGKILL some seconds after a line that begins with `start`."""
+        """Run a Python program, and kill it with SIGKILL some seconds after a line that begins with
+        `start`.
+        """
         with self.process(*program) as process:
             for line in process.stdout:
                 if line.startswith(start):
@@ -121,7 +132,8 @@ class Bench:
         injure: Callable[[Path], object],
         losses: Callable[[Outcome], list[str]] = lambda outcome: [],
     ) -> Trial:
-        """Injure an entry of a copy of the interrupted run, resume it, and judge the result; see `judge_and_undo`.
+        """Injure an entry of a copy of the interrupted run, resume it, and judge the result; see
+        `judge_and_undo`.
 
         An error must name the entry, whose `name` is relative to the workdir, or the checkpoints.
         """
@@ -130,7 +142,11 @@ class Bench:
             injure(workdir / name)
             before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
             steps = checkpoint_steps(self.interrupted)
-            gone = [step for step in steps if fingerprint(before / str(step)) != fingerprint(after / str(step))]
+            gone = [
+                step
+                for step in steps
+                if fingerprint(before / str(step)) != fingerprint(after / str(step))
+            ]
 
             def differ(injured: Outcome | None) -> list[str]:
                 excused = {"output": injured.output, "gone": gone} if injured else {}
@@ -140,10 +156,14 @@ class Bench:
                 remove(workdir / name)
                 original = self.interrupted / name
                 if original.exists():
-                    (shutil.copytree if original.is_dir() else shutil.copy2)(original, workdir / name)
+                    (shutil.copytree if original.is_dir() else shutil.copy2)(
+                        original, workdir / name
+                    )
 
             names = (name.name, "checkpoints")
-            return judge_and_undo(fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses)
+            return judge_and_undo(
+                fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses
+            )
 
     def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
         """Damage every file of a directory in every way, each in a copy, in random order.
@@ -157,13 +177,20 @@ class Bench:
                 yield f"{name} {way}", copy / name, copy
 
     def damaged_and_read(
-        self, what: str, whole: Path, draw: random.Random, read: Callable[[Path], tuple[Outcome, Any]], *names: str
+        self,
+        what: str,
+        whole: Path,
+        draw: random.Random,
+        read: Callable[[Path], tuple[Outcome, Any]],
+        *names: str,
     ) -> Iterator[Trial]:
-        """Damage every file of a directory in every way, and read the directory by a command that changes nothing.
+        """Damage every file of a directory in every way, and read the directory by a command that
+        changes nothing.
 
         Args:
             what: what is read, for the description of the fault.
-            read: maps a directory to an outcome, and to what must be the same as from the undamaged directory.
+            read: maps a directory to an outcome, and to what must be the same as from the undamaged
+                directory.
             names: an error must contain one of these, or the name of the file or the directory.
         """
         _, expected = read(whole)
@@ -183,10 +210,12 @@ def judge_and_undo(
 ) -> Trial:
     """Run a command after a fault, and judge its result.
 
-    After an error, undo the fault and run it again. If the result then differs, something intact was lost.
+    After an error, undo the fault and run it again. If the result then differs, something intact
+    was lost.
 
     Args:
-        differ: how the result differs from the undisturbed one; called with the outcome, or None with the fault undone.
+        differ: how the result differs from the undisturbed one; called with the outcome, or None
+            with the fault undone.
         names: an error must contain one of these.
         losses: called after the first outcome; returns what was lost elsewhere.
     """
@@ -239,7 +268,9 @@ def stopped_at(step: int) -> Iterator[None]:
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], seconds: int = SECONDS) -> Outcome:
-    """Call a command's main function, and capture what it and the libraries print; hung after `seconds`."""
+    """Call a command's main function, and capture what it and the libraries print; hung after
+    `seconds`.
+    """
 
     def hung(*_):
         raise TimeoutError(f"the command hung for {seconds} s")
@@ -272,23 +303,31 @@ def _exit_code(main, arguments) -> int | None:
         return None
 
 
-def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool = True, gone=()) -> list[str]:
+def differences(
+    workdir: Path, expected: Path, output: str = "", *, steps: bool = True, gone=()
+) -> list[str]:
     """Return how the results of two runs differ, without times; [] if they are equal.
 
     Args:
-        workdir: the run. It may have older checkpoints than the other one: a kill can prevent their deletion.
+        workdir: the run. It may have older checkpoints than the other one: a kill can prevent their
+            deletion.
         expected: the workdir of the undisturbed run.
-        output: what the run printed; if it warned that metrics.jsonl is corrupted, only the new lines must be equal.
+        output: what the run printed; if it warned that metrics.jsonl is corrupted, only the new
+            lines must be equal.
         steps: whether it must have all checkpoints of the other one.
         gone: steps of checkpoints that the fault deleted or damaged.
     """
     from lm.workdir.metrics import read_metrics
 
     found = []
-    ours, theirs = (read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected))
+    ours, theirs = (
+        read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected)
+    )
     if "metrics.jsonl is corrupted" in output:
         resumed_at = int(re.search(r"resuming at step (\d+)", output)[1])
-        ours, theirs = ([line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs))
+        ours, theirs = (
+            [line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs)
+        )
     for name, read in {
         "the last state": _last_checksums,
         "summary.json": _summary,
@@ -302,21 +341,31 @@ def differences(workdir: Path, expected: Path, output: str = "", *, steps: bool 
             found.append(f"{name}: {error!r}")
     if ours != theirs:
         found.append("metrics.jsonl differs")
-    if steps and (missing := set(checkpoint_steps(expected)) - set(checkpoint_steps(workdir)) - set(gone)):
+    if steps and (
+        missing := set(checkpoint_steps(expected)) - set(checkpoint_steps(workdir)) - set(gone)
+    ):
         found.append(f"the checkpoints of steps {sorted(missing)} are missing")
     return found
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     """Return the steps of the checkpoints on disk, in ascending order."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(
+        int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()
+    )
 
 
 def _last_checksums(workdir: Path) -> dict:
-    record = json.loads((workdir / "checkpoints" / str(LAST_STEP) / "meta" / "metadata").read_text())
+    record = json.loads(
+        (workdir / "checkpoints" / str(LAST_STEP) / "meta" / "metadata").read_text()
+    )
     return {path: leaf["checksum"] for path, leaf in record["leaves"].items()}
 
 
 def _summary(workdir: Path) -> dict:
     summary = json.loads((workdir / "summary.json").read_text())
-    return {key: value for key, value in summary.items() if key not in ("wall_seconds", "goodput", "crc32")}
+    return {
+        key: value
+        for key, value in summary.items()
+        if key not in ("wall_seconds", "goodput", "crc32")
+    }

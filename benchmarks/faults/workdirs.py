@@ -32,7 +32,9 @@ def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         path.mkdir()
 
     directories = sorted(path for path in bench.interrupted.rglob("*") if path.is_dir())
-    for directory, (way, injure) in itertools.product(directories, (("deleted", shutil.rmtree), ("emptied", empty))):
+    for directory, (way, injure) in itertools.product(
+        directories, (("deleted", shutil.rmtree), ("emptied", empty))
+    ):
         name = directory.relative_to(bench.interrupted)
         yield bench.trial(f"{name}/ {way}", name, injure)
 
@@ -49,9 +51,14 @@ def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]
 
 
 def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Replace every entry of a run's directory by links, pipes, and entries of another kind, and resume it."""
+    """Replace every entry of a run's directory by links, pipes, and entries of another kind, and
+    resume it.
+    """
     names = [Path(name) for name in TOP_LEVEL]
-    below = sorted(path.relative_to(bench.interrupted) for path in (bench.interrupted / "checkpoints").rglob("*"))
+    below = sorted(
+        path.relative_to(bench.interrupted)
+        for path in (bench.interrupted / "checkpoints").rglob("*")
+    )
     names += draw.sample(below, min(8, len(below)))
     for name, (kind, place) in shuffled(itertools.product(names, KINDS.items()), draw):
         outside = bench.base / "outside"
@@ -67,7 +74,9 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             place(path, outside)
 
         def losses(_, outside=outside, before=before) -> list[str]:
-            changed = before.items() - _listing(outside).items()  # a linked directory may get new files
+            changed = (
+                before.items() - _listing(outside).items()
+            )  # a linked directory may get new files
             return ["a file outside of the workdir was changed"] if changed else []
 
         yield bench.trial(f"{name} is {kind}", name, injure, losses)
@@ -85,4 +94,7 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def _listing(directory: Path) -> dict[str, str]:
-    return {str(path): path.read_text() if path.is_file() else "" for path in sorted(directory.rglob("*"))}
+    return {
+        str(path): path.read_text() if path.is_file() else ""
+        for path in sorted(directory.rglob("*"))
+    }

@@ -1,4 +1,5 @@
-"""Does the placebo differ from SiLU at width 32? 400 fresh pairs, also read as 80 sweeps of 5 pairs.
+"""Does the placebo differ from SiLU at width 32? 400 fresh pairs, also read as 80 sweeps of 5
+pairs.
 
     python -m lm.sweep --config configs/studies/placebo_width32.py --budget full
     python -m benchmarks.placebo --add sweeps/placebo_width32-full --name placebo_width32
@@ -12,10 +13,15 @@ from lm.sweeps import Budget, Sweep
 
 def get_sweep():
     return Sweep(
-        question="Does a placebo (another pairing of RoPE's features) differ from SiLU at width 32?",
+        question=(
+            "Does a placebo (another pairing of RoPE's features) differ from SiLU at width 32?"
+        ),
         base="configs/shakespeare_small.py",
         values={"model.d_model": 32, "model.d_ff": 96, "train.steps": 141},
-        variants={"SiLU": {"model.ffn": "mlp"}, "relabeled": {"model.ffn": "mlp", "model.rope_pairing": "adjacent"}},
+        variants={
+            "SiLU": {"model.ffn": "mlp"},
+            "relabeled": {"model.ffn": "mlp", "model.rope_pairing": "adjacent"},
+        },
         baseline="SiLU",
         comparisons=(("relabeled", "SiLU"),),
         learning_rates=(3.2e-2,),

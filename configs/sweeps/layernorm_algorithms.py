@@ -8,15 +8,16 @@ r"""Can LayerNorm be computed in one pass? In a trained model, after fine-tuning
     python -m lm.sweep --config configs/sweeps/layernorm_algorithms.py --budget full
     python -m benchmarks.layernorm_swap runs/layernorm-*        # deviation of the logits, error and speed of the layer
 
-The algorithms differ in how they compute the statistics: one-pass recurrences, evaluated for all rows at once
-(lm/layers/layer_norms.py). The normalization always reads the row again. All but running_mean share a
-derivative. Welford's recurrence in a literal loop over the columns takes 15 times as long as two_pass forward, and 8
-times forward and backward (benchmarks/NOTES.md, "Single layers").
+The algorithms differ in how they compute the statistics: one-pass recurrences, evaluated for all
+rows at once (lm/layers/layer_norms.py). The normalization always reads the row again. All but
+running_mean share a derivative. Welford's recurrence in a literal loop over the columns takes 15
+times as long as two_pass forward, and 8 times forward and backward (benchmarks/NOTES.md, "Single
+layers").
 
-Result (docs/results/layernorm_algorithms.md): the recurrences of Welford and Chan change the loss by less than 1e-7
-nats per token in a trained model and not significantly from scratch; running_mean adds 0.006 in a trained model.
-The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
-They took 59 minutes on one CPU core.
+Result (docs/results/layernorm_algorithms.md): the recurrences of Welford and Chan change the loss
+by less than 1e-7 nats per token in a trained model and not significantly from scratch; running_mean
+adds 0.006 in a trained model. The page's runs are of the earlier method: 5 seeds at the best rate
+of the grid and at its neighbors. They took 59 minutes on one CPU core.
 """
 
 from lm.sweeps import LEARNING_RATE, Sweep
@@ -36,10 +37,14 @@ def get_sweep():
         base="configs/shakespeare_small.py",
         values={"model.norm": "layer"},
         variants={
-            f"{way}: {a}": {"model.norm_algorithm": a} | changes for way, changes in WAYS.items() for a in ALGORITHMS
+            f"{way}: {a}": {"model.norm_algorithm": a} | changes
+            for way, changes in WAYS.items()
+            for a in ALGORITHMS
         },
         baseline="scratch: two_pass",
         placebo={"model.rope_pairing": "adjacent"},
-        comparisons=tuple((f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]),
+        comparisons=tuple(
+            (f"{way}: {a}", f"{way}: two_pass") for way in reversed(WAYS) for a in ALGORITHMS[1:]
+        ),
         learning_rates=(4e-3, 8e-3, 1.6e-2),
     )

@@ -3,11 +3,12 @@
     python -m lm.sweep --config configs/sweeps/norms.py --budget quick
     python -m lm.sweep --config configs/sweeps/norms.py --budget full
 
-Zhang and Sennrich 2019 (arXiv:1910.07467) find that RMSNorm does as well as LayerNorm and costs less.
+Zhang and Sennrich 2019 (arXiv:1910.07467) find that RMSNorm does as well as LayerNorm and costs
+less.
 
-Result (docs/results/norms.md): undecided; LayerNorm ends 0.007 nats per token lower than RMSNorm (95 % CI -0.002 to
-+0.017), and 0.006 lower than without a bias (-0.003 to +0.016).
-The 80 runs took 29 minutes of one CPU core.
+Result (docs/results/norms.md): undecided; LayerNorm ends 0.007 nats per token lower than RMSNorm
+(95 % CI -0.002 to +0.017), and 0.006 lower than without a bias (-0.003 to +0.016). The 80 runs took
+29 minutes of one CPU core.
 """
 
 from lm.sweeps import Sweep

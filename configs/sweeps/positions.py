@@ -5,9 +5,8 @@
 
 Even without positions, causal attention can infer them (Haviv et al. 2022, arXiv:2203.16634).
 
-Result (docs/results/positions.md): RoPE ends lower than sinusoidal (by 0.113 nats per token), learned (0.150) and no
-positions (0.377).
-The 100 runs took 56 minutes of one busy CPU core.
+Result (docs/results/positions.md): RoPE ends lower than sinusoidal (by 0.113 nats per token),
+learned (0.150) and no positions (0.377). The 100 runs took 56 minutes of one busy CPU core.
 """
 
 from lm.sweeps import Sweep, each

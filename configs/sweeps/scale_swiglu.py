@@ -1,20 +1,23 @@
-"""How much training compute does a gated feed-forward layer save, and does that change with the size?
+"""How much training compute does a gated feed-forward layer save, and does that change with the
+size?
 
     python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget quick
     python -m lm.sweep --config configs/sweeps/scale_swiglu.py --budget full --dry-run
 
-Four sizes with 5 training tokens per parameter. Both variants of a size have equally many parameters. The best learning
-rate falls as 1 / d_model (docs/results/mup.md), so each grid is that of width 64 times 64 / d_model; the largest size,
-which takes most of the time, has the three middle rates.
+Four sizes with 5 training tokens per parameter. Both variants of a size have equally many
+parameters. The best learning rate falls as 1 / d_model (docs/results/mup.md), so each grid is that
+of width 64 times 64 / d_model; the largest size, which takes most of the time, has the three middle
+rates.
 
-Result (docs/results/scale_swiglu.md): SwiGLU saves 28 % of SiLU's training compute (95 % CI 24 to 31), mean of the
-sizes; that the saving grows with the size is not shown.
-The page's runs are of the earlier method: 5 seeds at the best rate of the grid and at its neighbors.
+Result (docs/results/scale_swiglu.md): SwiGLU saves 28 % of SiLU's training compute (95 % CI 24 to
+31), mean of the sizes; that the saving grows with the size is not shown. The page's runs are of the
+earlier method: 5 seeds at the best rate of the grid and at its neighbors.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
 
-# By width: steps for 5 tokens per parameter, and warm-up and steps between evaluations in proportion.
+# By width: steps for 5 tokens per parameter, and warm-up and steps between evaluations in
+# proportion.
 LENGTHS = {32: (141, 7, 18), 48: (309, 15, 39), 64: (542, 27, 68), 96: (1203, 60, 150)}
 RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)  # at width 64
 
@@ -49,7 +52,12 @@ def get_sweep():
             "quick": Budget(
                 tuning_seeds=1,
                 seeds=2,
-                values={"train.steps": 20, "optimizer.warmup_steps": 2, "eval.every": 10, "eval.max_batches": 2},
+                values={
+                    "train.steps": 20,
+                    "optimizer.warmup_steps": 2,
+                    "eval.every": 10,
+                    "eval.max_batches": 2,
+                },
             ),
             "full": Budget(tuning_seeds=2, seeds=10),
         },

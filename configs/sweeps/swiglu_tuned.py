@@ -3,8 +3,8 @@
     python -m lm.sweep --config configs/sweeps/swiglu_tuned.py --budget quick
     python -m lm.sweep --config configs/sweeps/swiglu_tuned.py --budget full --dry-run --measure
 
-configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, without weight decay. Here every variant is tuned over
-the product of two lists: 15 points with 2 seeds each.
+configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, without weight decay. Here every
+variant is tuned over the product of two lists: 15 points with 2 seeds each.
 """
 
 from lm.sweeps import Sweep, match_params
@@ -12,7 +12,9 @@ from lm.sweeps import Sweep, match_params
 
 def get_sweep():
     return Sweep(
-        question="Does SwiGLU beat SiLU when the learning rate and the weight decay are tuned for each?",
+        question=(
+            "Does SwiGLU beat SiLU when the learning rate and the weight decay are tuned for each?"
+        ),
         base="configs/shakespeare_small.py",
         variants={
             "SiLU": {"model.ffn": "mlp"},

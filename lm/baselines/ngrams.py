@@ -1,17 +1,19 @@
-"""Losses of unigram, bigram and trigram models of a training text: baselines for the loss of a trained model.
+"""Losses of unigram, bigram and trigram models of a training text: baselines for the loss of a
+trained model.
 
-The unigram model predicts each token by its frequency with add-one smoothing (Laplace). The bigram and trigram models
-are interpolated Kneser-Ney models with one discount D (Kneser and Ney 1995; Chen and Goodman 1999, section 2.7):
+The unigram model predicts each token by its frequency with add-one smoothing (Laplace). The bigram
+and trigram models are interpolated Kneser-Ney models with one discount D (Kneser and Ney 1995; Chen
+and Goodman 1999, section 2.7):
 
     p(w | h) = max(c(h w) - D, 0) / c(h) + D N(h) / c(h) p(w | h without its first token)
 
-N(h) is the number of different tokens after the history h, so that the probabilities sum to 1. At the highest order
-c counts the n-gram; at lower orders, the different tokens that precede it. Below the unigrams is the uniform
-distribution.
+N(h) is the number of different tokens after the history h, so that the probabilities sum to 1. At
+the highest order c counts the n-gram; at lower orders, the different tokens that precede it. Below
+the unigrams is the uniform distribution.
 
-Every token but the first of a document is a target, or those that config.data.targets chooses, as in the evaluation of
-a trained model; all tokens are counted. An n-gram model sees the n - 1 tokens before it, also across the border of two
-windows.
+Every token but the first of a document is a target, or those that config.data.targets chooses, as
+in the evaluation of a trained model; all tokens are counted. An n-gram model sees the n - 1 tokens
+before it, also across the border of two windows.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ import numpy as np
 from lm.data.corpus import Corpus, Split
 from lm.errors import UserError
 
-MAX_UNIGRAM_TOKENS = 2**22  # of each split, for `unigram_loss`: enough for frequencies, and fast to read
+MAX_UNIGRAM_TOKENS = (
+    2**22
+)  # of each split, for `unigram_loss`: enough for frequencies, and fast to read
 MAX_TRAIN_TOKENS = 2**24  # counted for `ngram_losses`
 MAX_SCORED_TOKENS = 2**24
 ORDERS = {"bigram": 2, "trigram": 3}
@@ -29,31 +33,42 @@ DISCOUNT = 0.75
 
 
 def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
-    """Compute the loss of the unigram model of the train split on the split `name`: a baseline for training.
+    """Compute the loss of the unigram model of the train split on the split `name`: a baseline for
+    training.
 
     Returns:
-        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split, divided among the sources
+        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split,
+            divided among the sources
         of a mixture, whose losses are weighted; None if there is no such split.
     """
     if name not in corpus.splits:
         return None
     if parts := corpus.splits[name].parts:
-        counted, scored = _by_source(corpus.split("train")), _by_source(corpus.split(name), only_targets=True)
+        counted, scored = (
+            _by_source(corpus.split("train")),
+            _by_source(corpus.split(name), only_targets=True),
+        )
         probabilities = unigram_probabilities(np.concatenate(counted), None, vocab_size)
         losses = [-float(np.log(probabilities[ids]).mean()) for ids in scored]
         return sum(part.weight * loss for part, loss in zip(parts, losses, strict=True))
-    train, (ids, documents) = (_first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name))
+    train, (ids, documents) = (
+        _first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name)
+    )
     targets = _targets(corpus.split(name), ids, documents)
     return _losses(targets, {"unigram": unigram_probabilities(*train, vocab_size)[ids]})["unigram"]
 
 
 def _by_source(split: Split, *, only_targets: bool = False) -> list[np.ndarray]:
-    """Return the first tokens of each source of a mixture, as many of each, or those of them that are targets."""
+    """Return the first tokens of each source of a mixture, as many of each, or those of them that
+    are targets.
+    """
     most, found = MAX_UNIGRAM_TOKENS // len(split.parts), []
     for part in split.parts:
         own = slice(part.start, part.start + min(part.n_tokens, most))
         ids = np.asarray(split.tokens[own])
-        found.append(ids[split.targets.is_target[own] > 0] if only_targets and split.targets else ids)
+        found.append(
+            ids[split.targets.is_target[own] > 0] if only_targets and split.targets else ids
+        )
     return found
 
 
@@ -68,27 +83,37 @@ def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
     >>> unigram_probabilities(np.array([0, 0, 1]), None, vocab_size=3)
     array([0.5       , 0.33333333, 0.16666667])
     """
-    counts = 1 + np.bincount(tokens if documents is None else tokens[documents > 0], minlength=vocab_size)
+    counts = 1 + np.bincount(
+        tokens if documents is None else tokens[documents > 0], minlength=vocab_size
+    )
     return counts / counts.sum()
 
 
 def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, float]:
     """Return the losses of the unigram, bigram and trigram models of a corpus.
 
-    The first MAX_TRAIN_TOKENS tokens of the train split are counted, and the first MAX_SCORED_TOKENS of `scored`, a
-    split of this corpus or of another one with the same tokenizer, are predicted.
+    The first MAX_TRAIN_TOKENS tokens of the train split are counted, and the first
+    MAX_SCORED_TOKENS of `scored`, a split of this corpus or of another one with the same tokenizer,
+    are predicted.
 
     Returns:
-        Mean losses in nats per token, {"unigram": ..., "bigram": ..., "trigram": ...}. Models whose n-grams do not fit
+        Mean losses in nats per token, {"unigram": ..., "bigram": ..., "trigram": ...}. Models whose
+            n-grams do not fit
         into 63 bits are left out.
 
     Raises:
-        UserError: if the corpus has no train split, `scored` has no target, or an id is outside the vocabulary.
+        UserError: if the corpus has no train split, `scored` has no target, or an id is outside the
+            vocabulary.
     """
-    train, target = _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS), _first_tokens(scored, MAX_SCORED_TOKENS)
+    train, target = (
+        _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS),
+        _first_tokens(scored, MAX_SCORED_TOKENS),
+    )
     for tokens, _ in (train, target):
         if len(tokens) and tokens.max() >= vocab_size:
-            raise UserError(f"n-grams: the id {tokens.max()} is outside the vocabulary of {vocab_size} ids")
+            raise UserError(
+                f"n-grams: the id {tokens.max()} is outside the vocabulary of {vocab_size} ids"
+            )
     probs = {"unigram": unigram_probabilities(*train, vocab_size)[target[0]]}
     for name, order in ORDERS.items():
         if vocab_size**order <= 2**63:
@@ -96,10 +121,14 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
     return _losses(_targets(scored, *target), probs)
 
 
-def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None):
-    """Return the probability of each token of a text under an n-gram model of another one, float64 (n,).
+def kneser_ney(
+    train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None
+):
+    """Return the probability of each token of a text under an n-gram model of another one, float64
+    (n,).
 
-    A token with fewer than order - 1 tokens before it in its document is predicted by a lower order.
+    A token with fewer than order - 1 tokens before it in its document is predicted by a lower
+    order.
 
     Args:
         train: ids and document numbers of the text that is counted, see `ngram_keys`.
@@ -121,7 +150,9 @@ def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discoun
         backoffs = discount * np.diff(first, append=len(keys)) / totals
         targets = ngram_keys(scored[0], scored[1], n, vocab_size)
         complete = targets >= 0
-        distinct, place = np.unique(targets[complete], return_inverse=True)  # sorted keys are found faster
+        distinct, place = np.unique(
+            targets[complete], return_inverse=True
+        )  # sorted keys are found faster
         left = np.maximum(_look_up(keys, counts, distinct, 0) - discount, 0)
         known = left / _look_up(histories, totals, distinct // vocab_size, 1)
         backoff = _look_up(histories, backoffs, distinct // vocab_size, 1.0)
@@ -130,14 +161,16 @@ def kneser_ney(train: tuple, scored: tuple, vocab_size: int, order: int, discoun
 
 
 def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
-    """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has too few tokens.
+    """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has
+    too few tokens.
 
-    The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by V, and that of the
-    n-gram without its first token the remainder by V^(n-1).
+    The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by
+    V, and that of the n-gram without its first token the remainder by V^(n-1).
 
     Args:
         tokens: ids (n,).
-        documents: document numbers (n,): n-grams are within documents, and 0 is padding; None: one document.
+        documents: document numbers (n,): n-grams are within documents, and 0 is padding; None: one
+            document.
         order: n of the n-grams.
         vocab_size: V.
 
@@ -173,7 +206,9 @@ def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _targets(split: Split, tokens, documents) -> np.ndarray:
-    """Return which of the first tokens of a split are targets (n,): all with another one before them, or the marked."""
+    """Return which of the first tokens of a split are targets (n,): all with another one before
+    them, or the marked.
+    """
     has_before = ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
     if split.targets is None:
         return has_before
@@ -184,5 +219,7 @@ def _targets(split: Split, tokens, documents) -> np.ndarray:
 def _losses(targets, probs: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the mean loss of the targets of each model; probs: of each token."""
     if not targets.any():
-        raise UserError("n-grams: the text to predict has no two tokens in a document, or no answers")
+        raise UserError(
+            "n-grams: the text to predict has no two tokens in a document, or no answers"
+        )
     return {name: float(-np.log(p[targets]).mean()) for name, p in probs.items()}

@@ -1,1 +1,3 @@
-"""What several commands read from the command line: configs with overrides, checkpoints. Imports no jax."""
+"""What several commands read from the command line: configs with overrides, checkpoints. Imports no
+jax.
+"""

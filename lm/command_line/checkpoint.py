@@ -15,7 +15,9 @@ def parse_step(text: str) -> int | str:
         UserError: the text is something else.
     """
     if not re.fullmatch("best|latest|ema|(mean:)?[0-9]{1,18}", text):
-        raise UserError(f"--step: {short(text)} is not best, latest, ema, mean:N, or the number of a step")
+        raise UserError(
+            f"--step: {short(text)} is not best, latest, ema, mean:N, or the number of a step"
+        )
     return int(text) if text.isdigit() else text
 
 
@@ -32,7 +34,9 @@ def add_run(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the directory of a run to a command: as --workdir DIR, or DIR alone."""
     either = parser.add_mutually_exclusive_group(required=True)
     either.add_argument("--workdir", type=path_argument, metavar="DIR", help=what)
-    either.add_argument("alone", nargs="?", type=path_argument, metavar="DIR", help="the same", action=_AsWorkdir)
+    either.add_argument(
+        "alone", nargs="?", type=path_argument, metavar="DIR", help="the same", action=_AsWorkdir
+    )
 
 
 class _AsWorkdir(argparse.Action):
@@ -49,5 +53,8 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     """Add --trust-data to a command that reads the text of a run."""
-    what = "read the files or URLs that the run names, although you have not trained with them; they are remembered"
+    what = (
+        "read the files or URLs that the run names, although you have not trained with them; "
+        "they are remembered"
+    )
     parser.add_argument("--trust-data", action="store_true", help=what)

@@ -1,6 +1,8 @@
-"""Load a config: a file, the command line's overrides, and the checks that need neither data nor devices.
+"""Load a config: a file, the command line's overrides, and the checks that need neither data nor
+devices.
 
-What depends on the text or on the devices is checked later, in lm/training/run.py. This module imports no jax.
+What depends on the text or on the devices is checked later, in lm/training/run.py. This module
+imports no jax.
 """
 
 import dataclasses
@@ -29,16 +31,21 @@ def print_note(text: str) -> None:
 
 
 def load(
-    path: str, overrides: list[str], note: Callable[[str], None] = print_note, *, resuming: bool = False
+    path: str,
+    overrides: list[str],
+    note: Callable[[str], None] = print_note,
+    *,
+    resuming: bool = False,
 ) -> Config:
     """Return the config of a file with overrides.
 
-    An override without effect is refused. In a file it only causes a warning, and so it does when a run is resumed,
-    because earlier code may have accepted it.
+    An override without effect is refused. In a file it only causes a warning, and so it does when a
+    run is resumed, because earlier code may have accepted it.
 
-    Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in proportion, with a
-    note. In the same way log.every is shortened, without a note: it changes no result. The file's `notes` are about the
-    experiment of the file: an override that makes another one removes them.
+    Where an override shortens train.steps, a warm-up or decay that no longer fits is shortened in
+    proportion, with a note. In the same way log.every is shortened, without a note: it changes no
+    result. The file's `notes` are about the experiment of the file: an override that makes another
+    one removes them.
 
     Args:
         path: a config file, or hf:DIR for the architecture of a Hugging Face checkpoint.
@@ -92,21 +99,30 @@ def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict
     return values, problems
 
 
-def load_values(path: str, values: dict[str, Any], note: Callable[[str], None] = print_note) -> Config:
-    """Return the config of a file with values by dotted name; see `load`. Raises UserError with every mistake.
+def load_values(
+    path: str, values: dict[str, Any], note: Callable[[str], None] = print_note
+) -> Config:
+    """Return the config of a file with values by dotted name; see `load`. Raises UserError with
+    every mistake.
 
-    Keys without effect are not reported: the variants of a sweep share them, and a sweep compares their programs.
+    Keys without effect are not reported: the variants of a sweep share them, and a sweep compares
+    their programs.
     """
     return _merged(_get_config(path), values, note, {}, [])
 
 
 def _merged(
-    in_file: dict, given: dict, note: Callable[[str], None], problems: dict[str, str], warnings: list[str]
+    in_file: dict,
+    given: dict,
+    note: Callable[[str], None],
+    problems: dict[str, str],
+    warnings: list[str],
 ) -> Config:
-    """Return the config of a file with values by dotted name, its schedule shortened if they shorten train.steps.
+    """Return the config of a file with values by dotted name, its schedule shortened if they
+    shorten train.steps.
 
-    Raises UserError with these problems by key, those of the values, and those across other keys; without any, `note`
-    receives these warnings and a note for each key that was shortened.
+    Raises UserError with these problems by key, those of the values, and those across other keys;
+    without any, `note` receives these warnings and a note for each key that was shortened.
     """
     config, wrong = from_flat(in_file | given)
     before, now, log = in_file.get("train.steps"), config.train.steps, config.log
@@ -115,13 +131,18 @@ def _merged(
         shortened = _shortened_schedule(config.optimizer, before, now, given)
         if log.every > now and "log.every" not in given:
             log = dataclasses.replace(log, every=max(1, log.every * now // before))
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **shortened), log=log)
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, **shortened), log=log
+    )
     problems = problems | wrong
-    across = [text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}]
+    across = [
+        text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}
+    ]
     if problems or across:
         raise UserError(*problems.values(), *across)
     notes = [
-        f"config.optimizer.{name}={value} in place of {in_file[f'optimizer.{name}']}, to fit train.steps={now}"
+        f"config.optimizer.{name}={value} in place of {in_file[f'optimizer.{name}']}, to fit "
+        f"train.steps={now}"
         for name, value in shortened.items()
     ]
     for line in (*warnings, *notes):
@@ -139,12 +160,20 @@ def run_file(path: str, function: str, folder: str) -> Any:
     """
     path = expanded(path)
     if not os.path.isfile(path):
-        near = difflib.get_close_matches(Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1)
+        near = difflib.get_close_matches(
+            Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1
+        )
         hint = f"; did you mean {folder}/{near[0]}?" if near else ""
-        hint = f"; did you mean hf:{path}?" if os.path.isfile(os.path.join(path, "config.json")) else hint
+        hint = (
+            f"; did you mean hf:{path}?"
+            if os.path.isfile(os.path.join(path, "config.json"))
+            else hint
+        )
         raise UserError(f"--config: there is no file {path[:200]}{hint}")
     if not path.endswith(".py"):
-        raise UserError(f"--config: {path} is not a Python file; give one such as those in {folder}/")
+        raise UserError(
+            f"--config: {path} is not a Python file; give one such as those in {folder}/"
+        )
     spec = importlib.util.spec_from_file_location("config_file", path)
     assert spec, path
     assert spec.loader, path  # it ends in .py
@@ -157,12 +186,17 @@ def run_file(path: str, function: str, folder: str) -> Any:
     except KeyboardInterrupt:
         raise
     except SystemExit as error:
-        raise UserError(f"{path}: it called sys.exit({error.code!r}); a config file must define {function}()") from None
+        raise UserError(
+            f"{path}: it called sys.exit({error.code!r}); a config file must define {function}()"
+        ) from None
     except BaseException as error:  # a config file is the user's own code, and may raise anything
         raise UserError(f"{path}: {type(error).__name__}: {_message(error)}") from error
     for other, command in COMMANDS.items():
         if hasattr(module, other):
-            raise UserError(f"--config: {path} defines {other}(), not {function}(); use {command} --config {path}")
+            raise UserError(
+                f"--config: {path} defines {other}(), not {function}(); use {command} --config "
+                f"{path}"
+            )
     raise UserError(f"--config: {path} has no function {function}(); see the files in {folder}/")
 
 
@@ -176,7 +210,9 @@ def _message(error: BaseException) -> str:
 
 
 def _get_config(path: str) -> dict[str, Any]:
-    """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by dotted name."""
+    """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by
+    dotted name.
+    """
     if path.startswith("hf:"):
         try:
             return flatten(to_dict(read_training_config(expanded(path.removeprefix("hf:")))))
@@ -186,15 +222,20 @@ def _get_config(path: str) -> dict[str, Any]:
     try:
         return flatten(dict(config))
     except (TypeError, ValueError, RecursionError):  # the last of a dict that contains itself
-        raise UserError(f"{path}: get_config() returned {type(config).__name__}; it must return a ConfigDict") from None
+        raise UserError(
+            f"{path}: get_config() returned {type(config).__name__}; it must return a ConfigDict"
+        ) from None
 
 
-def _shortened_schedule(o: OptimizerConfig, before: int, now: int, given: dict[str, Any]) -> dict[str, int]:
-    """Return the new warmup_steps and decay_steps of a run with `now` steps, in place of the `before` of its file.
+def _shortened_schedule(
+    o: OptimizerConfig, before: int, now: int, given: dict[str, Any]
+) -> dict[str, int]:
+    """Return the new warmup_steps and decay_steps of a run with `now` steps, in place of the
+    `before` of its file.
 
-    Both are scaled in proportion, but only where they no longer fit and were not given on the command line. The config
-    keeps numbers of steps, not fractions of train.steps, so that a run that is resumed with more steps keeps the
-    learning rates of the steps it trained.
+    Both are scaled in proportion, but only where they no longer fit and were not given on the
+    command line. The config keeps numbers of steps, not fractions of train.steps, so that a run
+    that is resumed with more steps keeps the learning rates of the steps it trained.
     """
     shortened, end = {}, now if o.schedule == "constant" else o.decay_steps or now
     if end > now and "optimizer.decay_steps" not in given:

@@ -38,18 +38,24 @@ DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains 
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
-    """Return the parsed arguments (None: those of this process), and the config of the file with the overrides.
+    """Return the parsed arguments (None: those of this process), and the config of the file with
+    the overrides.
 
-    `notes` of the arguments are the lines about the config that a command shows once nothing is wrong with the data.
+    `notes` of the arguments are the lines about the config that a command shows once nothing is
+    wrong with the data.
 
     Raises:
         UserError: with every mistake in both.
     """
     a, rest = _parser().parse_known_args(argv)
     problems = list(_problems(a, rest))
-    overrides = [argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")]
+    overrides = [
+        argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")
+    ]
     try:
-        resuming = bool(a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir)))
+        resuming = bool(
+            a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir))
+        )
         a.notes = []
         config = load(a.config, overrides, a.notes.append, resuming=resuming)
     except UserError as error:
@@ -60,7 +66,9 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
 
 
 def process_id(a: argparse.Namespace) -> str | None:
-    """Return the number of this process among those of its run, as far as it is known before they connect."""
+    """Return the number of this process among those of its run, as far as it is known before they
+    connect.
+    """
     names = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
     given = None if a.process_id is None else str(a.process_id)
     return given or next((os.environ[name] for name in names if name in os.environ), None)
@@ -72,7 +80,10 @@ def as_python(config: Config) -> str:
     for name, value in flatten(to_dict(config)).items():
         if value != defaults[name]:
             lines.append(f"    config.{name} = {value!r}\n")
-    head = "from lm.config import default_config\n\n\ndef get_config():\n    config = default_config()\n"
+    head = (
+        "from lm.config import default_config\n\n\ndef get_config():\n    config = "
+        "default_config()\n"
+    )
     return f"{head}{''.join(lines)}    return config"
 
 
@@ -85,45 +96,113 @@ def key_list() -> str:
             if name.rpartition(".")[0] == section:
                 text = f"{field.metadata['doc']} [{allowed(type_, field)}]"
                 lines.append(f"  {name} = {show(field.default)}")
-                lines.append(textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8))
+                lines.append(
+                    textwrap.fill(text, 110, initial_indent=" " * 8, subsequent_indent=" " * 8)
+                )
     return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("train", "Train a decoder-only Transformer language model.", EPILOG + key_list())
+    parser = Parser(
+        "train", "Train a decoder-only Transformer language model.", EPILOG + key_list()
+    )
     add = parser.add_argument
-    # fmt: off
-    add("--config", required=True, metavar="FILE",
-        help="config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a Hugging Face checkpoint")
-    add("--workdir", type=path_argument, metavar="DIR", help="directory of the run (default: runs/NAME-TIME)")
-    add("--resume", action="store_true", help="resume the run in --workdir, or start it if there is none")
-    add("--branch_from", type=path_argument, metavar="DIR",
-        help="start a run in --workdir from the last state that it shares with the run in DIR (schedule wsd)")
-    add("--mirror", metavar="URL",
+    add(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help=(
+            "config file, such as configs/shakespeare.py; or hf:DIR: the architecture of a "
+            "Hugging Face checkpoint"
+        ),
+    )
+    add(
+        "--workdir",
+        type=path_argument,
+        metavar="DIR",
+        help="directory of the run (default: runs/NAME-TIME)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help=("resume the run in --workdir, or start it if there is none"),
+    )
+    add(
+        "--branch_from",
+        type=path_argument,
+        metavar="DIR",
+        help=(
+            "start a run in --workdir from the last state that it shares with the run in DIR "
+            "(schedule wsd)"
+        ),
+    )
+    add(
+        "--mirror",
+        metavar="URL",
         help="copy each checkpoint and the metrics there in the background, through fsspec, and start an empty "
-        "--workdir from it: s3://BUCKET/RUN, gs://BUCKET/RUN, file:///DIR")
-    add("--print_config", choices=("python", "json"),
-        help="print the config and exit: as a config file with what differs from the defaults, or resolved, as JSON")
+        "--workdir from it: s3://BUCKET/RUN, gs://BUCKET/RUN, file:///DIR",
+    )
+    add(
+        "--print_config",
+        choices=("python", "json"),
+        help=(
+            "print the config and exit: as a config file with what differs from the defaults, or "
+            "resolved, as JSON"
+        ),
+    )
     add("--verbose", action="store_true", help="show the table of parameters")
-    add("--plan", action="store_true",
+    add(
+        "--plan",
+        action="store_true",
         help="estimate memory, communication and step time on --device, and propose a mesh if config.mesh has its "
-        "defaults; then exit")
+        "defaults; then exit",
+    )
     add("--device", metavar="NAME:COUNT", help="with --plan: the devices, such as h100:64")
-    add("--slices", type=int, default=1, metavar="N", help="with --plan: number of TPU slices of the devices")
-    add("--compiled", nargs="?", const="training", choices=("training", "time", "evaluation", "prefill", "decode"),
+    add(
+        "--slices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --plan: number of TPU slices of the devices",
+    )
+    add(
+        "--compiled",
+        nargs="?",
+        const="training",
+        choices=("training", "time", "evaluation", "prefill", "decode"),
         help="with --plan: also compile the training step for these devices, with the extra [tpu] or [cuda]; time: to "
-        "the end, for the compiler's estimate of the time on TPUs; or another program")
-    add("--dump", metavar="DIR", help="with --compiled: keep the compiler's texts in a new folder there")
-    add("--platform", choices=PLATFORMS, help="required kind of device; stop if JAX finds none (default: any)")
-    several = parser.add_argument_group("several processes (found automatically under SLURM and mpirun)")
-    several.add_argument("--multihost", action="store_true",
-        help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])")
+        "the end, for the compiler's estimate of the time on TPUs; or another program",
+    )
+    add(
+        "--dump",
+        metavar="DIR",
+        help=("with --compiled: keep the compiler's texts in a new folder there"),
+    )
+    add(
+        "--platform",
+        choices=PLATFORMS,
+        help=("required kind of device; stop if JAX finds none (default: any)"),
+    )
+    several = parser.add_argument_group(
+        "several processes (found automatically under SLURM and mpirun)"
+    )
+    several.add_argument(
+        "--multihost",
+        action="store_true",
+        help="let JAX find the processes (TPU pods; Kubernetes with extra [k8s])",
+    )
     several.add_argument("--coordinator_address", metavar="HOST:PORT", help="address of process 0")
     several.add_argument("--num_processes", type=int, metavar="N", help="number of processes")
-    several.add_argument("--process_id", type=int, metavar="I", help="index of this process, from 0")
-    several.add_argument("--connect_timeout", type=int, default=CONNECT_TIMEOUT, metavar="SECONDS",
-        help="how long to wait for the other processes (default: %(default)s)")
-    # fmt: on
+    several.add_argument(
+        "--process_id", type=int, metavar="I", help="index of this process, from 0"
+    )
+    several.add_argument(
+        "--connect_timeout",
+        type=int,
+        default=CONNECT_TIMEOUT,
+        metavar="SECONDS",
+        help="how long to wait for the other processes (default: %(default)s)",
+    )
     if parser.completes:
         for name, (_, field) in schema().items():
             add(f"--config.{name}", choices=field.metadata["choices"], help=field.metadata["doc"])
@@ -134,10 +213,18 @@ def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
     for argument in rest:
         if not argument.startswith("--config."):
             option = "--config" if argument.endswith(".py") else "--workdir"
-            advice = f"did you mean {option} {argument[:200]}?" if os.path.exists(argument[:200]) else _KEYS_ARE_SET
+            advice = (
+                f"did you mean {option} {argument[:200]}?"
+                if os.path.exists(argument[:200])
+                else _KEYS_ARE_SET
+            )
             yield f"{argument[:200]}: unexpected argument; {advice}"
     trains = not (a.plan or a.print_config)
-    if a.config.startswith("hf:") and trains and not any(argument.startswith(DATA) for argument in rest):
+    if (
+        a.config.startswith("hf:")
+        and trains
+        and not any(argument.startswith(DATA) for argument in rest)
+    ):
         yield (
             f"config.data.source: {a.config} names no text, and the default is Tiny Shakespeare; "
             "give --config.data.source=text:FILE or another source"
@@ -152,12 +239,24 @@ def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
         yield f"--connect_timeout: give a number of seconds between 1 and {MAX_CONNECT_TIMEOUT}"
     distributed = (a.coordinator_address, a.num_processes, a.process_id)
     if any(value is not None for value in distributed) and None in distributed:
-        yield "--coordinator_address, --num_processes and --process_id belong together; give all three"
+        yield (
+            "--coordinator_address, --num_processes and --process_id belong together; give all "
+            "three"
+        )
     if (address := a.coordinator_address) and not is_address(address):
-        yield f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of process 0"
+        yield (
+            f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of "
+            "process 0"
+        )
     if (a.compiled and not a.plan) or (a.dump and not a.compiled):
-        yield "--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled --dump DIR"
+        yield (
+            "--compiled belongs to --plan, and --dump to --compiled; give --plan --compiled "
+            "--dump DIR"
+        )
     if a.slices != 1 and not a.plan:
         yield "--slices belongs to --plan; a run finds its slices itself"
     if a.plan != bool(a.device):
-        yield "--plan and --device NAME:COUNT belong together; give both, such as --plan --device h100:64"
+        yield (
+            "--plan and --device NAME:COUNT belong together; give both, such as --plan --device "
+            "h100:64"
+        )

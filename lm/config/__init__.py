@@ -1,4 +1,6 @@
-"""Configuration: the schema of keys, config files with overrides, and the checks across keys. Imports no jax."""
+"""Configuration: the schema of keys, config files with overrides, and the checks across keys.
+Imports no jax.
+"""
 
 from lm.config.convert import default_config, flatten, from_dict, to_dict
 from lm.config.resolved import Resolved, ResolvedModel, as_resolved, saved_config

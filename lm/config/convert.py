@@ -1,4 +1,6 @@
-"""Configs as dicts: the ConfigDict that a file edits, nested plain dicts, and flat dicts of dotted names."""
+"""Configs as dicts: the ConfigDict that a file edits, nested plain dicts, and flat dicts of dotted
+names.
+"""
 
 import dataclasses
 from typing import Any
@@ -12,7 +14,9 @@ from lm.text_tables import without_secrets
 
 
 class _Sections(ml_collections.ConfigDict):
-    """A ConfigDict that accepts assignments to a misspelled section, so that they are reported with all else."""
+    """A ConfigDict that accepts assignments to a misspelled section, so that they are reported with
+    all else.
+    """
 
     def __getattr__(self, name):
         if name not in self and not name.startswith("_"):
@@ -58,7 +62,9 @@ def from_dict(nested: dict[str, Any]) -> Config:
 
 
 def from_flat(flat: dict[str, Any]) -> tuple[Config, dict[str, str]]:
-    """Return the Config of values by dotted name, and what is wrong by name; a wrong value becomes its default."""
+    """Return the Config of values by dotted name, and what is wrong by name; a wrong value becomes
+    its default.
+    """
     problems: dict[str, str] = {}
     given: dict[str, dict[str, Any]] = {}
     leaves = schema()
@@ -72,7 +78,9 @@ def from_flat(flat: dict[str, Any]) -> tuple[Config, dict[str, str]]:
         except ValueError as error:
             problems[name] = f"config.{name}: {error}"
     top = given.pop("", {})
-    return Config(**top, **{name: sections()[name](**values) for name, values in given.items()}), problems
+    return Config(
+        **top, **{name: sections()[name](**values) for name, values in given.items()}
+    ), problems
 
 
 def suggestion(name: str) -> str:
@@ -96,4 +104,6 @@ def suggestion(name: str) -> str:
         return near
     if section:
         return f"key; {section} has {', '.join(siblings)}"
-    return "key; " + (close_match(leaf, names, "did you mean {}?") or f"there are {', '.join(siblings + names)}")
+    return "key; " + (
+        close_match(leaf, names, "did you mean {}?") or f"there are {', '.join(siblings + names)}"
+    )

@@ -62,8 +62,14 @@ def _row(name: str, type_, field) -> str:
     shown = [f"`{value}`" if value == default else value for value in values]
     if default not in values:
         shown[0] += f" (`{default}`)" if default else " (empty)"
-    cells = f"`{name}`" + "\\*" * field.metadata["execution"], " | ".join(shown), field.metadata["doc"]
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |\n"
+    cells = (
+        f"`{name}`" + "\\*" * field.metadata["execution"],
+        " | ".join(shown),
+        field.metadata["doc"],
+    )
+    return (
+        "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Types of a config whose open keys are filled in (`lm.parameters.resolve`): the widths are numbers, not None.
+"""Types of a config whose open keys are filled in (`lm.parameters.resolve`): the widths are
+numbers, not None.
 
 Only the type checker sees them: a resolved config is a `Config`.
 """
@@ -39,10 +40,15 @@ def as_resolved(config: Config) -> Resolved:
 
 
 def saved_config(nested: dict[str, Any]) -> Resolved:
-    """Return the config of a checkpoint's record, which is resolved; raises UserError with every mistake."""
+    """Return the config of a checkpoint's record, which is resolved; raises UserError with every
+    mistake.
+    """
     config = from_dict(nested)
-    # An import leaves max_positions open; the shape of a table of positions, if there is one, says what it is.
+    # An import leaves max_positions open; the shape of a table of positions, if there is one, says
+    # what it is.
     keys = ResolvedModel.__annotations__.keys() - {"max_positions"}
     if lacking := sorted(key for key in keys if getattr(config.model, key) is None):
-        raise UserError(*(f"config.model.{key}: none; a checkpoint has an integer" for key in lacking))
+        raise UserError(
+            *(f"config.model.{key}: none; a checkpoint has an integer" for key in lacking)
+        )
     return as_resolved(config)

@@ -17,11 +17,14 @@ from lm.files import expanded
 BOUNDS = {
     "low": (">=", operator.ge), "above": (">", operator.gt), "high": ("<=", operator.le), "below": ("<", operator.lt)
 }  # fmt: skip
-MAX_INT = 2**31 - 1  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
+MAX_INT = (
+    2**31 - 1
+)  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
 
 
 def parse(text: str, type_: Any) -> Any:
-    """Read a value from the command line as the key's type suggests; text that does not fit is returned as it is.
+    """Read a value from the command line as the key's type suggests; text that does not fit is
+    returned as it is.
 
     >>> parse("none", int | None), parse("2e-3", float), parse("true", bool), parse("128,0", tuple[int, ...])
     (None, 0.002, True, (128, 0))
@@ -38,7 +41,11 @@ def parse(text: str, type_: Any) -> Any:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         parts = [part.strip() for part in text.strip("()").split(",")]
         value = tuple(part for part in parts if part) if typing.get_origin(kind) is tuple else text
-    return (value,) if typing.get_origin(kind) is tuple and isinstance(value, int | float | str) else value
+    return (
+        (value,)
+        if typing.get_origin(kind) is tuple and isinstance(value, int | float | str)
+        else value
+    )
 
 
 def show(value: Any) -> str:
@@ -74,13 +81,18 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
         text = "true | false"
     else:
         text = {int: "int", float: "float", str: "text"}[kind]
-        text += " and".join(f" {sign} {limits[name]}" for name, (sign, _) in BOUNDS.items() if limits[name] is not None)
+        text += " and".join(
+            f" {sign} {limits[name]}"
+            for name, (sign, _) in BOUNDS.items()
+            if limits[name] is not None
+        )
     text = f"list of {text}" if plural else text
     return f"{text} | none" if optional else text
 
 
 def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
-    """Return the value as the key's type: an int given for a float becomes a float, and a list for a tuple a tuple.
+    """Return the value as the key's type: an int given for a float becomes a float, and a list for
+    a tuple a tuple.
 
     Args:
         value: the value, as a config file or the command line gives it.
@@ -99,8 +111,13 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         if not value:
             raise ValueError("() is empty; give at least one value")
         kinds = typing.get_args(kind)
-        if typing.get_origin(kinds[0]) is tuple and not all(isinstance(item, list | tuple) for item in value):
-            raise ValueError(f"{short(value)} is not a tuple of tuples; write one as ((...),), with the last comma")
+        if typing.get_origin(kinds[0]) is tuple and not all(
+            isinstance(item, list | tuple) for item in value
+        ):
+            raise ValueError(
+                f"{short(value)} is not a tuple of tuples; write one as ((...),), with the last "
+                "comma"
+            )
         if kinds[-1] is ...:
             kinds = kinds[:1] * len(value)
         if len(value) != len(kinds):
@@ -108,9 +125,13 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         return tuple(checked(item, kind, field) for item, kind in zip(value, kinds, strict=True))
     value, limits = _as_kind(value, kind, optional), dict(field.metadata)
     if (choices := limits["choices"]) and value not in choices:
-        raise ValueError(f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}")
+        raise ValueError(
+            f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}"
+        )
     if (forms := limits["forms"]) and not any(_has_form(value, form) for form in forms):
-        raise ValueError(f"{short(value)} is not one of {', '.join(forms)}{_form_hint(value, forms)}")
+        raise ValueError(
+            f"{short(value)} is not one of {', '.join(forms)}{_form_hint(value, forms)}"
+        )
     if limits["path"]:
         form, colon, path = value.rpartition(":")
         value = f"{form}{colon}{expanded(path)}"
@@ -123,7 +144,8 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
 
 
 def path_argument(text: str) -> str:
-    """Return the path that an argument of a command names; raises ArgumentTypeError if it is not UTF-8.
+    """Return the path that an argument of a command names; raises ArgumentTypeError if it is not
+    UTF-8.
 
     A shell replaces "~" in `--workdir ~/run`, but not in `--workdir=~/run`.
     """
@@ -132,7 +154,9 @@ def path_argument(text: str) -> str:
     return expanded(text)
 
 
-def close_match(word: str, candidates: list[str], template: str = "; did you mean {}?", cutoff: float = 0.6) -> str:
+def close_match(
+    word: str, candidates: list[str], template: str = "; did you mean {}?", cutoff: float = 0.6
+) -> str:
     """Return the template with the candidate most similar to the word, "" if none is similar.
 
     >>> close_match("rsm", ["rms", "layer"])
@@ -168,9 +192,13 @@ def _as_kind(value: Any, kind: type, optional: bool) -> Any:
             raise ValueError(f"{short(value)} is too large for a float") from None
     if not isinstance(value, kind) or (kind is int and not is_int):
         article = "an" if kind.__name__[0] in "aeiou" else "a"
-        raise ValueError(f"{short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}")
+        raise ValueError(
+            f"{short(value)} is not {article} {kind.__name__}{' or none' if optional else ''}"
+        )
     if isinstance(value, str) and ("\0" in value or not is_text(value)):
-        raise ValueError(f"{short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8")
+        raise ValueError(
+            f"{short(value)} has a character that is not text: U+0000, or a byte that is not UTF-8"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value!r} is not a finite number")
     if isinstance(value, float) and 0 < abs(value) < 2**-126:
@@ -189,16 +217,22 @@ def is_address(text: str) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a str. Python decodes invalid bytes of the command line to surrogates."""
+    """Return whether UTF-8 can encode a str. Python decodes invalid bytes of the command line to
+    surrogates.
+    """
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _has_form(value: str, form: str) -> bool:
-    """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a number)."""
+    """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a
+    number).
+    """
     name, colon, argument = form.partition(":")
     given_name, given_colon, given = value.partition(":")
     is_size = re.fullmatch("[0-9]{1,7}", given) is not None
-    return (given_name, given_colon, bool(given)) == (name, colon, bool(colon)) and (argument != "SIZE" or is_size)
+    return (given_name, given_colon, bool(given)) == (name, colon, bool(colon)) and (
+        argument != "SIZE" or is_size
+    )
 
 
 def _form_hint(value: str, forms: tuple[str, ...]) -> str:
@@ -207,7 +241,9 @@ def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     starts, ending = {form.partition(":")[0]: form for form in forms}, os.path.splitext(value)[1]
     near = starts.get(close_match(name, list(starts), "{}"), "")
     if "text:PATH" in forms:
-        kinds = {".json": "jsonl", ".tsv": "csv"} | {f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow")}
+        kinds = {".json": "jsonl", ".tsv": "csv"} | {
+            f".{name}": name for name in ("jsonl", "csv", "parquet", "arrow")
+        }
         if not colon and ending in kinds:
             near = f"{kinds[ending]}:{value}"
         elif ending in (".bin", ".npy"):

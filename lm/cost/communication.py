@@ -1,6 +1,8 @@
-"""Bytes that devices exchange in a training step, by formulas. A test compares them with compiled programs.
+"""Bytes that devices exchange in a training step, by formulas. A test compares them with compiled
+programs.
 
-In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the kind of device.
+In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the
+kind of device.
 """
 
 import dataclasses
@@ -18,7 +20,9 @@ from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
 from lm.update_rules.matrices import split_sides
 
-Bytes = defaultdict[tuple[str, tuple[str, ...]], float]  # that each device sends, by kind of collective and mesh axes
+Bytes = defaultdict[
+    tuple[str, tuple[str, ...]], float
+]  # that each device sends, by kind of collective and mesh axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Transfer:
     """One purpose of communication: `times` collectives per step."""
 
     what: str  # what is sent
-    kind: str  # the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
+    kind: (
+        str  # the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
+    )
     axes: tuple[str, ...]  # the mesh axes that take part; "slices" for one device of each TPU slice
     n: int  # devices that take part
     payload: float  # bytes of the full array that a device starts or ends with, whichever is larger
@@ -39,7 +45,8 @@ class Transfer:
 
 
 def ring_bytes(kind: str, n: int, payload: float) -> float:
-    """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur et al. 2005).
+    """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur
+    et al. 2005).
 
     Arguments as in `Transfer`.
 
@@ -51,12 +58,14 @@ def ring_bytes(kind: str, n: int, payload: float) -> float:
 
 
 def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
-    """Return the seconds per step of a transfer by rings that enter and leave each group of devices once.
+    """Return the seconds per step of a transfer by rings that enter and leave each group of devices
+    once.
 
-    Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring leaves the group. NCCL
-    builds as many rings as there are devices in the group, each with its own network port: a collective with m
-    devices in a group sends 1/m of its bytes through each port. The slower of the link and the network determines the
-    time. Latencies are not counted: those of NCCL change the predictions for published runs by at most 4 %.
+    Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring
+    leaves the group. NCCL builds as many rings as there are devices in the group, each with its own
+    network port: a collective with m devices in a group sends 1/m of its bytes through each port.
+    The slower of the link and the network determines the time. Latencies are not counted: those of
+    NCCL change the predictions for published runs by at most 4 %.
     """
     if transfer.axes == ("slices",):
         return transfer.sent / device.network
@@ -69,8 +78,8 @@ def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
 def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) -> int:
     """Return how many devices of a collective over these axes share a group of `group` devices.
 
-    Device numbers increase fastest along the last axis, and a group has consecutive numbers. If the groups contain
-    different numbers of its devices, the smallest number is returned.
+    Device numbers increase fastest along the last axis, and a group has consecutive numbers. If the
+    groups contain different numbers of its devices, the smallest number is returned.
 
     >>> sizes = {"replica": 4, "fsdp": 16, "tensor": 1, "sequence": 1}
     >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))
@@ -98,14 +107,18 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
     ):
         axes = tuple(axis for axis in axes if in_slice[axis] > 1)
         if axes and payload and times:
-            yield Transfer(what, kind, axes, math.prod(in_slice[axis] for axis in axes), payload, times)
+            yield Transfer(
+                what, kind, axes, math.prod(in_slice[axis] for axis in axes), payload, times
+            )
 
 
 def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
-    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp and other axes.
+    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp
+    and other axes.
 
-    Parameters without an axis of d_model, such as tables of values by token, are not sharded over fsdp.
-    Over several slices XLA scatters gradients within a slice, sums parts over the slices, and gathers the sums.
+    Parameters without an axis of d_model, such as tables of values by token, are not sharded over
+    fsdp. Over several slices XLA scatters gradients within a slice, sums parts over the slices, and
+    gathers the sums.
     """
     m, n = config.model, micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
@@ -117,15 +130,33 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
 
     sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
     layers = sum(size(p) for p in sharded.values() if p.layers is not None)
-    embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")  # looked up in param_dtype
+    embeddings = sum(
+        size(p) for p in sharded.values() if p.kind == "embedding"
+    )  # looked up in param_dtype
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
     others = sum(size(p) for path, p in table.items() if path not in sharded and not p.small)
-    yield "parameters of the layers, forward and backward", "all-gather", ("fsdp",), layers * compute, 2 * n
-    yield "parameters of embeddings and head", "all-gather", ("fsdp",), embeddings * param + head * compute, n
+    yield (
+        "parameters of the layers, forward and backward",
+        "all-gather",
+        ("fsdp",),
+        layers * compute,
+        2 * n,
+    )
+    yield (
+        "parameters of embeddings and head",
+        "all-gather",
+        ("fsdp",),
+        embeddings * param + head * compute,
+        n,
+    )
     yield "gradients of these parameters", "reduce-scatter", ("fsdp",), gradients, n
     for what, summed, rest in (
-        ("gradients, once per step", sum(map(size, sharded.values())) / sizes["fsdp"] * 4, ("replica", "sequence")),
+        (
+            "gradients, once per step",
+            sum(map(size, sharded.values())) / sizes["fsdp"] * 4,
+            ("replica", "sequence"),
+        ),
         ("gradients of other parameters", others * 4, ("replica", "fsdp", "sequence")),
     ):
         if n_slices == 1:
@@ -138,14 +169,19 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
 
 
 def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
-    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et al. 2019).
+    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et
+    al. 2019).
 
-    The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys and values, before
-    they sum over devices; the one for CPUs sums each.
+    The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys
+    and values, before they sum over devices; the one for CPUs sums each.
     """
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes)
-    sum_x_BTD = "all-reduce", ("tensor",), n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize
+    sum_x_BTD = (
+        "all-reduce",
+        ("tensor",),
+        n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize,
+    )
     inputs, outputs = _split_products(m, sizes)
     if m.remat == "block":
         outputs += outputs - m.n_layers  # the last output of a block is not recomputed
@@ -156,11 +192,18 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
     if m.qk_norm and m.qk_norm_over == "all_heads":
         # One float32 number per token for queries and for keys, forward and backward.
         times = n * m.n_layers * (4 + 2 * (m.remat != "none"))
-        yield "squares of queries and keys, summed over heads", "all-reduce", ("tensor",), 4 * n_tokens, times
+        yield (
+            "squares of queries and keys, summed over heads",
+            "all-reduce",
+            ("tensor",),
+            4 * n_tokens,
+            times,
+        )
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
-    """Count the modules whose outputs are split over tensor, and the weights whose inputs are, in all layers.
+    """Count the modules whose outputs are split over tensor, and the weights whose inputs are, in
+    all layers.
 
     The weights of one module that are split by their outputs have the same input.
     """
@@ -179,21 +222,35 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tup
     """Yield the gathers of keys and values over sequence: every device attends to all positions."""
     m, n = config.model, micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
-    payload = n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
+    payload = (
+        n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
+    )
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
     yield "keys and values", "all-gather", ("sequence",), payload, n * 2 * gathers * m.n_layers
-    yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, n * 2 * m.n_layers
+    yield (
+        "gradients of keys and values",
+        "reduce-scatter",
+        ("sequence",),
+        payload,
+        n * 2 * m.n_layers,
+    )
 
 
 def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
-    """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no other state."""
+    """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no
+    other state.
+    """
     rule = MATRIX_RULES.get(config.optimizer.name)
     payloads: Counter = Counter()
     for p in parameters.parameter_table(config.model).values():
         if rule and rule.takes(p):
             axes = split_sides(p, sizes).values()
             n, n_devices = p.n_matrices, math.prod(sizes[axis] for axis in axes)
-            per_device = math.ceil(n / n_devices) * p.size / n  # some devices have none where they are not divisible
-            payloads.update(dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize))
+            per_device = (
+                math.ceil(n / n_devices) * p.size / n
+            )  # some devices have none where they are not divisible
+            payloads.update(
+                dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize)
+            )
     for axis, payload in payloads.items():
         yield f"matrices of {config.optimizer.name}", "all-to-all", (axis,), payload, 2

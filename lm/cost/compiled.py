@@ -1,7 +1,9 @@
-"""Compile the programs of a run for TPUs or GPUs that are not here, and report what the compiler says.
+"""Compile the programs of a run for TPUs or GPUs that are not here, and report what the compiler
+says.
 
-XLA compiles for a description of the devices: `jax.experimental.topologies` with libtpu, or with JAX's CUDA plugin. The
-compiler runs in a process of its own, because its settings are read when JAX starts, and because it may abort.
+XLA compiles for a description of the devices: `jax.experimental.topologies` with libtpu, or with
+JAX's CUDA plugin. The compiler runs in a process of its own, because its settings are read when JAX
+starts, and because it may abort.
 """
 
 import dataclasses
@@ -25,7 +27,12 @@ from lm.cost.memory import train_state_bytes
 from lm.errors import UserError
 
 # Programs that can be compiled, and the function of each.
-PROGRAMS = {"training": "train_step", "evaluation": "eval_step", "prefill": "_prefill", "decode": "_decode"}
+PROGRAMS = {
+    "training": "train_step",
+    "evaluation": "eval_step",
+    "prefill": "_prefill",
+    "decode": "_decode",
+}
 ON_ONE_DEVICE = ("prefill", "decode")
 # Names of the compiler's texts of a function. XLA:GPU puts the name of its target before "after".
 PROGRAM = "*.jit_{}*after_optimizations.txt"
@@ -33,10 +40,14 @@ REPORT = "*.jit_{}*after_optimizations-memory-usage-report.txt"
 ASSIGNMENT = "*.jit_{}*after_optimizations-buffer-assignment.txt"
 GENERATED = "*.jit_{}*after_codegen.txt"
 LOG, SHOWN = "compiler.txt", 8
-# Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an array, times the
-# number of arrays), see lm/cost/devices.py and https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
+# Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an
+# array, times the number of arrays), see lm/cost/devices.py and
+# https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
 CLOCKS = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
-PLUGINS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}  # module, extra of pyproject.toml
+PLUGINS = {
+    "tpu": ("libtpu", "tpu"),
+    "gpu": ("jax_cuda13_plugin", "cuda"),
+}  # module, extra of pyproject.toml
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server of Google Cloud
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -44,9 +55,10 @@ TPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_LOG_DIR": "disabled",
 }
-# What XLA must know of a GPU: multiprocessors, cores and threads of each, shared memory per block (opt-in) and per
-# multiprocessor, L2, GHz, compute capability. NVIDIA's data sheets and architecture papers of each, and the table of
-# technical specifications by compute capability in the CUDA programming guide.
+# What XLA must know of a GPU: multiprocessors, cores and threads of each, shared memory per block
+# (opt-in) and per multiprocessor, L2, GHz, compute capability. NVIDIA's data sheets and
+# architecture papers of each, and the table of technical specifications by compute capability in
+# the CUDA programming guide.
 GPUS = {
     "a100": (108, 64, 2048, 166_912, 167_936, 41_943_040, 1.41, (8, 0)),
     "h100": (132, 128, 2048, 232_448, 233_472, 52_428_800, 1.98, (9, 0)),
@@ -81,53 +93,75 @@ class Compiled:
     sent: Bytes  # per step
     overlapped: Bytes  # per step: the part that is sent at the same time as other operations
     kernels: list[traffic.Kernel]  # what moves bytes between the device and its memory
-    compute: float | None  # its estimate of the seconds of a step without communication and kernels; None: unknown
+    compute: (
+        float | None
+    )  # its estimate of the seconds of a step without communication and kernels; None: unknown
     seconds: float  # that the compiler took
 
 
 def compile_step(
-    config: Resolved, device_name: str, sizes: dict[str, int], dump: str | None = None, *, code: bool = False,
-    n_slices: int = 1, program: str = "training",
-) -> Compiled:  # fmt: skip
+    config: Resolved,
+    device_name: str,
+    sizes: dict[str, int],
+    dump: str | None = None,
+    *,
+    code: bool = False,
+    n_slices: int = 1,
+    program: str = "training",
+) -> Compiled:
     """Compile a program of a config for a mesh of devices, which this machine need not have.
 
     Args:
         config, device_name, sizes, n_slices: see `lm.cost.estimate.Estimate`.
         dump: a directory for the compiler's texts; None: they are not kept.
-        code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a tenth of the time,
-            and `compute` is not known.
-        program: a key of PROGRAMS. "prefill" and "decode" generate the texts of one batch of evaluation, with the
-            context of training, on the first device.
+        code: whether to generate code. Otherwise the compiler ends when buffers are assigned, at a
+            tenth of the time, and `compute` is not known.
+        program: a key of PROGRAMS. "prefill" and "decode" generate the texts of one batch of
+            evaluation, with the context of training, on the first device.
 
     Raises:
-        UserError: the compiler is not installed, there is no such slice, or the program does not compile. The
-            compiler's own text is then in a file that the message names.
+        UserError: the compiler is not installed, there is no such slice, or the program does not
+            compile. The compiler's own text is then in a file that the message names.
     """
     n_devices, function = math.prod(sizes.values()), PROGRAMS[program]
     platform, topology = DEVICES[device_name].platform, slice_of(device_name, n_devices // n_slices)
     module, extra = PLUGINS[platform]
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"--compiled: the compiler for {device_name} is not installed; pip install -e '.[{extra}]'")
+        raise UserError(
+            f"--compiled: the compiler for {device_name} is not installed; pip install -e "
+            f"'.[{extra}]'"
+        )
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="lm-compiler-", dir=dump))
     job = {
-        "config": to_dict(config), "device": device_name, "sizes": sizes, "topology": topology, "n_slices": n_slices,
+        "config": to_dict(config),
+        "device": device_name,
+        "sizes": sizes,
+        "topology": topology,
+        "n_slices": n_slices,
         "program": program,
-    }  # fmt: skip
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
-    flags = [f"--xla_dump_to={folder}", *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else [])]
+    }
+    environment = (
+        os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
+    )
+    flags = [
+        f"--xla_dump_to={folder}",
+        *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else []),
+    ]
     environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
     start = time.monotonic()
     if not _run_compiler(job, environment, folder, "" if code else REPORT.format(function)):
         mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
-            f"--compiled: the {program} program of this config does not compile for {n_devices} x {device_name}, mesh "
-            f"{mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; the compiler's text is in {folder / LOG}"
+            f"--compiled: the {program} program of this config does not compile for {n_devices} x "
+            f"{device_name}, mesh {mesh}: {_reason((folder / LOG).read_text(encoding='utf-8'))}; "
+            f"the compiler's text is in {folder / LOG}"
         )
     seconds = time.monotonic() - start
     text, report, assignment, generated = (
-        _read(folder, pattern.format(function)) for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
+        _read(folder, pattern.format(function))
+        for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
     )
     sent, overlapped = Bytes(float), Bytes(float)
     for c in hlo.parse_collectives(text):
@@ -135,14 +169,18 @@ def compile_step(
         overlapped[c.kind, c.axes(sizes)] += c.sent * c.overlapped
     found = Compiled(
         program=program,
-        peak=int(report.split("Total bytes: ")[1].split()[0]),  # of the first memory space, the device's
+        peak=int(
+            report.split("Total bytes: ")[1].split()[0]
+        ),  # of the first memory space, the device's
         state=sum(train_state_bytes(config, sizes)) if program == "training" else 0,
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
         overlapped=overlapped,
         kernels=traffic.kernels(text),
-        compute=hlo.compute_cycles(generated) / CLOCKS[device_name] if code and device_name in CLOCKS else None,
+        compute=hlo.compute_cycles(generated) / CLOCKS[device_name]
+        if code and device_name in CLOCKS
+        else None,
         seconds=seconds,
     )
     if not dump:
@@ -151,7 +189,9 @@ def compile_step(
 
 
 def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
-    """Run the compiler, return whether it has succeeded; end it when it has written a file of the pattern `last`."""
+    """Run the compiler, return whether it has succeeded; end it when it has written a file of the
+    pattern `last`.
+    """
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     with open(folder / LOG, "w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]
@@ -190,20 +230,30 @@ def slice_of(device_name: str, n_devices: int) -> str:
     device = DEVICES[device_name]
     if device.platform == "gpu":
         if device_name not in GPUS:
-            raise UserError(f"--compiled: the compiler has no description of {device_name}; use {', '.join(GPUS)}")
+            raise UserError(
+                f"--compiled: the compiler has no description of {device_name}; use "
+                f"{', '.join(GPUS)}"
+            )
         if n_devices > device.per_host and n_devices % device.per_host:
-            raise UserError(f"--device: {n_devices} is not a multiple of the {device.per_host} GPUs of a node")
+            raise UserError(
+                f"--device: {n_devices} is not a multiple of the {device.per_host} GPUs of a node"
+            )
         n_hosts = max(1, n_devices // device.per_host)
         return f"1 x {n_hosts} x {n_devices // n_hosts}"
     slices = {device.cores * math.prod(map(int, text.split("x"))): text for text in device.slices}
     n, rest = divmod(n_devices, 64)
-    if n and not rest and n_devices <= device.largest_slice:  # sides are multiples of 4, here as equal as possible
+    if (
+        n and not rest and n_devices <= device.largest_slice
+    ):  # sides are multiples of 4, here as equal as possible
         sides = min(([a, b, n // a // b] for a in divisors(n) for b in divisors(n // a)), key=sum)
         slices[n_devices] = "x".join(str(4 * side) for side in sorted(sides))
     if n_devices not in slices:
-        larger = f", and multiples of 64 up to {device.largest_slice}" if device.largest_slice else ""
+        larger = (
+            f", and multiples of 64 up to {device.largest_slice}" if device.largest_slice else ""
+        )
         raise UserError(
-            f"--device: there is no {device_name} slice of {n_devices} devices; there are {list(slices)}{larger}"
+            f"--device: there is no {device_name} slice of {n_devices} devices; there are "
+            f"{list(slices)}{larger}"
         )
     return f"{device_name}:{slices[n_devices]}"
 
@@ -212,13 +262,23 @@ def _reason(text: str) -> str:
     """Return the last line of a traceback, or why the program does not fit, shortened."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()] or ["no message"]
     if "cuDNN not found" in text:
-        return "cuDNN is not installed; pip install -e '.[cuda]', or set --config.model.attention=einsum"
-    chosen = next((line for line in lines if "RESOURCE_EXHAUSTED" in line or "Ran out of memory" in line), None)
-    errors = [line for line in lines if ": " in line and line.split(":")[0].replace(".", "").isidentifier()]
+        return (
+            "cuDNN is not installed; pip install -e '.[cuda]', or set "
+            "--config.model.attention=einsum"
+        )
+    chosen = next(
+        (line for line in lines if "RESOURCE_EXHAUSTED" in line or "Ran out of memory" in line),
+        None,
+    )
+    errors = [
+        line
+        for line in lines
+        if ": " in line and line.split(":")[0].replace(".", "").isidentifier()
+    ]
     return (chosen or (errors or lines)[-1])[:300]
 
 
-# ---- In the compiler's process ------------------------------------------------------------------------------------
+# ---- In the compiler's process -------------------------------------------------------------------
 
 
 def _compile(job: dict) -> None:
@@ -228,17 +288,31 @@ def _compile(job: dict) -> None:
     from lm.kernels.platform import compiler_options, compiling_for
     from lm.parallel.mesh import make_mesh
 
-    config, sizes, platform = saved_config(job["config"]), job["sizes"], DEVICES[job["device"]].platform
+    config, sizes, platform = (
+        saved_config(job["config"]),
+        job["sizes"],
+        DEVICES[job["device"]].platform,
+    )
     if platform == "tpu":
         family = job["device"]
-        options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)} if family == "v4" else {}
+        options = (
+            {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+            if family == "v4"
+            else {}
+        )
         options |= {"num_slices": job["n_slices"]} if job["n_slices"] > 1 else {}
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=job["topology"], **options)
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=job["topology"], **options
+        )
     else:
         description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
         topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
     trains, generates = job["program"] == "training", job["program"] in ON_ONE_DEVICE
-    mesh = make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1]) if generates else make_mesh(sizes, topology.devices)
+    mesh = (
+        make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1])
+        if generates
+        else make_mesh(sizes, topology.devices)
+    )
     set_here = compiler_options(platform, config.train.compiler_options) if trains else {}
     with jax.set_mesh(mesh), compiling_for(platform):
         _lower(job["program"], config, mesh).compile(set_here or None)
@@ -258,16 +332,27 @@ def _lower(program: str, config: Resolved, mesh):
     if program in ON_ONE_DEVICE:
         jitted, arguments, options = abstract_programs(state.params, config, n_rows)[program]
         here = jax.NamedSharding(mesh, jax.P())
-        arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments)
+        arguments = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments
+        )
         return jitted.lower(*arguments, **options)
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
-    is_there = {"tokens": True, "segments": config.data.packing != "none", "is_target": config.data.targets != "all"}
+    is_there = {
+        "tokens": True,
+        "segments": config.data.packing != "none",
+        "is_target": config.data.targets != "all",
+    }
     names = [name for name, there in is_there.items() if there]
-    batch = {name: jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows) for name in names}
+    batch = {
+        name: jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows)
+        for name in names
+    }
     if program == "evaluation":
         return jax.jit(eval_step, static_argnames="config").lower(state.params, None, batch, config)
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)
-    jitted = jax.jit(train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings)
+    jitted = jax.jit(
+        train_step, static_argnames="config", donate_argnames="state", out_shardings=shardings
+    )
     return jitted.lower(state, batch, config)
 
 
@@ -275,9 +360,19 @@ def _gpu_target(name: str) -> str:
     cores, fpus, threads, per_block, per_core, l2, clock, (major, minor) = GPUS[name]
     device = DEVICES[name]
     return GPU_TARGET.format(
-        cores=cores, fpus=fpus, threads=threads, per_block=per_block, per_core=per_core, l2=l2, clock=clock,
-        major=major, minor=minor, bandwidth=int(device.bandwidth), memory=int(device.memory), kind=device.kind,
-    )  # fmt: skip
+        cores=cores,
+        fpus=fpus,
+        threads=threads,
+        per_block=per_block,
+        per_core=per_core,
+        l2=l2,
+        clock=clock,
+        major=major,
+        minor=minor,
+        bandwidth=int(device.bandwidth),
+        memory=int(device.memory),
+        kind=device.kind,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Estimate memory, communication and step time on other hardware.
 
-Nothing is allocated or compiled. All figures are computed by formulas (lm/cost/memory.py, lm/cost/communication.py)
-from the vendors' figures (lm/cost/devices.py). The memory that XLA needs is known only after it has compiled the step
-for the device. benchmarks/NOTES.md compares the estimate with published runs.
+Nothing is allocated or compiled. All figures are computed by formulas (lm/cost/memory.py,
+lm/cost/communication.py) from the vendors' figures (lm/cost/devices.py). The memory that XLA needs
+is known only after it has compiled the step for the device. benchmarks/NOTES.md compares the
+estimate with published runs.
 """
 
 import dataclasses
@@ -18,7 +19,10 @@ from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
-OVERLAPPING = {"replica", "fsdp"}  # axes whose communication can run at the same time as matrix products
+OVERLAPPING = {
+    "replica",
+    "fsdp",
+}  # axes whose communication can run at the same time as matrix products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +67,30 @@ class Estimate:
 
 
 def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> Estimate:
-    """Estimate memory, communication and step time with the mesh of the config, for devices that need not exist here.
+    """Estimate memory, communication and step time with the mesh of the config, for devices that
+    need not exist here.
 
     For the arguments see `Estimate`.
 
     Raises:
-        UserError: the mesh does not fit the config, the device does not support config.model.attention, or its peak in
-            config.model.compute_dtype is not published.
+        UserError: the mesh does not fit the config, the device does not support
+            config.model.attention, or its peak in config.model.compute_dtype is not published.
     """
     sizes, dtype = check_mesh(config, n_devices, n_slices), config.model.compute_dtype
     device = DEVICES[device_name]
     if dtype not in device.peak:
         published = " or ".join(device.peak)
-        raise UserError(f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use {published}")
-    memory, sent = memory_per_device(config, device, sizes), tuple(transfers(config, sizes, n_slices))
-    update = 3 * memory.parameters + 2 * memory.optimizer  # bytes that the optimizer moves, gradients included
+        raise UserError(
+            f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use "
+            f"{published}"
+        )
+    memory, sent = (
+        memory_per_device(config, device, sizes),
+        tuple(transfers(config, sizes, n_slices)),
+    )
+    update = (
+        3 * memory.parameters + 2 * memory.optimizer
+    )  # bytes that the optimizer moves, gradients included
     moved = moved_activation_bytes(config, sizes)
     products = product_seconds(config, device, n_devices) + moved / device.bandwidth
     hidden = sum(seconds(t, device, sizes) for t in sent if overlaps(t, device))
@@ -89,21 +102,30 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
 def overlaps(transfer: Transfer, device: Device) -> bool:
     """Return whether products run at the same time as a transfer.
 
-    Products wait for results over tensor and sequence. On TPUs the others are asynchronous in compiled programs, but
-    less than half of the bytes of reduce-scatters are. On GPUs all are, but published runs are as slow as without.
+    Products wait for results over tensor and sequence. On TPUs the others are asynchronous in
+    compiled programs, but less than half of the bytes of reduce-scatters are. On GPUs all are, but
+    published runs are as slow as without.
     """
-    return device.platform == "tpu" and transfer.kind != "reduce-scatter" and bool(set(transfer.axes) & OVERLAPPING)
+    return (
+        device.platform == "tpu"
+        and transfer.kind != "reduce-scatter"
+        and bool(set(transfer.axes) & OVERLAPPING)
+    )
 
 
 def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
-    """Return the seconds of the matrix products of a step, which attain `device.attained` of the vendor's peak."""
+    """Return the seconds of the matrix products of a step, which attain `device.attained` of the
+    vendor's peak.
+    """
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     needed = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len
     return needed / n_devices / device.peak[m.compute_dtype] / device.attained
 
 
-def search_meshes(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> list[Estimate]:
+def search_meshes(
+    config: Resolved, device_name: str, n_devices: int, n_slices: int = 1
+) -> list[Estimate]:
     """Estimate all meshes that the config can be sharded over. Arguments as for `estimate`.
 
     Returns:
@@ -126,11 +148,14 @@ def search_meshes(config: Resolved, device_name: str, n_devices: int, n_slices: 
 
 
 def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:
-    """Return all ways to write n as a product of ordered factors, with the largest first factors first.
+    """Return all ways to write n as a product of ordered factors, with the largest first factors
+    first.
 
     >>> factorizations(4, 2)
     [(4, 1), (2, 2), (1, 4)]
     """
     if n_factors == 1:
         return [(n,)]
-    return [(d, *rest) for d in reversed(divisors(n)) for rest in factorizations(n // d, n_factors - 1)]
+    return [
+        (d, *rest) for d in reversed(divisors(n)) for rest in factorizations(n // d, n_factors - 1)
+    ]

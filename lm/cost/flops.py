@@ -8,7 +8,8 @@ from lm.parameters import parameter_table
 def matmul_params(config: ResolvedModel) -> int:
     """Count the weights that take part in the matrix products of one token.
 
-    The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned positions do not.
+    The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned
+    positions do not.
     """
     return sum(p.matmul_size for p in parameter_table(config).values())
 
@@ -27,14 +28,16 @@ def mean_attended_keys(seq_len: int, window: int) -> float:
 
 
 def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = False) -> float:
-    """Count the floating-point operations of training on one token: forward and backward, without recomputation.
+    """Count the floating-point operations of training on one token: forward and backward, without
+    recomputation.
 
-    6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each attended key
-    (queries x keys and weights x values, each 2 forward and 4 backward), except in layers with a mixer in place of
-    attention. Ideas add 6 for each of their `products`.
+    6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each
+    attended key (queries x keys and weights x values, each 2 forward and 4 backward), except in
+    layers with a mixer in place of attention. Ideas add 6 for each of their `products`.
 
-    With `full_square`, count seq_len keys for every query instead of the keys that it sees. This is the convention of
-    Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures follow.
+    With `full_square`, count seq_len keys for every query instead of the keys that it sees. This is
+    the convention of Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures
+    follow.
     """
     width = query_heads(config) * config.d_head  # of all query heads together
     keys = sum(
@@ -45,11 +48,14 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     return 6 * (matmul_params(config) + ideas.products(config)) + 12 * keys
 
 
-def mfu(tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None) -> float | None:
-    """Return model FLOPs utilization (Chowdhery et al. 2022), the needed over the possible FLOP/s, in [0, 1].
+def mfu(
+    tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None
+) -> float | None:
+    """Return model FLOPs utilization (Chowdhery et al. 2022), the needed over the possible FLOP/s,
+    in [0, 1].
 
-    `tokens_per_second` is that of all devices together, `peak` the FLOP/s of one device. If it is not known (None), so
-    is the result.
+    `tokens_per_second` is that of all devices together, `peak` the FLOP/s of one device. If it is
+    not known (None), so is the result.
 
     >>> mfu(1000.0, 6e9, n_devices=2, peak=1e13)
     0.3

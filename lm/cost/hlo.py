@@ -1,4 +1,6 @@
-"""Read what a compiled program does from the texts of XLA: collectives and cycles, with trip counts, and buffers."""
+"""Read what a compiled program does from the texts of XLA: collectives and cycles, with trip
+counts, and buffers.
+"""
 
 import dataclasses
 import math
@@ -14,7 +16,9 @@ _OVER_SLICES = re.compile(
     r"= \((?P<type>.*?), u32.* send\(.*"
     r'_megascale_target="\{(?P<slices>[\d,]+)\}x.*_megascale_transfer_type="(?P<kind>\w+)"'
 )
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)"
+)
 _CONTROLLED = re.compile(r"(?:body|condition|true_computation|false_computation)=%?([\w.-]+)")
 # Computations that are a part of the schedule, in contrast to those inside of a kernel.
 _SCHEDULED = re.compile(
@@ -23,7 +27,8 @@ _SCHEDULED = re.compile(
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-# XLA:TPU copies a collective that it overlaps with products into several fusions, with one of these attributes.
+# XLA:TPU copies a collective that it overlaps with products into several fusions, with one of these
+# attributes.
 _OVERLAPPED = re.compile(r"(chain_id|async_collective_name)=\"([^\"]*)\"")
 
 
@@ -33,10 +38,14 @@ class Collective:
 
     kind: str  # one of KINDS
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each result on one device
-    group: tuple[int, ...]  # numbers of the devices of one group, in the order of the mesh; or of TPU slices
+    group: tuple[
+        int, ...
+    ]  # numbers of the devices of one group, in the order of the mesh; or of TPU slices
     times: int  # how often one run of the program executes the instruction
     overlapped: bool  # whether other operations run at the same time
-    over_slices: bool = False  # one device of each TPU slice takes part; XLA:TPU writes a transfer of the host
+    over_slices: bool = (
+        False  # one device of each TPU slice takes part; XLA:TPU writes a transfer of the host
+    )
 
     @property
     def n(self) -> int:
@@ -44,25 +53,34 @@ class Collective:
 
     @property
     def payload(self) -> int:
-        """Return the bytes of the full array that a device starts or ends with, whichever is larger."""
+        """Return the bytes of the full array that a device starts or ends with, whichever is
+        larger.
+        """
         result = _bytes(self.shapes)
         return result * self.n if self.kind == "reduce-scatter" else result
 
     @property
     def sent(self) -> float:
-        """Return the bytes that each device sends in one run, with ring algorithms (Thakur et al. 2005)."""
+        """Return the bytes that each device sends in one run, with ring algorithms (Thakur et al.
+        2005).
+        """
         return ring_bytes(self.kind, self.n, self.payload) * self.times
 
     def axes(self, sizes: dict[str, int]) -> tuple[str, ...]:
-        """Return the axes of a mesh of these sizes along which the devices of a group differ, or "slices"."""
+        """Return the axes of a mesh of these sizes along which the devices of a group differ, or
+        "slices".
+        """
         if self.over_slices:
             return ("slices",)
         places = np.unravel_index(np.array(self.group), tuple(sizes.values()))
-        return tuple(axis for axis, at in zip(sizes, places, strict=True) if len(set(at.tolist())) > 1)
+        return tuple(
+            axis for axis, at in zip(sizes, places, strict=True) if len(set(at.tolist())) > 1
+        )
 
 
 def parse_collectives(hlo: str) -> list[Collective]:
-    """Return the collectives of a compiled program (`compiled.as_text()`), in the order of its text.
+    """Return the collectives of a compiled program (`compiled.as_text()`), in the order of its
+    text.
 
     Raises:
         ValueError: a loop contains collectives and its trip count cannot be found.
@@ -70,14 +88,21 @@ def parse_collectives(hlo: str) -> list[Collective]:
     bodies, entry = _computations(hlo)
     times, unknown = _runs(bodies, entry, _CALLED)
     asynchronous = {
-        name for lines in bodies.values() for line in lines if " async-start(" in line for name in _CALLED.findall(line)
+        name
+        for lines in bodies.values()
+        for line in lines
+        if " async-start(" in line
+        for name in _CALLED.findall(line)
     }
     found, seen = [], set()
     for name, lines in bodies.items():
         for line in lines:
             if (match := _INSTRUCTION.search(line)) and times[name]:
                 if name in unknown:
-                    raise ValueError(f"{name}: a collective in a loop of unknown trip count: {line.strip()[:200]}")
+                    raise ValueError(
+                        f"{name}: a collective in a loop of unknown trip count: "
+                        f"{line.strip()[:200]}"
+                    )
                 copied, channel = _OVERLAPPED.search(line), re.search(r"channel_id=(\d+)", line)
                 if copied and (key := (copied[2], channel and channel[1])) in seen:
                     continue
@@ -87,8 +112,15 @@ def parse_collectives(hlo: str) -> list[Collective]:
                 collective = _collective(match, line, times[name], overlapped)
                 found.append(_scattered(collective) if "all-reduce-scatter" in name else collective)
             elif (match := _OVER_SLICES.search(line)) and times[name]:
-                kind, slices = match["kind"].lower().replace("_", "-"), tuple(map(int, match["slices"].split(",")))
-                found.append(Collective(kind, tuple(_arrays(match["type"])), slices, times[name], False, True))
+                kind, slices = (
+                    match["kind"].lower().replace("_", "-"),
+                    tuple(map(int, match["slices"].split(","))),
+                )
+                found.append(
+                    Collective(
+                        kind, tuple(_arrays(match["type"])), slices, times[name], False, True
+                    )
+                )
     return found
 
 
@@ -104,7 +136,9 @@ def compute_cycles(hlo: str) -> int:
     times, unknown = _runs(bodies, entry, _CONTROLLED)
     total = 0
     for name, lines in bodies.items():
-        cycles = sum(int(n) for line in lines for n in re.findall(r'"estimated_cycles":"(\d+)"', line))
+        cycles = sum(
+            int(n) for line in lines for n in re.findall(r'"estimated_cycles":"(\d+)"', line)
+        )
         if cycles and times[name] and name in unknown:
             raise ValueError(f"{name}: a loop of unknown trip count")
         total += cycles * times[name]
@@ -112,7 +146,9 @@ def compute_cycles(hlo: str) -> int:
 
 
 def scheduled(hlo: str) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the lines of each computation, and how often the schedule of one run executes it; kernels' insides: 0."""
+    """Return the lines of each computation, and how often the schedule of one run executes it;
+    kernels' insides: 0.
+    """
     bodies, entry = _computations(hlo)
     times, _ = _runs(bodies, entry, _SCHEDULED)
     return bodies, times
@@ -130,7 +166,9 @@ def array_bytes(text: str) -> int:
 def aliased_bytes(hlo: str) -> int:
     """Return the bytes of the arguments whose place outputs take."""
     header = hlo.split("\n", 1)[0]
-    aliased = {int(n) for n in re.findall(r": \((\d+), \{", header.split("entry_computation_layout")[0])}
+    aliased = {
+        int(n) for n in re.findall(r": \((\d+), \{", header.split("entry_computation_layout")[0])
+    }
     bodies, entry = _computations(hlo)
     total = 0
     for line in bodies[entry]:
@@ -140,25 +178,36 @@ def aliased_bytes(hlo: str) -> int:
 
 
 def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
-    """Return the sizes in bytes of the n largest buffers in the device's memory, and to what they belong.
+    """Return the sizes in bytes of the n largest buffers in the device's memory, and to what they
+    belong.
 
-    Buffers that share an address at different times count as one, the largest. `assignment` is XLA's text of the
-    assignment of buffers, and `hlo` the program.
+    Buffers that share an address at different times count as one, the largest. `assignment` is
+    XLA's text of the assignment of buffers, and `hlo` the program.
     """
-    owners = dict(re.findall(r'^ +(?:ROOT )?%?([\w.-]+) = .*?op_name="((?:[^"\\]|\\.)*)"', hlo, re.MULTILINE))
+    owners = dict(
+        re.findall(r'^ +(?:ROOT )?%?([\w.-]+) = .*?op_name="((?:[^"\\]|\\.)*)"', hlo, re.MULTILINE)
+    )
     found: dict[tuple[str, str], tuple[int, str]] = {}
     for text in assignment.split("\nallocation ")[1:]:
         number, rest = text.split(":", 1)
         if "color" in rest.split("\n", 1)[0]:  # another memory than the device's
             continue
-        for name, size, offset in re.findall(r"value: <\d+ ([\w.-]+)\S* .*?\(size=(\d+),offset=(\d+)\)", rest):
+        for name, size, offset in re.findall(
+            r"value: <\d+ ([\w.-]+)\S* .*?\(size=(\d+),offset=(\d+)\)", rest
+        ):
             owner = owners.get(name, name).replace("\\'", "'")
-            found[number, offset] = max(found.get((number, offset), (0, "")), (int(size), owner), key=lambda b: b[0])
+            found[number, offset] = max(
+                found.get((number, offset), (0, "")), (int(size), owner), key=lambda b: b[0]
+            )
     return sorted(found.values(), reverse=True)[:n]
 
 
-def _runs(bodies: dict[str, list[str]], entry: str, called: re.Pattern) -> tuple[dict[str, int], set[str]]:
-    """Return how often each computation runs, and those in loops whose trip counts are not known (counted once)."""
+def _runs(
+    bodies: dict[str, list[str]], entry: str, called: re.Pattern
+) -> tuple[dict[str, int], set[str]]:
+    """Return how often each computation runs, and those in loops whose trip counts are not known
+    (counted once).
+    """
     times = dict.fromkeys(bodies, 0)
     unknown = set()
 
@@ -180,13 +229,21 @@ def _runs(bodies: dict[str, list[str]], entry: str, called: re.Pattern) -> tuple
 
 
 def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
-    """Return how often a loop runs, None if it is not known. XLA:TPU states the limit in the loop's condition only."""
+    """Return how often a loop runs, None if it is not known. XLA:TPU states the limit in the loop's
+    condition only.
+    """
     if known := _TRIPS.search(line):
         return int(known[1])
     named = re.search(r"condition=%?([\w.-]+)", line)
     condition = bodies.get(named[1], []) if named else []
-    limits = [int(n) for text in condition for n in re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)]
-    return limits[0] if len(limits) == 1 and any("direction=LT" in text for text in condition) else None
+    limits = [
+        int(n) for text in condition for n in re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)
+    ]
+    return (
+        limits[0]
+        if len(limits) == 1 and any("direction=LT" in text for text in condition)
+        else None
+    )
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
@@ -213,13 +270,17 @@ def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
 
 
 def _scattered(c: Collective) -> Collective:
-    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and slices, along any dimensions."""
+    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and slices, along
+    any dimensions.
+    """
     parts = tuple((dtype, (math.prod(shape) // c.n,)) for dtype, shape in c.shapes)
     return dataclasses.replace(c, kind="reduce-scatter", shapes=parts)
 
 
 def _group(line: str) -> tuple[int, ...]:
-    """Return the first group of replica_groups={{0,1},{2,3}}, =[2,2]<=[4]T(0), or =mesh['x'=2,'y'=2] {'y'}."""
+    """Return the first group of replica_groups={{0,1},{2,3}}, =[2,2]<=[4]T(0), or
+    =mesh['x'=2,'y'=2] {'y'}.
+    """
     if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line):
         return tuple(int(n) for n in explicit[1].split(","))
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
@@ -233,11 +294,15 @@ def _group(line: str) -> tuple[int, ...]:
     sizes = {axis: int(n) for axis, n in re.findall(r"'([\w.]+)'=(\d+)", mesh[1])}
     named = {axis.strip(" '") for axis in mesh[2].split(",")}
     numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    return tuple(numbers[tuple(slice(None) if axis in named else 0 for axis in sizes)].ravel().tolist())
+    return tuple(
+        numbers[tuple(slice(None) if axis in named else 0 for axis in sizes)].ravel().tolist()
+    )
 
 
 def _arrays(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    return [(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(text)]
+    return [
+        (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(text)
+    ]
 
 
 def _bytes(arrays) -> int:

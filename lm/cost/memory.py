@@ -1,7 +1,7 @@
 """Bytes that one device needs for a training step, by formulas. Nothing is allocated or compiled.
 
-In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the kind of device.
-Those with a device raise UserError if it does not support config.model.attention.
+In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the
+kind of device. Those with a device raise UserError if it does not support config.model.attention.
 """
 
 import dataclasses
@@ -26,19 +26,22 @@ from lm.step import init_state, n_micro_batches
 class Memory:
     """Bytes per device of each kind of array at the moment of a step that needs the most.
 
-    This is the loss or the backward pass of one layer. One follows the other, so that they need not fit together. On
-    CPUs, where no compiler's figures were compared, their sum is counted.
+    This is the loss or the backward pass of one layer. One follows the other, so that they need not
+    fit together. On CPUs, where no compiler's figures were compared, their sum is counted.
     """
 
     parameters: float
     optimizer: float  # its state, and the EMA
-    # Of the layers, those of embeddings and head before they are scattered, and with several micro-batches the float32
-    # sum of all.
+    # Of the layers, those of embeddings and head before they are scattered, and with several
+    # micro-batches the float32 sum of all.
     gradients: float
     copies: float  # see `_copies`
     activations: float  # what config.model.remat keeps of all layers for the backward pass
-    loss: float  # the gathered head, and a chunk of logits with their gradient; 0 at the other moment
-    layer: float  # one layer's activations, gathered parameters and their gradients; 0 at the other moment
+    loss: (
+        float  # the gathered head, and a chunk of logits with their gradient; 0 at the other moment
+    )
+    # one layer's activations, gathered parameters and their gradients; 0 at the other moment
+    layer: float
 
     @property
     def total(self) -> float:
@@ -48,7 +51,8 @@ class Memory:
 def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -> Memory:
     """Return the bytes that a training step needs.
 
-    Each term is one of the largest buffers of compiled programs; benchmarks/NOTES.md compares the sums.
+    Each term is one of the largest buffers of compiled programs; benchmarks/NOTES.md compares the
+    sums.
     """
     params, optimizer = train_state_bytes(config, sizes)
     summed = 4 * local_size(config, sizes) if micro_batches_per_step(config, sizes) > 1 else 0
@@ -56,23 +60,34 @@ def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -
     # XLA:TPU adds the gradient of an untied embedding when those of the layers are done.
     late = device.platform == "tpu" and not config.model.tie_embeddings
     outer = 4 * local_size(
-        config, sizes, lambda p: p.outer and "V" in p.axes and not (late and p.kind == "embedding"), gathered=True
+        config,
+        sizes,
+        lambda p: p.outer and "V" in p.axes and not (late and p.kind == "embedding"),
+        gathered=True,
     )
     copied, transposed = _copies(config, device, sizes)
     kept, loss = activation_bytes(config, device, sizes), _loss_bytes(config, sizes)
     layer = layer_bytes(config, device, sizes)
-    backward = Memory(params, optimizer, summed + outer + of_layers, copied + transposed, kept, 0, layer)
+    backward = Memory(
+        params, optimizer, summed + outer + of_layers, copied + transposed, kept, 0, layer
+    )
     if device.platform == "cpu":
         return dataclasses.replace(backward, loss=loss)
     # XLA:GPU fills the gradients of all layers with zeros before the loss, XLA:TPU after it.
     at_loss = summed + outer + (of_layers if device.platform == "gpu" else 0)
-    return max(backward, Memory(params, optimizer, at_loss, copied, kept, loss, 0), key=lambda memory: memory.total)
+    return max(
+        backward,
+        Memory(params, optimizer, at_loss, copied, kept, loss, 0),
+        key=lambda memory: memory.total,
+    )
 
 
 def abstract_train_state(config: Resolved, mesh):
     """Return the train state's shapes, dtypes and shardings on a concrete or an abstract mesh."""
     without_mesh = dataclasses.replace(config, mesh=MeshConfig())
-    return sharding.shard_state(_state_shapes(without_mesh), parameters.parameter_table(config.model), mesh)
+    return sharding.shard_state(
+        _state_shapes(without_mesh), parameters.parameter_table(config.model), mesh
+    )
 
 
 @functools.lru_cache(maxsize=4)
@@ -81,14 +96,18 @@ def _state_shapes(config: Resolved):
 
 
 def train_state_bytes(config: Resolved, sizes: dict[str, int]) -> tuple[int, int]:
-    """Return the bytes that one device holds of the parameters, and of the optimizer state and the EMA."""
+    """Return the bytes that one device holds of the parameters, and of the optimizer state and the
+    EMA.
+    """
     state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     return local_bytes(state.params), local_bytes((state.opt_state, state.ema))
 
 
 def local_bytes(tree) -> int:
     """Return the bytes that one device holds of arrays with shardings."""
-    return sum(math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    return sum(
+        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
+    )
 
 
 def micro_batches_per_step(config: Resolved, sizes: dict[str, int]) -> int:
@@ -104,25 +123,35 @@ def tokens_per_micro_batch(config: Resolved, sizes: dict[str, int]) -> float:
     return t.batch_size * t.seq_len / (n_parts * micro_batches_per_step(config, sizes))
 
 
-def local_size(config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *, gathered: bool = False) -> float:
-    """Count the numbers that a device holds of the chosen parameters; `gathered`: as wholes over fsdp."""
+def local_size(
+    config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *, gathered: bool = False
+) -> float:
+    """Count the numbers that a device holds of the chosen parameters; `gathered`: as wholes over
+    fsdp.
+    """
     total = 0.0
     for p in filter(chosen, parameters.parameter_table(config.model).values()):
-        axes = [axis for axis in sharding.parameter_spec(p, sizes) if axis and not (gathered and axis == "fsdp")]
+        axes = [
+            axis
+            for axis in sharding.parameter_spec(p, sizes)
+            if axis and not (gathered and axis == "fsdp")
+        ]
         total += p.size / math.prod(sizes[axis] for axis in axes)
     return total
 
 
 def _itemsizes(config: Resolved) -> tuple[int, int]:
-    return jnp.dtype(config.model.param_dtype).itemsize, jnp.dtype(config.model.compute_dtype).itemsize
+    return jnp.dtype(config.model.param_dtype).itemsize, jnp.dtype(
+        config.model.compute_dtype
+    ).itemsize
 
 
 def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[float, float]:
     """Return the bytes of copies of the layers' parameters, and of copies of their gradients.
 
-    XLA:TPU converts the shards of all layers to the dtype of products before the first layer, and with remat=none the
-    backward pass keeps them converted on all platforms. XLA:GPU transposes the weights whose last axis is sharded over
-    fsdp, to gather them, and likewise their gradients.
+    XLA:TPU converts the shards of all layers to the dtype of products before the first layer, and
+    with remat=none the backward pass keeps them converted on all platforms. XLA:GPU transposes the
+    weights whose last axis is sharded over fsdp, to gather them, and likewise their gradients.
     """
     m, (param, compute) = config.model, _itemsizes(config)
     converted = transposed = 0.0
@@ -136,15 +165,23 @@ def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[fl
 
 
 def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the head as the product reads it, of logits and of the last hidden states."""
+    """Return the bytes of the head as the product reads it, of logits and of the last hidden
+    states.
+    """
     m, (param, compute) = config.model, _itemsizes(config)
     copied = sizes["fsdp"] > 1 or compute != param
-    hidden = 3 * tokens_per_micro_batch(config, sizes) * m.d_model  # the last states, their chunks, their gradient
-    return compute * (copied * _local_vocabulary(m, sizes) * m.d_model + hidden) + logit_bytes(config, sizes)
+    hidden = (
+        3 * tokens_per_micro_batch(config, sizes) * m.d_model
+    )  # the last states, their chunks, their gradient
+    return compute * (copied * _local_vocabulary(m, sizes) * m.d_model + hidden) + logit_bytes(
+        config, sizes
+    )
 
 
 def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the float32 logits that exist at the same time, and of their gradient for products."""
+    """Return the bytes of the float32 logits that exist at the same time, and of their gradient for
+    products.
+    """
     n = tokens_per_micro_batch(config, sizes)
     n = min(n, config.train.loss_chunk or n)
     return (4 + _itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
@@ -160,13 +197,22 @@ def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> floa
     whole = local_size(config, sizes, lambda p: p.layers, gathered=True) / m.n_layers
     weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
     if sizes["fsdp"] > 1 and device.platform == "gpu":
-        weights = 2 * 4 * whole  # float32 gradients, scattered at the end of the layer from transposed copies
-    elif sizes["fsdp"] > 1:  # gradients of the feed-forward layer are scattered before attention has its own
+        weights = (
+            2 * 4 * whole
+        )  # float32 gradients, scattered at the end of the layer from transposed copies
+    elif (
+        sizes["fsdp"] > 1
+    ):  # gradients of the feed-forward layer are scattered before attention has its own
         of_ffn = local_size(config, sizes, lambda p: p.layers and "F" in p.axes, gathered=True)
         weights += 4 * of_ffn / m.n_layers
     activations = _needed_activations(config, device, sizes)
-    if config.data.packing == "documents" and attention_implementation(config, device, sizes)[0] == "cudnn":
-        activations += 2 * config.train.seq_len  # the mask of all queries and keys, and its gradient
+    if (
+        config.data.packing == "documents"
+        and attention_implementation(config, device, sizes)[0] == "cudnn"
+    ):
+        activations += (
+            2 * config.train.seq_len
+        )  # the mask of all queries and keys, and its gradient
     return weights + compute * activations * tokens_per_micro_batch(config, sizes)
 
 
@@ -182,12 +228,18 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
 
 
 def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the numbers per token that a device needs for the backward pass of one layer, with attention's own."""
+    """Return the numbers per token that a device needs for the backward pass of one layer, with
+    attention's own.
+    """
     m, heads = config.model, query_heads(config.model) / sizes["tensor"]
     lanes = 0.0
-    if attention_implementation(config, device, sizes)[0] == "splash":  # its arrays have heads of whole lanes
+    if (
+        attention_implementation(config, device, sizes)[0] == "splash"
+    ):  # its arrays have heads of whole lanes
         lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
-    gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)  # keys and values
+    gathered = (
+        2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
+    )  # keys and values
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / _itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
@@ -199,12 +251,18 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
 def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the numbers per token that a device computes in one layer, without attention scores.
 
-    These are the inputs and outputs of both norms and of all products, and attention's output, which the next product
-    reads in another layout; what ideas carry from layer to layer, which each branch may write.
+    These are the inputs and outputs of both norms and of all products, and attention's output,
+    which the next product reads in another layout; what ideas carry from layer to layer, which each
+    branch may write.
     """
     m = config.model
     attended = query_heads(m) * m.d_head / sizes["tensor"]
-    return 4 * m.d_model + sum(_features(config, sizes).values()) + attended + 2 * carried_features(config)
+    return (
+        4 * m.d_model
+        + sum(_features(config, sizes).values())
+        + attended
+        + 2 * carried_features(config)
+    )
 
 
 def carried_features(config: Resolved) -> int:
@@ -212,13 +270,17 @@ def carried_features(config: Resolved) -> int:
     m = config.model
     x_1D = jax.ShapeDtypeStruct((1, m.d_model), m.compute_dtype)
     carried = jax.eval_shape(functools.partial(ideas.carried, m), x_1D)
-    return sum(a.size for a in carried.values() if a.ndim)  # terms of the loss have one number for all tokens
+    return sum(
+        a.size for a in carried.values() if a.ndim
+    )  # terms of the loss have one number for all tokens
 
 
 def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
-    """Return the numbers per token that enter and leave the products of a layer on one device, without the stream's.
+    """Return the numbers per token that enter and leave the products of a layer on one device,
+    without the stream's.
 
-    By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the layers.
+    By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the
+    layers.
     """
     m = config.model
     found: Counter = Counter()
@@ -231,11 +293,12 @@ def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
 
 
 def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of activations and logits that a device reads and writes in a step, outside of attention.
+    """Return the bytes of activations and logits that a device reads and writes in a step, outside
+    of attention.
 
-    By assumption each activation of a layer is moved 6 times: it is written and read in the forward pass and read in
-    the backward pass; its gradient is written once and read twice. Recomputing a block moves it 2 more times.
-    The float32 logits are moved 5 times.
+    By assumption each activation of a layer is moved 6 times: it is written and read in the forward
+    pass and read in the backward pass; its gradient is written once and read twice. Recomputing a
+    block moves it 2 more times. The float32 logits are moved 5 times.
     """
     m, times = config.model, 8 if config.model.remat == "block" else 6
     per_token = times * m.n_layers * layer_activations(config, sizes) * _itemsizes(config)[1]
@@ -243,7 +306,9 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
 
-def attention_implementation(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[str, str]:
+def attention_implementation(
+    config: Resolved, device: Device, sizes: dict[str, int]
+) -> tuple[str, str]:
     """Return the implementation of attention that runs, and why."""
     m = config.model
     window_varies = m.scan_layers and len(set(_windows(config))) > 1
@@ -269,7 +334,9 @@ def attention_implementation(config: Resolved, device: Device, sizes: dict[str, 
 
 
 def _windows(config: Resolved) -> tuple[int | None, ...]:
-    packed = config.data.packing == "documents"  # the model is then given positions, and keeps all windows
+    packed = (
+        config.data.packing == "documents"
+    )  # the model is then given positions, and keeps all windows
     return layer_stack.windows(config.model, None if packed else config.train.seq_len)
 
 
@@ -278,7 +345,9 @@ def _attending_layers(m: ResolvedModel) -> list[int]:
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the number of keys for which attention keeps a query's scores, averaged over the layers."""
+    """Return the number of keys for which attention keeps a query's scores, averaged over the
+    layers.
+    """
     n, windows = config.train.seq_len, _windows(config)
     window_varies = config.model.scan_layers and len(set(windows)) > 1
     implementation, _ = attention_implementation(config, device, sizes)
@@ -287,7 +356,11 @@ def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) ->
     attending = _attending_layers(config.model)
     if implementation != "chunked":
         return n * len(attending) / config.model.n_layers
-    # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is known at compile time.
+    # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is
+    # known at compile time.
     size = chunk_size(n)
-    keys = [(n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1) for w in windows]
+    keys = [
+        (n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1)
+        for w in windows
+    ]
     return sum(keys[layer] for layer in attending) / len(keys)

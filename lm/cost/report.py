@@ -17,10 +17,14 @@ SHOWN = 5  # meshes
 MOVED = 12  # kernels
 
 
-def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> tuple[str, Estimate]:
-    """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have their defaults.
+def plan(
+    config: Resolved, device_name: str, n_devices: int, n_slices: int = 1
+) -> tuple[str, Estimate]:
+    """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have
+    their defaults.
 
-    Arguments and errors as for `estimate` and `search_meshes`. Returns the text and the estimate that it describes.
+    Arguments and errors as for `estimate` and `search_meshes`. Returns the text and the estimate
+    that it describes.
     """
     if config.mesh != MeshConfig() or n_devices == 1:
         chosen = estimate(config, device_name, n_devices, n_slices)
@@ -30,7 +34,9 @@ def plan(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) 
 
 
 def describe(e: Estimate, meshes: str = "") -> str:
-    """Describe an estimate: the verdict, memory, communication, time, other meshes, and the compiler's options."""
+    """Describe an estimate: the verdict, memory, communication, time, other meshes, and the
+    compiler's options.
+    """
     m, t, d = e.config.model, e.config.train, e.device
     per_token = flops.flops_per_token(m, t.seq_len)
     mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
@@ -39,15 +45,17 @@ def describe(e: Estimate, meshes: str = "") -> str:
     overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
     options = compiler_options(d.platform, t.compiler_options)
     lines = [
-        f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of {si(d.memory, 'B')} per device "
-        f"({USABLE:.0%} usable).",
-        f"{t.steps:,} steps take about {duration(t.steps * e.seconds)}: {e.seconds:.3g} s per step, "
-        f"{si(e.tokens_per_step / e.seconds)} tokens/s, MFU {mfu:.0%}.",
+        f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of "
+        f"{si(d.memory, 'B')} per device ({USABLE:.0%} usable).",
+        f"{t.steps:,} steps take about {duration(t.steps * e.seconds)}: {e.seconds:.3g} s per "
+        f"step, {si(e.tokens_per_step / e.seconds)} tokens/s, MFU {mfu:.0%}.",
         "",
         f"{_devices(e)}, mesh {_mesh(e)}",
-        f"{parameters.count(parameters.parameter_table(m)):,} parameters, {si(per_token, 'FLOP')} per token",
-        f"{e.tokens_per_step:,} tokens per step in {n_micro} micro-batch{'es' if n_micro > 1 else ''} of {rows} "
-        f"sequence{'s' if rows > 1 else ''} per device; {si(e.tokens_per_step * t.steps)} tokens in all",
+        f"{parameters.count(parameters.parameter_table(m)):,} parameters, {si(per_token, 'FLOP')} "
+        "per token",
+        f"{e.tokens_per_step:,} tokens per step in {n_micro} "
+        f"micro-batch{'es' if n_micro > 1 else ''} of {rows} sequence{'s' if rows > 1 else ''} "
+        f"per device; {si(e.tokens_per_step * t.steps)} tokens in all",
         "attention: {}; {}".format(*attention_implementation(e.config, d, e.sizes)),
         "",
         "Memory per device",
@@ -57,24 +65,34 @@ def describe(e: Estimate, meshes: str = "") -> str:
         *_communication_lines(e),
         "",
         "Assumptions",
-        f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in {m.compute_dtype};",
+        f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in "
+        f"{m.compute_dtype};",
         f"  communication {overlaps if d.platform == 'tpu' else 'does not overlap them'};",
         f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
-        f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} beyond; per device, "
-        "one direction",
+        f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} "
+        "beyond; per device, one direction",
         *(["", meshes] if meshes else []),
         *(["", "Options of the compiler"] if options else []),
-        *(f"  {name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()),
+        *(
+            f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
+            for name, value in options.items()
+        ),
     ]
     return "\n".join(lines)
 
 
 def _devices(e: Estimate) -> str:
-    """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice, two per chip."""
+    """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice,
+    two per chip.
+    """
     slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
     if e.device.platform == "gpu" or e.device.cores > 1:
         return f"{e.n_devices} x {e.device_name}{slices}"
-    google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)" if e.device_name in ("v4", "v5p") else ""
+    google = (
+        f" ({e.device_name}-{2 * e.n_devices} in Google's count)"
+        if e.device_name in ("v4", "v5p")
+        else ""
+    )
     return f"{e.n_devices} {e.device_name} chips{slices}{google}"
 
 
@@ -103,7 +121,10 @@ def _communication_lines(e: Estimate) -> list[str]:
     for s in e.sent:
         time = seconds(s, e.device, e.sizes)
         how = f"{s.kind} over {' x '.join(s.axes)}"
-        lines.append(f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {time:.3g} s at {si(s.sent / time, 'B/s')}")
+        lines.append(
+            f"  {s.what:<50}{how:<34}{si(s.sent, 'B'):>9}  {time:.3g} s at "
+            f"{si(s.sent / time, 'B/s')}"
+        )
     if e.config.optimizer.name == "soap" and e.n_devices > 1:
         lines.append("  The communication of soap's state is not counted.")
     return lines or ["  nothing"]
@@ -114,11 +135,13 @@ def _mesh_table(found: list[Estimate]) -> str:
     fitting = [e for e in found if e.fits]
     if not fitting:
         return (
-            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use more devices, or "
-            "reduce the activations with --config.train.micro_batch_size=1 or --config.model.remat=block, the logits "
-            "with --config.train.loss_chunk=512."
+            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use "
+            "more devices, or reduce the activations with --config.train.micro_batch_size=1 or "
+            "--config.model.remat=block, the logits with --config.train.loss_chunk=512."
         )
-    lines = [f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step and memory:"]
+    lines = [
+        f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step and memory:"
+    ]
     for e in fitting[:SHOWN]:
         lines.append(f"  {_mesh(e):<50}{e.seconds:>8.3g}{si(e.memory.total, 'B'):>10}")
     return "\n".join(lines)
@@ -132,8 +155,8 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
     sizes = [n * n_devices for n in (batch_size // n_devices, batch_size // n_devices + 1) if n]
     flags = " or ".join(f"--config.train.batch_size={size}" for size in sizes)
     return (
-        f"\nThe batch of {batch_size} sequences is not divisible by {n_devices} devices, so that each mesh splits "
-        f"layers or sequences; with {flags} none needs to."
+        f"\nThe batch of {batch_size} sequences is not divisible by {n_devices} devices, so that "
+        f"each mesh splits layers or sequences; with {flags} none needs to."
     )
 
 
@@ -146,14 +169,22 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
 
     devices = f"one of {_devices(e)}" if c.program in ON_ONE_DEVICE else _devices(e)
     lines = [
-        f"{f'Compiled for {devices} in {c.seconds:.0f} s':<56}{'compiler':>10}" + f"{'plan':>10}" * bool(c.state),
+        f"{f'Compiled for {devices} in {c.seconds:.0f} s':<56}{'compiler':>10}"
+        + f"{'plan':>10}" * bool(c.state),
         line("largest use of memory per device", c.peak, e.memory.total),
     ]
     if c.state:
-        in_place = "replaced in place" if c.aliased >= c.state else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
+        in_place = (
+            "replaced in place"
+            if c.aliased >= c.state
+            else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
+        )
         lines.append(f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}")
     for kind, axes in planned | c.sent:
-        total, what = c.sent[kind, axes], f"sent per device and step: {kind} over {' x '.join(axes)}"
+        total, what = (
+            c.sent[kind, axes],
+            f"sent per device and step: {kind} over {' x '.join(axes)}",
+        )
         hidden = f"  {c.overlapped[kind, axes] / total:.0%} overlapped" if total else ""
         lines.append(line(what, total, planned[kind, axes]) + hidden)
     if c.compute:
@@ -187,14 +218,17 @@ def _kernel_lines(e: Estimate, c: Compiled) -> list[str]:
     lines += [line(kind, runs[kind], size) for kind, size in moved.most_common()]
     lines.append(line("all kernels", runs.total(), moved.total()))
     if c.state:
-        products = max(product_seconds(e.config, e.device, e.n_devices), moved[traffic.PRODUCTS] / bandwidth)
+        products = max(
+            product_seconds(e.config, e.device, e.n_devices), moved[traffic.PRODUCTS] / bandwidth
+        )
         others = moved.total() - moved[traffic.PRODUCTS]
         what = f"time of a step: products at {e.device.attained:.0%} of the peak, then the rest"
         lines.append(f"  {what:<76}{1e3 * (products + others / bandwidth):>9.3g} ms")
     lines.append("The kernels that move most, besides products")
     largest = [group for group, _ in groups.most_common() if group[0] != traffic.PRODUCTS]
     lines += [
-        line(f"{owner} ({kind})", runs_of_group[kind, owner], groups[kind, owner]) for kind, owner in largest[:MOVED]
+        line(f"{owner} ({kind})", runs_of_group[kind, owner], groups[kind, owner])
+        for kind, owner in largest[:MOVED]
     ]
     return lines
 
@@ -210,5 +244,9 @@ def _owner(name: str) -> str:
     if name.startswith("state."):
         return "/".join(re.findall(r"\w+", name.removeprefix("state.")))
     parts = [part for part in name.split("/") if re.fullmatch(r"[\w.-]+", part)]
-    parts = [part for part in parts if part not in ("shard_map", "while", "body", "closed_call", "checkpoint")]
+    parts = [
+        part
+        for part in parts
+        if part not in ("shard_map", "while", "body", "closed_call", "checkpoint")
+    ]
     return ("/".join(parts[-4:]) or name[:50]) + (", backward" if "transpose(jvp" in name else "")

@@ -1,7 +1,9 @@
-"""Bytes that the kernels of a compiled program move between the device and its memory, from the text of XLA.
+"""Bytes that the kernels of a compiled program move between the device and its memory, from the
+text of XLA.
 
-The sum is an upper limit: all operands and results of each kernel count, as if there were no cache. Where a kernel
-reads slices of an operand, or replaces a part of an array in place, only these slices count.
+The sum is an upper limit: all operands and results of each kernel count, as if there were no cache.
+Where a kernel reads slices of an operand, or replaces a part of an array in place, only these
+slices count.
 """
 
 import dataclasses
@@ -13,10 +15,13 @@ from lm.cost import hlo
 PRODUCTS, ATTENTION, COLLECTIVES = "matrix products", "attention kernels", "collectives"
 REDUCTIONS, COPIES, OTHER = "reductions", "copies", "element by element"
 
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)")
+_INSTRUCTION = re.compile(
+    r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)"
+)
 _OPERAND = re.compile(r"%([\w.-]+)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
-# Arrays with their layout; XLA:TPU marks those outside of the device's memory, in VMEM for instance, by S(1).
+# Arrays with their layout; XLA:TPU marks those outside of the device's memory, in VMEM for
+# instance, by S(1).
 _ARRAY = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[[\d,]*\](?P<layout>\{[^}]*\})?")
 _OWNER = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 # Instructions that move nothing themselves. The end of an asynchronous one belongs to its start.
@@ -34,8 +39,10 @@ class Kernel:
     """One instruction that moves bytes.
 
     Attributes:
-        kind: "matrix products", "attention kernels", "collectives", "reductions", "copies" or "element by element".
-        owner: JAX's name of the operation, such as "jit(train_step)/jvp()/layers/0/ffn/dot_general".
+        kind: "matrix products", "attention kernels", "collectives", "reductions", "copies" or
+            "element by element".
+        owner: JAX's name of the operation, such as
+            "jit(train_step)/jvp()/layers/0/ffn/dot_general".
         moved: bytes of one run.
         times: runs in one run of the program.
     """
@@ -87,7 +94,9 @@ def _parse(lines: list[str]) -> dict[str, _Instruction]:
     for line in lines:
         if match := _INSTRUCTION.match(line):
             operands = _OPERAND.findall(match["rest"].split("), ")[0])
-            found[match["name"]] = _Instruction(match["name"], match["type"], match["op"], operands, line)
+            found[match["name"]] = _Instruction(
+                match["name"], match["type"], match["op"], operands, line
+            )
     return found
 
 
@@ -114,7 +123,11 @@ def _read(i: _Instruction, computation: dict, fused: dict) -> int:
             continue
         whole = _bytes(computation[operand].type)
         if fused:
-            parameters = [p for p in fused.values() if p.op == "parameter" and f" parameter({number})" in p.line]
+            parameters = [
+                p
+                for p in fused.values()
+                if p.op == "parameter" and f" parameter({number})" in p.line
+            ]
             used = _used(parameters[0].name, fused) if parameters else None
         else:
             used = _used_by(i, operand)
@@ -148,16 +161,24 @@ def _written(i: _Instruction, computation: dict, fused: dict) -> int:
     if i.op.endswith("-start"):  # (result, operand, ...), or (operand, result, ...)
         return max((_bytes(part) for part in _arrays(i.type)), default=0)
     if not fused:
-        return _bytes(computation[i.operands[1]].type) if i.op == "dynamic-update-slice" else _bytes(i.type)
+        return (
+            _bytes(computation[i.operands[1]].type)
+            if i.op == "dynamic-update-slice"
+            else _bytes(i.type)
+        )
     root = next((part for part in fused.values() if part.line.lstrip().startswith("ROOT")), None)
     if root is None:
         return _bytes(i.type)
-    results = [fused[name] for name in root.operands if name in fused] if root.op == "tuple" else [root]
+    results = (
+        [fused[name] for name in root.operands if name in fused] if root.op == "tuple" else [root]
+    )
     updates = [_update(result, fused) for result in results]
     # What stays outside of the device's memory is marked on the fusion's own type only.
     if not any(updates):
         return _bytes(i.type)
-    return sum(update or _bytes(result.type) for update, result in zip(updates, results, strict=True))
+    return sum(
+        update or _bytes(result.type) for update, result in zip(updates, results, strict=True)
+    )
 
 
 def _update(result: _Instruction, fused: dict) -> int:
@@ -170,7 +191,11 @@ def _update(result: _Instruction, fused: dict) -> int:
 
 
 def _arrays(text: str) -> list[str]:
-    return [match[0] for match in _ARRAY.finditer(text) if not re.search(r"S\([1-9]", match["layout"] or "")]
+    return [
+        match[0]
+        for match in _ARRAY.finditer(text)
+        if not re.search(r"S\([1-9]", match["layout"] or "")
+    ]
 
 
 def _bytes(text: str) -> int:

@@ -1,7 +1,13 @@
 """Numbers for people: SI prefixes and durations."""
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
-_DURATIONS = ((365.25 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+_DURATIONS = (
+    (365.25 * 86400, "years"),
+    (86400, "days"),
+    (3600, "hours"),
+    (60, "minutes"),
+    (1, "seconds"),
+)
 
 
 def si(value: float, unit: str = "") -> str:
@@ -29,6 +35,10 @@ def duration(value: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Round to three significant digits, but never to less than whole numbers or more than three decimals."""
-    decimals = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+    """Round to three significant digits, but never to less than whole numbers or more than three
+    decimals.
+    """
+    decimals = (
+        0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
+    )
     return f"{value:,.{decimals}f}"

@@ -1,7 +1,8 @@
 """Which batch is step s: a pure function of (tokens, seed, step), in NumPy alone.
 
-A window is seq_len + 1 consecutive tokens: the inputs are all but the last, the targets all but the first. A packed
-split has rows of that length instead, and "window" means row. `train_batch` gives the batch of a step:
+A window is seq_len + 1 consecutive tokens: the inputs are all but the last, the targets all but the
+first. A packed split has rows of that length instead, and "window" means row. `train_batch` gives
+the batch of a step:
 
 >>> from lm.config import Config, DataConfig, TrainConfig
 >>> split = Split("train", np.arange(100, dtype=np.uint16), n_tokens=100, n_bytes=None)
@@ -10,9 +11,9 @@ split has rows of that length instead, and "window" means row. `train_batch` giv
 array([[82, 83, 84, 85, 86],
        [ 4,  5,  6,  7,  8]], dtype=int32)
 
-A batch is computed in two steps: `window_starts` draws the starts of the windows, on the host, and `gather` reads their
-tokens, on the host or inside a jitted step. There is no iterator state to save, so a resumed run, or a run on another
-number of processes, sees the same batches.
+A batch is computed in two steps: `window_starts` draws the starts of the windows, on the host, and
+`gather` reads their tokens, on the host or inside a jitted step. There is no iterator state to
+save, so a resumed run, or a run on another number of processes, sees the same batches.
 """
 
 from collections import deque
@@ -31,10 +32,12 @@ from lm.data.permutation import hash_counters, permute
 def train_batch(split: Split, config: Config, step: int) -> dict:
     """Return the whole batch of one training step; steps are numbered from 0.
 
-    Of the config it reads train.{seed, batch_size, seq_len}, data.{order, shuffle, stride} and the keys of a mixture.
+    Of the config it reads train.{seed, batch_size, seq_len}, data.{order, shuffle, stride} and the
+    keys of a mixture.
 
     Returns:
-        {"tokens": int32 (B, T+1)}, and for a packed split {"segments": int32 (B, T+1)} with 0 for padding.
+        {"tokens": int32 (B, T+1)}, and for a packed split {"segments": int32 (B, T+1)} with 0 for
+            padding.
     """
     return gather(split.arrays, window_starts(split, config, step), config.train.seq_len)
 
@@ -43,17 +46,22 @@ def window_starts(split: Split, config: Config, steps) -> np.ndarray:
     """Draw the windows of a step, or of an array of k steps; `config` is read as by `train_batch`.
 
     Returns:
-        The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k steps.
+        The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k
+            steps.
     """
     if split.parts:
         return mixtures.starts(split.parts, config, steps)
     t, d = config.train, config.data
-    numbers = window_numbers(t.seed, steps, t.batch_size, n_windows(split, config), order=d.order, shuffle=d.shuffle)
+    numbers = window_numbers(
+        t.seed, steps, t.batch_size, n_windows(split, config), order=d.order, shuffle=d.shuffle
+    )
     return numbers if split.packed else numbers * _stride(config)
 
 
 def n_windows(split: Split, config: Config) -> int:
-    """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed split."""
+    """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed
+    split.
+    """
     if split.packed:
         return len(split.tokens)
     return max(0, (len(split.tokens) - config.train.seq_len - 1) // _stride(config) + 1)
@@ -64,13 +72,15 @@ def _stride(config: Config) -> int:
     return 1 if config.data.order == "crops" else config.data.stride or config.train.seq_len
 
 
-def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: str, shuffle: bool = True):
+def window_numbers(
+    seed: int, steps, batch_size: int, n_windows: int, *, order: str, shuffle: bool = True
+):
     """Draw the windows of training steps by their numbers in [0, n_windows).
 
-    With order "crops" the draws are independent and uniform (the modulo's bias is below n_windows / 2^64). With order
-    "epochs" row r of step s is draw k = s * B + r of the run, which is number k mod n of epoch k // n. Each epoch
-    visits every window once: in a permutation of its own, or in order if not `shuffle`. A batch may contain the end of
-    one epoch and the start of the next.
+    With order "crops" the draws are independent and uniform (the modulo's bias is below n_windows /
+    2^64). With order "epochs" row r of step s is draw k = s * B + r of the run, which is number k
+    mod n of epoch k // n. Each epoch visits every window once: in a permutation of its own, or in
+    order if not `shuffle`. A batch may contain the end of one epoch and the start of the next.
 
     Returns:
         int64 (B,), or (k, B) for an array of k steps.
@@ -79,7 +89,9 @@ def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: 
         ValueError: n_windows is 0.
     """
     if n_windows < 1:
-        raise ValueError(f"a batch needs at least one window to choose from, got n_windows = {n_windows}")
+        raise ValueError(
+            f"a batch needs at least one window to choose from, got n_windows = {n_windows}"
+        )
     step = np.asarray(steps, np.int64)[..., None]
     row = np.arange(batch_size)
     if order == "crops":
@@ -91,22 +103,27 @@ def window_numbers(seed: int, steps, batch_size: int, n_windows: int, *, order: 
 def gather(arrays: dict, starts, seq_len: int) -> dict:
     """Read the windows that begin at `starts`.
 
-    The same code serves NumPy arrays, memory maps and `ConcatenatedArray` on the host, and jax arrays inside jit.
+    The same code serves NumPy arrays, memory maps and `ConcatenatedArray` on the host, and jax
+    arrays inside jit.
 
     Args:
-        arrays: tokens (n,) of any integer type; or the tokens and segments of packed rows, each (R, T+1).
+        arrays: tokens (n,) of any integer type; or the tokens and segments of packed rows, each (R,
+            T+1).
         starts: integers (...): the index of each window's first token, or of each packed row.
         seq_len: T.
 
     Returns:
-        int32 (..., T+1) for each of the arrays. Positions beyond the last token repeat it; evaluation gives such
+        int32 (..., T+1) for each of the arrays. Positions beyond the last token repeat it;
+            evaluation gives such
         targets the weight 0.
 
     >>> gather({"tokens": np.array([5, 6, 7, 8])}, np.array([0, 2]), seq_len=2)["tokens"]
     array([[5, 6, 7],
            [7, 8, 8]], dtype=int32)
     """
-    return {name: _windows(array, starts, seq_len).astype("int32") for name, array in arrays.items()}
+    return {
+        name: _windows(array, starts, seq_len).astype("int32") for name, array in arrays.items()
+    }
 
 
 def _windows(array, starts, seq_len: int):
@@ -116,10 +133,17 @@ def _windows(array, starts, seq_len: int):
     return array[index.clip(max=len(array) - 1)]
 
 
-def n_eval_windows(split: Split, config: Config, max_batches: int = 0, stride: int | None = None) -> int:
-    """Return how many windows an evaluation reads; of each source, those of the first max_batches batches if not 0."""
+def n_eval_windows(
+    split: Split, config: Config, max_batches: int = 0, stride: int | None = None
+) -> int:
+    """Return how many windows an evaluation reads; of each source, those of the first max_batches
+    batches if not 0.
+    """
     most = max_batches * _eval_batch_size(config)
-    return sum(min(n, most or n) for n in (_windows_of(split, part, config, stride) for part in split.all_parts))
+    return sum(
+        min(n, most or n)
+        for n in (_windows_of(split, part, config, stride) for part in split.all_parts)
+    )
 
 
 def _windows_of(split: Split, part: Part, config: Config, stride: int | None) -> int:
@@ -136,7 +160,9 @@ def _eval_batch_size(config: Config) -> int:
 def eval_batches(
     split: Split, config: Config, max_batches: int = 0, stride: int | None = None
 ) -> list[tuple[Part, range]]:
-    """Return the numbers of the batches of each source in an evaluation: all, or the first max_batches of a source."""
+    """Return the numbers of the batches of each source in an evaluation: all, or the first
+    max_batches of a source.
+    """
     found, first = [], 0
     for part in split.all_parts:
         n = -(-_windows_of(split, part, config, stride) // _eval_batch_size(config))
@@ -150,15 +176,19 @@ def n_eval_batches(split: Split, config: Config) -> int:
     return sum(len(numbers) for _, numbers in eval_batches(split, config))
 
 
-def eval_windows(split: Split, config: Config, batch: int, stride: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def eval_windows(
+    split: Split, config: Config, batch: int, stride: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the windows of one evaluation batch.
 
-    Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every token but the first
-    exactly once, at the context length of training. Targets beyond the last token have weight 0, and so have the
-    windows beyond the last one, which fill up the last batch. A batch has windows of one source only.
+    Window k reads tokens kT .. kT+T-1 and predicts kT+1 .. kT+T. So an evaluation predicts every
+    token but the first exactly once, at the context length of training. Targets beyond the last
+    token have weight 0, and so have the windows beyond the last one, which fill up the last batch.
+    A batch has windows of one source only.
 
-    With a stride S < T, window k begins at kS, and only its last S targets count, except in the first window. So every
-    token is still predicted once, with at least T - S + 1 tokens of context wherever the text has that many.
+    With a stride S < T, window k begins at kS, and only its last S targets count, except in the
+    first window. So every token is still predicted once, with at least T - S + 1 tokens of context
+    wherever the text has that many.
 
     Args:
         config: reads train.seq_len and eval.batch_size (none: train.batch_size).
@@ -166,29 +196,39 @@ def eval_windows(split: Split, config: Config, batch: int, stride: int | None = 
         stride: S; None: T. Packed rows are windows of their own.
 
     Returns:
-        Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a packed split the
-        weights only mark the rows that exist; the segments mark padding and borders between documents.
+        Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a
+            packed split the
+        weights only mark the rows that exist; the segments mark padding and borders between
+            documents.
     """
     T, B = config.train.seq_len, _eval_batch_size(config)
     S = stride or T
-    part, numbers = next(found for found in eval_batches(split, config, stride=S) if batch in found[1])
+    part, numbers = next(
+        found for found in eval_batches(split, config, stride=S) if batch in found[1]
+    )
     n, k_B1 = part.n_tokens, (batch - numbers.start) * B + np.arange(B, dtype=np.int64)[:, None]
     if split.packed:
         return np.minimum(k_B1[:, 0], n - 1), np.repeat(k_B1 < n, T, 1).astype(np.float32)
     position_T = np.arange(T, dtype=np.int64)
     is_text_BT = k_B1 * S + 1 + position_T < n
     is_new_BT = (k_B1 == 0) | (position_T >= T - S)
-    return part.start + np.minimum(k_B1[:, 0] * S, max(0, n - 1)), (is_text_BT & is_new_BT).astype(np.float32)
+    return part.start + np.minimum(k_B1[:, 0] * S, max(0, n - 1)), (is_text_BT & is_new_BT).astype(
+        np.float32
+    )
 
 
 def prefetch(
-    function: Callable, items: Iterable, depth: int = 2, wait: Callable[[Future], object] = Future.result
+    function: Callable,
+    items: Iterable,
+    depth: int = 2,
+    wait: Callable[[Future], object] = Future.result,
 ) -> Generator:
-    """Yield function(item) for each item in order, computed by one background thread up to `depth` items ahead.
+    """Yield function(item) for each item in order, computed by one background thread up to `depth`
+    items ahead.
 
-    The order and the values do not depend on timing. An exception in `function` is raised where its result would have
-    been yielded. Closing the generator (or dropping it) cancels the items not yet begun and ends the thread. `wait` is
-    called with the future of each result before it is taken.
+    The order and the values do not depend on timing. An exception in `function` is raised where its
+    result would have been yielded. Closing the generator (or dropping it) cancels the items not yet
+    begun and ends the thread. `wait` is called with the future of each result before it is taken.
     """
     pending: deque = deque()
     with ThreadPoolExecutor(1, thread_name_prefix="lm-data") as pool:

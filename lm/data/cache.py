@@ -16,14 +16,16 @@ from lm import files
 from lm.errors import UserError
 from lm.locks import flock
 
-LAYOUT = 4  # version of the files in the cache; part of their names, so that each version has its own files
+# version of the files in the cache; part of their names, so that each version has its own files
+LAYOUT = 4
 CHECKSUMS = "checksums.json"  # in each entry: the sha256 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
 
 
 def user_cache(cache_dir: str | None) -> Path:
-    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or ~/.cache).
+    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or
+    ~/.cache).
 
     Raises:
         UserError: the user has no home directory.
@@ -35,8 +37,8 @@ def user_cache(cache_dir: str | None) -> Path:
         return Path(files.expanded(platformdirs.user_cache_dir("lm")))
     except (UserError, RuntimeError):
         raise UserError(
-            "there is no place for caches: this user has no home directory; set XDG_CACHE_HOME=DIR, or give "
-            "--config.data.cache_dir=DIR"
+            "there is no place for caches: this user has no home directory; set "
+            "XDG_CACHE_HOME=DIR, or give --config.data.cache_dir=DIR"
         ) from None
 
 
@@ -50,7 +52,8 @@ def key_of(*parts) -> str:
 
 
 def digest_of(path: Path, cache: Path) -> str:
-    """Return the sha256 of a file; that of a large file is cached by its path and what a change of it changes.
+    """Return the sha256 of a file; that of a large file is cached by its path and what a change of
+    it changes.
 
     A program can set the modification time of a file, but not the time of its last change (ctime).
     """
@@ -71,11 +74,13 @@ def digest_of(path: Path, cache: Path) -> str:
 
 
 def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[str], None]) -> None:
-    """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is damaged.
+    """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is
+    damaged.
 
-    Of the processes that share the cache, the first to get the lock writes the entry: `write` puts its files into the
-    temporary directory that it is called with. The others wait, which they `say`, and then use it. Raises UserError if
-    the entry cannot be written, and OSError if it cannot be read: its content may be intact.
+    Of the processes that share the cache, the first to get the lock writes the entry: `write` puts
+    its files into the temporary directory that it is called with. The others wait, which they
+    `say`, and then use it. Raises UserError if the entry cannot be written, and OSError if it
+    cannot be read: its content may be intact.
     """
 
     def write_entry(work: Path) -> None:
@@ -90,8 +95,15 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
     if directory.is_dir() and find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
-        damage, deadline = None, time.monotonic() + (files.LATE_SECONDS if waited else 0)  # files may appear late
-        while files.appears(directory, 0) and (damage := find_damage(directory)) and time.monotonic() < deadline:
+        damage, deadline = (
+            None,
+            time.monotonic() + (files.LATE_SECONDS if waited else 0),
+        )  # files may appear late
+        while (
+            files.appears(directory, 0)
+            and (damage := find_damage(directory))
+            and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_SECONDS)
         if damage:
             say(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
@@ -100,7 +112,9 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
 
 
 def find_damage(directory: Path) -> str | None:
-    """Return what is wrong with the first damaged file of an entry, if any; raises OSError if one cannot be read."""
+    """Return what is wrong with the first damaged file of an entry, if any; raises OSError if one
+    cannot be read.
+    """
     try:
         recorded = files.read_json(directory / CHECKSUMS, {str: str})
         unknown = {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}
@@ -114,7 +128,9 @@ def find_damage(directory: Path) -> str | None:
 
 
 def changes(directory: Path, recorded: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each file whose sha256 is not the recorded one, and what is wrong; raises OSError if one cannot be read."""
+    """Yield each file whose sha256 is not the recorded one, and what is wrong; raises OSError if
+    one cannot be read.
+    """
     for name, digest in recorded.items():
         try:
             if sha256_of(directory / name) != digest:
@@ -133,10 +149,11 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
-    """Return a context that locks an entry; its value is whether this process waited for another one.
+    """Return a context that locks an entry; its value is whether this process waited for another
+    one.
 
-    On a file system without locks, several processes may write the same entry at the same time. This takes longer and
-    gives the same result: the first entry is kept.
+    On a file system without locks, several processes may write the same entry at the same time.
+    This takes longer and gives the same result: the first entry is kept.
     """
     file, waited = path.with_name(f".{path.name}.lock"), False
     with contextlib.ExitStack() as held:
@@ -155,11 +172,15 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
         yield waited
 
 
-def publish(directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR") -> None:
-    """Create a directory atomically; raises UserError, which advises to change `setting`, if it cannot be written.
+def publish(
+    directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR"
+) -> None:
+    """Create a directory atomically; raises UserError, which advises to change `setting`, if it
+    cannot be written.
 
-    `write` puts the files into a hidden sibling, which is renamed once they are all on disk. If another process has
-    published the same directory in the meantime, its copy is kept and ours is discarded.
+    `write` puts the files into a hidden sibling, which is renamed once they are all on disk. If
+    another process has published the same directory in the meantime, its copy is kept and ours is
+    discarded.
     """
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -178,4 +199,6 @@ def publish(directory: Path, write: Callable[[Path], None], setting: str = "--co
                     raise  # else another process has made it
         files.fsync(directory.parent)
     except OSError as e:
-        raise UserError(f"cannot write {directory} ({e.strerror}); give a writable directory with {setting}") from None
+        raise UserError(
+            f"cannot write {directory} ({e.strerror}); give a writable directory with {setting}"
+        ) from None

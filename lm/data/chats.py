@@ -1,14 +1,15 @@
-"""Chats: lists of turns, and how they become tokens. One format, ChatML, for training and for `lm.chat`:
+"""Chats: lists of turns, and how they become tokens. One format, ChatML, for training and for
+`lm.chat`:
 
     <|im_start|>user
     How are you?<|im_end|>
     <|im_start|>assistant
     Fine.<|im_end|>
 
-The two markers are special tokens if the tokenizer has them (Qwen's has; so has a BPE that is trained on chats), and
-text otherwise. What somebody wrote never becomes a marker: contents are encoded as text even with
-config.data.special_tokens, and where the markers are text, a marker in a content gets a space after its first
-character.
+The two markers are special tokens if the tokenizer has them (Qwen's has; so has a BPE that is
+trained on chats), and text otherwise. What somebody wrote never becomes a marker: contents are
+encoded as text even with config.data.special_tokens, and where the markers are text, a marker in a
+content gets a space after its first character.
 """
 
 import re
@@ -30,10 +31,11 @@ ROLES = ("system", "user", "assistant")
 ALIASES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of roles
 # The templates of checkpoints are programs, which are not run.
 NO_TEMPLATE = (
-    "--apply_chat_template: not supported; leave it out, and write what surrounds a question into the doc_to_text "
-    "of the task"
+    "--apply_chat_template: not supported; leave it out, and write what surrounds a question into "
+    "the doc_to_text of the task"
 )
-# Keys of a turn that change what was said or what is learned: a turn that has a value in one of them is refused.
+# Keys of a turn that change what was said or what is learned: a turn that has a value in one of
+# them is refused.
 NOT_READ = ("tool_calls", "function_call", "reasoning_content", "weight")
 
 
@@ -45,7 +47,9 @@ class Turn(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a chat that is encoded alone; is_answer: it is a target with config.data.targets = assistant."""
+    """A part of a chat that is encoded alone; is_answer: it is a target with config.data.targets =
+    assistant.
+    """
 
     text: str
     is_answer: bool = False
@@ -93,11 +97,12 @@ def _as_text(part: Part) -> str:
     return part.text if part.is_marker else re.sub(r"<(?=\|im_(start|end)\|>)", "< ", part.text)
 
 
-# ---- Reading ---------------------------------------------------------------------------------------------------------
+# ---- Reading -------------------------------------------------------------------------------------
 
 
 def parse(value: Any) -> Chat:
-    r"""Return the chat of a list of turns, as JSON has it; raises ValueError that says which turn is not read and why.
+    r"""Return the chat of a list of turns, as JSON has it; raises ValueError that says which turn
+    is not read and why.
 
     >>> parse([{"from": "gpt", "value": "Hello"}])
     '<|im_start|>assistant\nHello<|im_end|>\n'
@@ -114,11 +119,17 @@ def is_chat(value: Any) -> bool:
 
 
 def _as_list(value: Any) -> list[dict]:
-    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(column, list) for column in value.values())
+    ):
         rows = zip(*value.values(), strict=True)  # a Sequence of Hugging Face's datasets, by column
         value = [dict(zip(value, row, strict=True)) for row in rows]
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
-        what = "is neither a text nor a list of turns with role and content (set --config.data.field)"
+        what = (
+            "is neither a text nor a list of turns with role and content (set --config.data.field)"
+        )
         raise ValueError(f"{short(value)} {what}")
     return value
 
@@ -129,24 +140,32 @@ def _parse_turn(turn: dict, where: str) -> Turn:
     name = ALIASES.get(role, role) if isinstance(role, str) else role
     if name not in ROLES:
         raise ValueError(
-            f"{where} has the {keys[0]} {short(role)}, which is not one of {', '.join([*ROLES, *ALIASES])}; rename it, "
-            "or leave the chat out"
+            f"{where} has the {keys[0]} {short(role)}, which is not one of "
+            f"{', '.join([*ROLES, *ALIASES])}; rename it, or leave the chat out"
         )
     if found := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "", 1)]:
-        raise ValueError(f"{where} has {found[0]}, which is not read; remove it, or leave the chat out")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        raise ValueError(
+            f"{where} has {found[0]}, which is not read; remove it, or leave the chat out"
+        )
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
         texts = [part.get("text") for part in content]
         content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
     if not isinstance(content, str):
-        raise ValueError(f"{where} has no text in {keys[1]} but {short(content)}; write a text, or leave the chat out")
+        raise ValueError(
+            f"{where} has no text in {keys[1]} but {short(content)}; write a text, or leave the "
+            "chat out"
+        )
     return Turn(name, content)
 
 
-# ---- Encoding --------------------------------------------------------------------------------------------------------
+# ---- Encoding ------------------------------------------------------------------------------------
 
 
 class Encoded(NamedTuple):
-    """The ids of a text or a chat, which of them are of answers, and the UTF-8 bytes that they stand for.
+    """The ids of a text or a chat, which of them are of answers, and the UTF-8 bytes that they
+    stand for.
 
     Special tokens stand for no bytes.
     """
@@ -180,10 +199,14 @@ def encode(tokenizer: Tokenizer, chats: Sequence[Sequence[Part]]) -> list[Encode
 
     texts = [text_of(part) for parts in chats for part in parts]
     encoded = iter(zip(texts, tokenizer.as_text.encode_all(texts), strict=True))
-    return [_join(tokenizer, [(part, *next(encoded)) for part in parts], special) for parts in chats]
+    return [
+        _join(tokenizer, [(part, *next(encoded)) for part in parts], special) for parts in chats
+    ]
 
 
-def _join(tokenizer: Tokenizer, encoded: list[tuple[Part, str, np.ndarray]], special: dict[str, int]) -> Encoded:
+def _join(
+    tokenizer: Tokenizer, encoded: list[tuple[Part, str, np.ndarray]], special: dict[str, int]
+) -> Encoded:
     ids, is_answer, sizes = [np.zeros(0, tokenizer.dtype)], [np.zeros(0, np.uint8)], [0, 0]
     for part, text, found in encoded:
         if part.is_marker and special:
@@ -196,20 +219,33 @@ def _join(tokenizer: Tokenizer, encoded: list[tuple[Part, str, np.ndarray]], spe
 
 
 def notice(tokenizer: Tokenizer, spec: str) -> str | None:
-    """Return a warning if the markers of chats are text although the tokenizer comes with another format of chats.
+    """Return a warning if the markers of chats are text although the tokenizer comes with another
+    format of chats.
 
-    The template beside a tokenizer.json is a program and is not run: it is only searched for the markers.
+    The template beside a tokenizer.json is a program and is not run: it is only searched for the
+    markers.
 
     Args:
         tokenizer: the tokenizer.
         spec: config.data.tokenizer.
     """
     kind, _, path = spec.partition(":")
-    others = [] if marker_ids(tokenizer) else [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
+    others = (
+        []
+        if marker_ids(tokenizer)
+        else [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
+    )
     if not others and (kind != "hf" or not _has_other_template(Path(expanded(path)).parent)):
         return None
-    reason = f"has the marker {others[0]} of another one" if others else "comes with a template of another one"
-    return f"WARNING: chats are written in ChatML ({START}user ...), but the tokenizer {reason}, which is not used"
+    reason = (
+        f"has the marker {others[0]} of another one"
+        if others
+        else "comes with a template of another one"
+    )
+    return (
+        f"WARNING: chats are written in ChatML ({START}user ...), but the tokenizer {reason}, "
+        "which is not used"
+    )
 
 
 def _has_other_template(folder: Path) -> bool:

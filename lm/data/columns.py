@@ -1,7 +1,7 @@
 """Columns of text and of chats in Parquet and Arrow files, which others may have made.
 
-Small files may decode to huge ones, and PyArrow trusts the offsets and lengths of a file. So the size of what is
-decoded is bounded before, and it is validated before a text is read.
+Small files may decode to huge ones, and PyArrow trusts the offsets and lengths of a file. So the
+size of what is decoded is bounded before, and it is validated before a text is read.
 """
 
 import re
@@ -21,16 +21,22 @@ RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # the kinds of Arrow's messages that have
 
 
 def check_column(columns: Sequence[tuple[str, str]], field: str) -> None:
-    """Raise ValueError unless one column of this name, among names and types of Arrow, has text or chats."""
+    """Raise ValueError unless one column of this name, among names and types of Arrow, has text or
+    chats.
+    """
     found = [kind for name, kind in columns if name == field]
     if not found:
         names = ", ".join(name for name, _ in columns)
         raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {names}")
     if len(found) > 1:
         raise ValueError(f"it has {len(found)} columns {field!r}; rename all but one")
-    is_chat = "list<" in found[0] and "struct<" in found[0]  # a list of structs, or a struct of lists
+    is_chat = (
+        "list<" in found[0] and "struct<" in found[0]
+    )  # a list of structs, or a struct of lists
     if not is_chat and not re.fullmatch(f"{TEXTS}|dictionary<values=({TEXTS}),.*", found[0]):
-        raise ValueError(f"its column {field!r} has no text but {found[0]} (set --config.data.field)")
+        raise ValueError(
+            f"its column {field!r} has no text but {found[0]} (set --config.data.field)"
+        )
 
 
 def check_length(n: int) -> None:
@@ -48,11 +54,13 @@ def count_rows(file: str) -> int:
         return sum(batch.num_rows for batch in _read_batches(file))
 
 
-# ---- Parquet ---------------------------------------------------------------------------------------------------------
+# ---- Parquet -------------------------------------------------------------------------------------
 
 
 def sizes_of_groups(file: str, field: str) -> list[int]:
-    """Return the bytes of each row group's column of text before dictionaries are decoded; 0 if it has no rows."""
+    """Return the bytes of each row group's column of text before dictionaries are decoded; 0 if it
+    has no rows.
+    """
     with storage.readable(file), _open_parquet(file) as parquet:
         check_column([(column.name, str(column.type)) for column in parquet.schema_arrow], field)
         groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
@@ -66,7 +74,9 @@ def read_parquet(file: str, start: int, end: int, field: str) -> Iterator[str]:
             # No text is larger than its column, but each row may have it, from a dictionary.
             size = _size(parquet, parquet.metadata.row_group(i), field)
             rows = min(max(BATCH // max(size, 1), 1), ROWS)
-            for batch in parquet.iter_batches(rows, row_groups=[i], columns=[field], use_threads=False):
+            for batch in parquet.iter_batches(
+                rows, row_groups=[i], columns=[field], use_threads=False
+            ):
                 batch.validate(full=True)
                 yield from (value.as_py() for value in batch.column(0))  # one by one
 
@@ -78,22 +88,27 @@ def _open_parquet(file: str) -> Any:
 
 def _size(parquet: Any, group: Any, field: str) -> int:
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    indices = [i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]  # of a chat: two
+    indices = [
+        i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")
+    ]  # of a chat: two
     return sum(group.column(i).total_uncompressed_size for i in indices)
 
 
-# ---- Arrow -----------------------------------------------------------------------------------------------------------
+# ---- Arrow ---------------------------------------------------------------------------------------
 
 
 def read_arrow(file: str, field: str) -> Iterator[str]:
-    """Yield the values of a file in Arrow's file or stream format; Hugging Face's datasets write the latter."""
+    """Yield the values of a file in Arrow's file or stream format; Hugging Face's datasets write
+    the latter.
+    """
     for batch in _read_batches(file, field):
         batch.validate(full=True)
         yield from (value.as_py() for value in batch.column(field))
 
 
 def _read_batches(file: str, field: str | None = None) -> Iterator[Any]:
-    """Yield the batches of a file, which are not validated; the column of this name is checked before the first.
+    """Yield the batches of a file, which are not validated; the column of this name is checked
+    before the first.
 
     The file format has the stream format inside, between a magic number and an index.
     """
@@ -121,10 +136,11 @@ def _has_index(opened: Any) -> bool:
 
 
 def _check_decompressed(stream: Any) -> None:
-    """Raise ValueError if the columns of a message have more than `DECODED` bytes after decompression.
+    """Raise ValueError if the columns of a message have more than `DECODED` bytes after
+    decompression.
 
-    A message is a length, a header and a body. Each compressed buffer of the body begins with its decompressed size.
-    https://arrow.apache.org/docs/format/IPC.html
+    A message is a length, a header and a body. Each compressed buffer of the body begins with its
+    decompressed size. https://arrow.apache.org/docs/format/IPC.html
     """
     if _has_index(stream):
         stream.read(len(MAGIC))
@@ -132,13 +148,17 @@ def _check_decompressed(stream: Any) -> None:
         n_bytes, buffers = _describe(stream.read(min(length, DOCUMENT)))
         if buffers and n_bytes <= DECODED:
             body = stream.read(n_bytes)
-            n_bytes = sum(max(_unpack("<q", body, offset), 0) for offset in buffers if offset + 8 <= len(body))
+            n_bytes = sum(
+                max(_unpack("<q", body, offset), 0) for offset in buffers if offset + 8 <= len(body)
+            )
         else:
             left = n_bytes
             while left and (skipped := stream.read(min(2**20, left))):
                 left -= len(skipped)
         if buffers and n_bytes > DECODED:
-            raise ValueError(f"a batch has {n_bytes:,} bytes after decompression; at most {DECODED:,} are read")
+            raise ValueError(
+                f"a batch has {n_bytes:,} bytes after decompression; at most {DECODED:,} are read"
+            )
 
 
 def _read_int(stream: Any) -> int:
@@ -149,7 +169,8 @@ def _read_int(stream: Any) -> int:
 
 
 def _describe(header: bytes) -> tuple[int, list[int]]:
-    """Return the bytes of a message's body, and the places of its compressed buffers, from its header in FlatBuffers.
+    """Return the bytes of a message's body, and the places of its compressed buffers, from its
+    header in FlatBuffers.
 
     https://github.com/apache/arrow/blob/main/format/Message.fbs
     """

@@ -8,8 +8,8 @@ import numpy as np
 class ConcatenatedArray:
     """A read-only view of several (memory-mapped) arrays as one array.
 
-    Supports what `batches.gather` needs: integers from 0 up, integer arrays, and slices of step 1. `np.asarray` copies
-    the full array into memory.
+    Supports what `batches.gather` needs: integers from 0 up, integer arrays, and slices of step 1.
+    `np.asarray` copies the full array into memory.
     """
 
     def __init__(self, parts: "Sequence[np.ndarray | ConcatenatedArray]"):
@@ -17,7 +17,9 @@ class ConcatenatedArray:
         for part in parts:
             flat += part.parts if isinstance(part, ConcatenatedArray) else [part]
         # As plain arrays, because np.memmap is slow to index; the file stays mapped.
-        self.parts: list[np.ndarray] = [np.asarray(part) for part in flat if len(part)] or [np.asarray(flat[0])]
+        self.parts: list[np.ndarray] = [np.asarray(part) for part in flat if len(part)] or [
+            np.asarray(flat[0])
+        ]
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.dtype = np.result_type(*self.parts)
         self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
@@ -38,7 +40,9 @@ class ConcatenatedArray:
         out = np.empty(index.shape + self.shape[1:], self.dtype)
         if not index.size:
             return out
-        rows = index.reshape(-1, index.shape[-1] if index.ndim > 1 else 1)  # windows; most lie in one part
+        rows = index.reshape(
+            -1, index.shape[-1] if index.ndim > 1 else 1
+        )  # windows; most lie in one part
         found = out.reshape(*rows.shape, *self.shape[1:])
         first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
         for i in np.unique(first[first == last]):

@@ -31,7 +31,8 @@ class Split:
         n_bytes: UTF-8 bytes of the text, None if unknown.
         segments: document numbers (R, T+1) of packed rows, 0 for padding; None if not packed.
         parts: where the tokens of each source of a mixture are; () if there is one source.
-        surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the source is not known.
+        surprisal: maps consecutive ids (n,) to -ln P of each under the true source; None if the
+            source is not known.
         targets: which tokens count; None: all.
         n_chats: number of documents that are chats.
     """
@@ -52,7 +53,9 @@ class Split:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Return the bytes per target: a mean loss is loss / bytes_per_token / ln 2 in bits per byte."""
+        """Return the bytes per target: a mean loss is loss / bytes_per_token / ln 2 in bits per
+        byte.
+        """
         counted = self.targets or self
         return counted.n_bytes / counted.n_tokens if counted.n_bytes else None
 
@@ -60,7 +63,11 @@ class Split:
         """Return a line on the chats of the split, if it has any."""
         if not self.n_chats:
             return []
-        counted = f", {self.targets.n_tokens:,} of which count (config.data.targets)" if self.targets else ""
+        counted = (
+            f", {self.targets.n_tokens:,} of which count (config.data.targets)"
+            if self.targets
+            else ""
+        )
         return [f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens{counted}"]
 
     @property
@@ -70,7 +77,9 @@ class Split:
 
     @property
     def arrays(self) -> dict:
-        """Return the arrays that `batches.gather` reads: {"tokens"}, {"segments"} if packed, {"is_target"} if any."""
+        """Return the arrays that `batches.gather` reads: {"tokens"}, {"segments"} if packed,
+        {"is_target"} if any.
+        """
         arrays = {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
         return arrays | ({"is_target": self.targets.is_target} if self.targets else {})
 
@@ -84,12 +93,13 @@ class Corpus:
         splits: the tokens by split.
         tokenizer: None for token shards without one.
         fingerprint: sha256 of everything that determines the tokens.
-        record: by name of the source, what is recorded about prepared token shards (`shards.summary`); of a mixture,
-            also the fingerprint of each source.
+        record: by name of the source, what is recorded about prepared token shards
+            (`shards.summary`); of a mixture, also the fingerprint of each source.
         notices: warnings about the data, to be repeated in the run's summary.
-        entropy_floor: nats per token below which no causal model can score, where it is known (sources
-            "markov" and "markov:ORDER" with the char tokenizer).
-        ids_are_checked: whether the tokenizer wrote the tokens, so that their ids are below its size.
+        entropy_floor: nats per token below which no causal model can score, where it is known
+            (sources "markov" and "markov:ORDER" with the char tokenizer).
+        ids_are_checked: whether the tokenizer wrote the tokens, so that their ids are below its
+            size.
     """
 
     name: str
@@ -106,14 +116,20 @@ class Corpus:
         return any(split.packed for split in self.splits.values())
 
     def split(self, name: str) -> Split:
-        """Return a split by name; "validation+test" joins two in this order. Raises UserError if there is none."""
+        """Return a split by name; "validation+test" joins two in this order. Raises UserError if
+        there is none.
+        """
         if missing := [part for part in name.split("+") if part not in self.splits]:
-            raise UserError(f'{self.name} has no split "{missing[0]}"; it has {", ".join(self.splits)}')
+            raise UserError(
+                f'{self.name} has no split "{missing[0]}"; it has {", ".join(self.splits)}'
+            )
         parts = [self.splits[part] for part in name.split("+")]
         if len(parts) == 1:
             return parts[0]
         if parts[0].parts:
-            raise UserError(f"{self.name} is a mixture, whose splits are not joined; evaluate them one by one")
+            raise UserError(
+                f"{self.name} is a mixture, whose splits are not joined; evaluate them one by one"
+            )
         return join(name, parts)
 
 
@@ -124,8 +140,13 @@ def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
     targets = None
     if any(split.targets for split in splits):
         each = [split.targets or _all_targets(split) for split in splits]
-        n_tokens, n_bytes = sum(of_split.n_tokens for of_split in each), sum(of_split.n_bytes for of_split in each)
-        targets = Targets(ConcatenatedArray([of_split.is_target for of_split in each]), n_tokens, n_bytes)
+        n_tokens, n_bytes = (
+            sum(of_split.n_tokens for of_split in each),
+            sum(of_split.n_bytes for of_split in each),
+        )
+        targets = Targets(
+            ConcatenatedArray([of_split.is_target for of_split in each]), n_tokens, n_bytes
+        )
     return Split(
         name,
         ConcatenatedArray([split.tokens for split in splits]),
@@ -141,50 +162,65 @@ def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
 
 def _all_targets(split: Split) -> Targets:
     """Return targets that are all tokens of a split, which takes no memory."""
-    return Targets(np.broadcast_to(np.uint8(1), split.tokens.shape), split.n_tokens, split.n_bytes or 0)
+    return Targets(
+        np.broadcast_to(np.uint8(1), split.tokens.shape), split.n_tokens, split.n_bytes or 0
+    )
 
 
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
-    """Return every mismatch between the data and the config, each with the key, its value, the reason and advice."""
+    """Return every mismatch between the data and the config, each with the key, its value, the
+    reason and advice.
+    """
     problems = []
     needed = corpus.tokenizer.vocab_size if corpus.tokenizer else 0
     if needed > vocab_size:
         problems.append(
-            f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has {needed} ids; use "
-            "--config.model.vocab_size=none"
+            f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has "
+            f"{needed} ids; use --config.model.vocab_size=none"
         )
     if "train" not in corpus.splits:
-        problems.append(f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}')
+        problems.append(
+            f'config.data: {corpus.name} has no "train" split; it has {", ".join(corpus.splits)}'
+        )
     for split in corpus.splits.values():
         for part in split.all_parts:
-            if split.targets and not np.any(split.targets.is_target[part.start : part.start + part.n_tokens]):
+            if split.targets and not np.any(
+                split.targets.is_target[part.start : part.start + part.n_tokens]
+            ):
                 problems.append(
-                    f"config.data.targets: the {split.name} split{part.name and f' of {part.name}'} has no answers; "
-                    "use all, or other splits: --config.data.splits=0.8,0.2,0, for example"
+                    f"config.data.targets: the {split.name} "
+                    f"split{part.name and f' of {part.name}'} has no answers; use all, or other "
+                    "splits: --config.data.splits=0.8,0.2,0, for example"
                 )
-            n, name = part.n_tokens, f"{split.name} split" + (f" of {part.name}" if part.name else "")
+            n, name = (
+                part.n_tokens,
+                f"{split.name} split" + (f" of {part.name}" if part.name else ""),
+            )
             if split.packed and not n:
                 problems.append(
-                    f"config.data.packing: the {name} has no document of at least two tokens; use other splits, such "
-                    "as --config.data.splits=0.8,0.1,0.1"
+                    f"config.data.packing: the {name} has no document of at least two tokens; use "
+                    "other splits, such as --config.data.splits=0.8,0.1,0.1"
                 )
             elif not split.packed and n < seq_len + 1:
                 shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
                 problems.append(
-                    f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but the {name} has {n}; "
-                    f"use {shorter}other splits: --config.data.splits=0.8,0.2,0, for example; token shards: "
-                    "lm.data.prepare with a larger --validation"
+                    f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but "
+                    f"the {name} has {n}; use {shorter}other splits: "
+                    "--config.data.splits=0.8,0.2,0, for example; token shards: lm.data.prepare "
+                    "with a larger --validation"
                 )
         if not corpus.ids_are_checked and (largest := largest_id(split.tokens)) >= vocab_size:
             problems.append(
-                f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id {largest}; use "
-                f"--config.model.vocab_size={largest + 1} or more"
+                f"config.model.vocab_size: {vocab_size}, but the {split.name} split has the id "
+                f"{largest}; use --config.model.vocab_size={largest + 1} or more"
             )
     return problems
 
 
 def largest_id(tokens) -> int:
-    """Return the largest id; of more than 2^28 tokens, only 256 evenly spaced blocks of 2^20 are read."""
+    """Return the largest id; of more than 2^28 tokens, only 256 evenly spaced blocks of 2^20 are
+    read.
+    """
     block = 2**20
     n_blocks = min(256, -(-len(tokens) // block))
     starts = np.linspace(0, max(0, len(tokens) - block), n_blocks).astype(np.int64).tolist()

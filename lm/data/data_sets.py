@@ -1,7 +1,9 @@
-"""What the folder of a data set says of itself: which files belong to it, to which split, and how many rows they have.
+"""What the folder of a data set says of itself: which files belong to it, to which split, and how
+many rows they have.
 
-Indices of Hugging Face's datasets (state.json, dataset_dict.json, dataset_info.json, the header of README.md) and the
-numbers in the names of files are followed; where the files contradict them, they are refused.
+Indices of Hugging Face's datasets (state.json, dataset_dict.json, dataset_info.json, the header of
+README.md) and the numbers in the names of files are followed; where the files contradict them, they
+are refused.
 """
 
 import fnmatch
@@ -16,9 +18,21 @@ from lm.data.text_files import shorten
 from lm.errors import UserError
 from lm.files import COUNT, check_shape, parse_json
 
-METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # of Hugging Face's datasets
-WORDS = {"train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-         "dev": "validation", "test": "test"}  # fmt: skip
+METADATA = {
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+}  # of Hugging Face's datasets
+WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+}
 NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)")
 STATE = {"_data_files": [{"filename": str}]}
 MAX_BYTES = 2**24  # of an index
@@ -31,10 +45,14 @@ def splits_in(name: str) -> list[str]:
     >>> splits_in("medieval-train.npy"), splits_in("contest")
     (['train'], [])
     """
-    return list(dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS))
+    return list(
+        dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS)
+    )
 
 
-def choose_files(path: str, listed: list[str], files: list[str], say: Callable[[str], None]) -> list[str]:
+def choose_files(
+    path: str, listed: list[str], files: list[str], say: Callable[[str], None]
+) -> list[str]:
     """Return those of the data files of a folder that its indices list.
 
     Args:
@@ -50,8 +68,8 @@ def choose_files(path: str, listed: list[str], files: list[str], say: Callable[[
         return files  # a pattern names its files
     if log := next((file for file in listed if "/_delta_log/" in file), None):
         raise UserError(
-            f"{os.path.dirname(os.path.dirname(log))} is a Delta table, whose log says which files count; write its "
-            "rows to new Parquet files"
+            f"{os.path.dirname(os.path.dirname(log))} is a Delta table, whose log says which files "
+            "count; write its rows to new Parquet files"
         )
     kept = list(files)
     for index in (file for file in listed if _name(file) == "state.json"):
@@ -62,11 +80,15 @@ def choose_files(path: str, listed: list[str], files: list[str], say: Callable[[
         folder = _folder(index)
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise UserError(
-                f"{index}: the data set is a selection of rows by indices; save it again with new `datasets`"
+                f"{index}: the data set is a selection of rows by indices; save it again with new "
+                "`datasets`"
             )
         wanted = {f"{folder}/{file['filename']}" for file in state["_data_files"]}
         if missing := sorted(wanted - {*listed}):
-            raise UserError(f"{index} lists {_name(missing[0])}, which is missing; save or download the data set again")
+            raise UserError(
+                f"{index} lists {_name(missing[0])}, which is missing; save or download the data "
+                "set again"
+            )
         kept = [file for file in kept if _folder(file) != folder or file in wanted]
     if unused := [file for file in files if file not in kept]:
         say(f"not used, because state.json does not list it: {shorten(unused, path)}")
@@ -80,23 +102,31 @@ def _check_numbers(files: list[str]) -> None:
     for file in files:
         if found := NUMBERED.match(_name(file)):
             beginning, number, total = found.groups()
-            groups.setdefault(f"{_folder(file)}/{beginning}", {}).setdefault(int(total), []).append((int(number), file))
+            groups.setdefault(f"{_folder(file)}/{beginning}", {}).setdefault(int(total), []).append(
+                (int(number), file)
+            )
     for by_total in groups.values():
         if len(by_total) > 1:
             raise UserError(
-                f"{' and '.join(min(parts)[1] for parts in by_total.values())} are parts of two versions of a data "
-                "set; remove the older one"
+                f"{' and '.join(min(parts)[1] for parts in by_total.values())} are parts of two "
+                "versions of a data set; remove the older one"
             )
         for total, parts in by_total.items():
             numbers, name = sorted(number for number, _ in parts), min(parts)[1]
             if len({*numbers}) < len(numbers):
                 raise UserError(
-                    f"{name}: another file beside it has the same number of {total:,}; remove the older one"
+                    f"{name}: another file beside it has the same number of {total:,}; remove the "
+                    "older one"
                 )
-            if len(numbers) != total or numbers[0] not in (0, 1) or numbers[-1] - numbers[0] != total - 1:
+            if (
+                len(numbers) != total
+                or numbers[0] not in (0, 1)
+                or numbers[-1] - numbers[0] != total - 1
+            ):
                 raise UserError(
-                    f"{_folder(name)} has {len(numbers):,} of the {total:,} files that {_name(name)} names; download "
-                    f"the others, or give these by a pattern: {_folder(name)}/*"
+                    f"{_folder(name)} has {len(numbers):,} of the {total:,} files that "
+                    f"{_name(name)} names; download the others, or give these by a pattern: "
+                    f"{_folder(name)}/*"
                 )
 
 
@@ -106,13 +136,20 @@ def refuse_copies(files: list[str]) -> None:
     for file in files:
         other = plain.setdefault(storage.without_compression(file), file)
         if other != file:
-            raise UserError(f"config.data.source: {other} and {file} are copies of one file; remove one of them")
+            raise UserError(
+                f"config.data.source: {other} and {file} are copies of one file; remove one of them"
+            )
 
 
 def find_splits(
-    path: str, listed: list[str], files: list[str], kinds: dict[str, str], say: Callable[[str], None]
+    path: str,
+    listed: list[str],
+    files: list[str],
+    kinds: dict[str, str],
+    say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Return the split of each file of a data set of Hugging Face: "train", "validation", "test", or "" if unknown.
+    """Return the split of each file of a data set of Hugging Face: "train", "validation", "test",
+    or "" if unknown.
 
     An index of its folder says to which split a file belongs; without one, words of its path do.
 
@@ -128,10 +165,12 @@ def find_splits(
     if named is None and _is_folder(path, listed):
         _refuse_two_words(path, splits)
     if len(mixed := {kinds[file] for file in splits}) > 1:
-        largest = max(mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind]))
+        largest = max(
+            mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind])
+        )
         raise UserError(
-            f"config.data.source: {path} has files of several kinds ({', '.join(sorted(mixed))}); give one of them, "
-            f"such as {largest}:{path}"
+            f"config.data.source: {path} has files of several kinds ({', '.join(sorted(mixed))}); "
+            f"give one of them, such as {largest}:{path}"
         )
     if unused := [file for file in files if file not in splits]:
         reason = "it is of no split that is read" if named else "no split is in the name"
@@ -147,16 +186,25 @@ def _splits_by_name(path: str, listed: list[str], files: list[str]) -> dict[str,
         names = [next(iter(splits_in(part)), "") for part in parts]
         at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
         splits[file] = names[at]
-        folders = [part for part, name in zip(parts[:-1], names, strict=False) if not name and part != "data"]
+        folders = [
+            part
+            for part, name in zip(parts[:-1], names, strict=False)
+            if not name and part != "data"
+        ]
         data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
     if len(data_sets) > 1 and _is_folder(path, listed):  # a pattern names its files
         one = max(data_sets.values())
-        raise UserError(f"config.data.source: {path} has several data sets; give one of them, such as hf:{path}/{one}")
+        raise UserError(
+            f"config.data.source: {path} has several data sets; give one of them, such as "
+            f"hf:{path}/{one}"
+        )
     return {file: split for file, split in splits.items() if split} or splits
 
 
 def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
-    """Raise UserError if the names of files have two words for one held-out split, such as dev and valid."""
+    """Raise UserError if the names of files have two words for one held-out split, such as dev and
+    valid.
+    """
     words: dict[str, dict[str, str]] = {"validation": {}, "test": {}}
     for file, split in splits.items():
         for word in re.findall("[a-z]+", file.removeprefix(path).lower())[::-1]:
@@ -166,28 +214,32 @@ def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
     for split, found in words.items():
         if len(found) > 1:
             raise UserError(
-                f"config.data.source: {path} has several splits that may be {split} ({', '.join(sorted(found))}); "
-                f"remove or rename one, or give one as the text: hf:{min(found.values())}"
+                f"config.data.source: {path} has several splits that may be {split} "
+                f"({', '.join(sorted(found))}); remove or rename one, or give one as the text: "
+                f"hf:{min(found.values())}"
             )
 
 
 def _choose_splits(path: str, named: dict[str, list[str]]) -> dict[str, str]:
-    """Return the split of each file, from the files of the splits that an index names; others are left out."""
+    """Return the split of each file, from the files of the splits that an index names; others are
+    left out.
+    """
     splits: dict[str, str] = {}
     for split in SPLITS:
         names = [name for name in named if split in splits_in(name)]
         names = [name for name in names if name in WORDS] or names
         if len(names) > 1:
             raise UserError(
-                f"config.data.source: {path} has several splits that may be {split} ({', '.join(names)}); give the "
-                f"files of one, such as {_pattern_of(named[names[0]][0])}"
+                f"config.data.source: {path} has several splits that may be {split} "
+                f"({', '.join(names)}); give the files of one, such as "
+                f"{_pattern_of(named[names[0]][0])}"
             )
         splits |= {file: split for name in names for file in named[name]}
     if not splits and len(named) > 1:
         first = next(iter(named.values()))[0]
         raise UserError(
-            f"config.data.source: {path} has the splits {', '.join(named)}, none of which is train; give the files of "
-            f"one, such as {_pattern_of(first)}"
+            f"config.data.source: {path} has the splits {', '.join(named)}, none of which is "
+            f"train; give the files of one, such as {_pattern_of(first)}"
         )
     return splits or {file: "" for files in named.values() for file in files}
 
@@ -204,7 +256,9 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
     indices = {_name(file): file for file in listed if _folder(file) == folder}
     if index := indices.get("dataset_dict.json"):
         names = _read(index, {"splits": [str]})["splits"]
-        named = {name: [file for file in files if file.startswith(f"{folder}/{name}/")] for name in names}
+        named = {
+            name: [file for file in files if file.startswith(f"{folder}/{name}/")] for name in names
+        }
     elif "state.json" not in indices and (index := indices.get("dataset_info.json")):
         splits = _read(index).get("splits")
         if not isinstance(splits, dict):
@@ -220,14 +274,16 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
         return None
     if missing := [name for name, found in named.items() if not found]:
         raise UserError(
-            f"{index} lists the split {missing[0]}, which has no files; download it, or give the files of the others "
-            "by a pattern"
+            f"{index} lists the split {missing[0]}, which has no files; download it, or give the "
+            "files of the others by a pattern"
         )
     return named
 
 
 def _is_of_split(file: str, split: str) -> bool:
-    """Return whether a file of the cache of `load_dataset`, NAME-SPLIT.arrow or in parts, is of a split."""
+    """Return whether a file of the cache of `load_dataset`, NAME-SPLIT.arrow or in parts, is of a
+    split.
+    """
     stem = _name(file).split(".")[0]
     found = NUMBERED.match(stem)
     return f"-{found[1].rstrip('-') if found else stem}".endswith(f"-{split}")
@@ -240,20 +296,22 @@ def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]])
         can_count = files and all(file.endswith((".arrow", ".parquet")) for file in files)
         if can_count and (found := sum(map(columns.count_rows, files))) != expected:
             raise UserError(
-                f"{index} lists {expected:,} rows of the split {name}, but its files have {found:,}; prepare or "
-                "download the data set again"
+                f"{index} lists {expected:,} rows of the split {name}, but its files have "
+                f"{found:,}; prepare or download the data set again"
             )
 
 
 def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
-    """Return the files of each split in the header of README.md: of its default configuration, or the only one here.
+    """Return the files of each split in the header of README.md: of its default configuration, or
+    the only one here.
 
     Raises UserError if there are files of several configurations, and none is the default.
     """
     found = {}
     for name, patterns in _configurations(readme).items():
         named = {
-            split: [file for file in files if _matches(file, _folder(readme), patterns[split])] for split in patterns
+            split: [file for file in files if _matches(file, _folder(readme), patterns[split])]
+            for split in patterns
         }
         if name == DEFAULT:
             return named
@@ -262,14 +320,16 @@ def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
     if len(found) > 1:
         first = next(file for matched in next(iter(found.values())).values() for file in matched)
         raise UserError(
-            f"config.data.source: {_folder(readme)} has several data sets ({', '.join(found)} in README.md); give the "
-            f"files of one, such as {_pattern_of(first)}"
+            f"config.data.source: {_folder(readme)} has several data sets ({', '.join(found)} in "
+            f"README.md); give the files of one, such as {_pattern_of(first)}"
         )
     return next(iter(found.values()), {})
 
 
 def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
-    """Return the patterns of each split of each configuration in the header of README.md, the default one first."""
+    """Return the patterns of each split of each configuration in the header of README.md, the
+    default one first.
+    """
     import yaml
 
     lines = _read_text(readme).splitlines()
@@ -288,7 +348,8 @@ def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _patterns(data_files: Any) -> dict[str, list[str]]:
-    """Return the patterns of each split: `datasets` reads patterns alone as train, a map, and a list of split and path.
+    """Return the patterns of each split: `datasets` reads patterns alone as train, a map, and a
+    list of split and path.
 
     >>> _patterns("*.csv"), _patterns({"test": "b.csv"}), _patterns([{"split": "test", "path": ["b.csv"]}])
     ({'train': ['*.csv']}, {'test': ['b.csv']}, {'test': ['b.csv']})
@@ -299,7 +360,10 @@ def _patterns(data_files: Any) -> dict[str, list[str]]:
         pairs = [(part["split"], part["path"]) for part in data_files]
     else:
         pairs = [("train", data_files)]
-    return {str(split): list(map(str, path)) if isinstance(path, list) else [str(path)] for split, path in pairs}
+    return {
+        str(split): list(map(str, path)) if isinstance(path, list) else [str(path)]
+        for split, path in pairs
+    }
 
 
 def _matches(file: str, folder: str, patterns: list[str]) -> bool:
@@ -311,14 +375,18 @@ def _read(index: str, shape: Any = dict) -> Any:
     try:
         return parse_json(_read_text(index), shape)
     except ValueError as error:
-        raise UserError(f"{index} is corrupted: {error}; download or save the data set again") from None
+        raise UserError(
+            f"{index} is corrupted: {error}; download or save the data set again"
+        ) from None
 
 
 def _check(index: str, value: Any, shape: Any) -> None:
     try:
         check_shape(value, shape)
     except ValueError as error:
-        raise UserError(f"{index} is corrupted: {error}; download or save the data set again") from None
+        raise UserError(
+            f"{index} is corrupted: {error}; download or save the data set again"
+        ) from None
 
 
 def _read_text(path: str) -> str:

@@ -10,12 +10,16 @@ from lm.data.chats import Chat, Encoded
 from lm.data.tokenizer_base import Tokenizer
 from lm.errors import UserError
 
-BATCH = 2**20  # characters encoded at once, unless a piece has more; BPE takes about 140 bytes of memory per character
+BATCH = (
+    2**20
+)  # characters encoded at once, unless a piece has more; BPE takes about 140 bytes of memory per character
 MAX_PIECES = 1024
 
 
 class Piece(NamedTuple):
-    """A document of a split, or a part of it that begins or ends it, or neither; `where` it is, for errors."""
+    """A document of a split, or a part of it that begins or ends it, or neither; `where` it is, for
+    errors.
+    """
 
     split: str
     where: str
@@ -25,7 +29,8 @@ class Piece(NamedTuple):
 
 
 def cut(document: Piece, size: int) -> Iterator[Piece]:
-    r"""Cut a document after the first line that ends beyond each `size` characters; a chat stays whole.
+    r"""Cut a document after the first line that ends beyond each `size` characters; a chat stays
+    whole.
 
     >>> [piece.text for piece in cut(Piece("train", "a.txt", "ab|cd|ef|".replace("|", chr(10))), 4)]
     ['ab\ncd\n', 'ef\n']
@@ -43,27 +48,41 @@ def cut(document: Piece, size: int) -> Iterator[Piece]:
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, Encoded]]:
     """Yield each piece and its tokens.
 
-    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has none, ends it. All
-    tokens of a text count as an answer; of a chat, both of these do not. Raises UserError, which names the piece, if
-    one cannot be encoded.
+    The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has
+    none, ends it. All tokens of a text count as an answer; of a chat, both of these do not. Raises
+    UserError, which names the piece, if one cannot be encoded.
     """
     for batch in _batches(pieces):
         for piece, encoded in zip(batch, _encode_batch(tokenizer, batch), strict=True):
             is_text = not isinstance(piece.text, Chat)
             ids = tokenizer.begin(encoded.ids) if piece.begins else encoded.ids
             ending = tokenizer.ending if piece.ends else ids[:0]
-            before, after = (np.full(n, is_text, np.uint8) for n in (len(ids) - len(encoded.ids), len(ending)))
+            before, after = (
+                np.full(n, is_text, np.uint8) for n in (len(ids) - len(encoded.ids), len(ending))
+            )
             is_answer, n_bytes = np.concatenate([before, encoded.is_answer, after]), encoded.n_bytes
             newline = int(piece.ends and tokenizer.end_of_text is None)
             ids = np.concatenate([ids, ending])
-            yield piece, Encoded(ids, is_answer, n_bytes + newline, encoded.answer_bytes + newline * is_text)
+            yield (
+                piece,
+                Encoded(
+                    ids, is_answer, n_bytes + newline, encoded.answer_bytes + newline * is_text
+                ),
+            )
 
 
 def _encode_batch(tokenizer: Tokenizer, batch: list[Piece]) -> list[Encoded]:
     try:
         texts = [piece.text for piece in batch if not isinstance(piece.text, Chat)]
-        of_texts = iter([Encoded.of_text(*pair) for pair in zip(texts, tokenizer.encode_all(texts), strict=True)])
-        of_chats = iter(chats.encode(tokenizer, [p.text.parts for p in batch if isinstance(p.text, Chat)]))
+        of_texts = iter(
+            [
+                Encoded.of_text(*pair)
+                for pair in zip(texts, tokenizer.encode_all(texts), strict=True)
+            ]
+        )
+        of_chats = iter(
+            chats.encode(tokenizer, [p.text.parts for p in batch if isinstance(p.text, Chat)])
+        )
     except UserError as error:
         if len(batch) == 1:
             error.problems = (f"{batch[0].where}: {error}",)

@@ -1,4 +1,6 @@
-"""Tokenizers of Hugging Face's library `tokenizers`: read from a tokenizer.json, or trained (byte-level BPE)."""
+"""Tokenizers of Hugging Face's library `tokenizers`: read from a tokenizer.json, or trained
+(byte-level BPE).
+"""
 
 import contextlib
 import itertools
@@ -13,10 +15,21 @@ from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.errors import UserError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
-ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
-# A word of the byte-level BPE is a run of one of these kinds. Training takes time with the square of its length.
+ENDS_OF_TEXT = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+)  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
+# A word of the byte-level BPE is a run of one of these kinds. Training takes time with the square
+# of its length.
 LONG_WORD = re.compile(r"[^\W\d_]{4096}|\d{4096}|(?:[^\w\s]|_){4096}|\s{4096}")
-ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")  # of Qwen's, Llama 3's and Gemma's chats
+ENDS_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+)  # of Qwen's, Llama 3's and Gemma's chats
 
 
 @contextlib.contextmanager
@@ -31,15 +44,17 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a tokenizer.json.
+    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a
+    tokenizer.json.
 
-    Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add or change tokens.
-    They are switched off, also in `json`, and their names are in `switched_off`.
+    Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add
+    or change tokens. They are switched off, also in `json`, and their names are in `switched_off`.
 
     Args:
         tokenizer: the content of tokenizer.json.
-        special_tokens: encode the names of special tokens as these tokens, and begin documents and prompts as the
-            tokenizer's post-processor does (<s>, <bos>). False: encode the names as ordinary text.
+        special_tokens: encode the names of special tokens as these tokens, and begin documents and
+            prompts as the tokenizer's post-processor does (<s>, <bos>). False: encode the names as
+            ordinary text.
         end_ids: further ids that end a generated text, from the configs of a checkpoint.
     """
 
@@ -53,18 +68,25 @@ class HFTokenizer(Tokenizer):
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
         self.switched_off = self._switch_off()
         self.json = self.model.to_str() if self.switched_off else tokenizer
-        self.model.encode_special_tokens = not special_tokens  # the library's name for encoding them as text
+        self.model.encode_special_tokens = (
+            not special_tokens
+        )  # the library's name for encoding them as text
         vocabulary = self.model.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError("its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_text = next((vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None)
+        self.end_of_text = next(
+            (vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None
+        )
         self.encodes_special_tokens = special_tokens
         if special_tokens:
             self.special_tokens = tuple(self.special_ids())
             self.begin_of_text = self._find_begin_of_text()
             if foreign := [i for i in self.begin_of_text if i >= self.vocab_size]:
-                raise ValueError(f"its post-processor begins a text with id {foreign[0]}, which the vocabulary lacks")
+                raise ValueError(
+                    f"its post-processor begins a text with id {foreign[0]}, which the vocabulary "
+                    "lacks"
+                )
 
     def special_ids(self) -> dict[str, int]:
         added = self.model.get_added_tokens_decoder().items()
@@ -72,9 +94,15 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Return the ids that end a generated text: the end of text, the ends of a turn in a chat, and `end_ids`."""
+        """Return the ids that end a generated text: the end of text, the ends of a turn in a chat,
+        and `end_ids`.
+        """
         special = self.special_ids()
-        return super().stop_ids | {special[name] for name in ENDS_OF_TURN if name in special} | {*self.end_ids}
+        return (
+            super().stop_ids
+            | {special[name] for name in ENDS_OF_TURN if name in special}
+            | {*self.end_ids}
+        )
 
     @cached_property
     def as_text(self) -> "HFTokenizer":
@@ -123,24 +151,26 @@ class HFTokenizer(Tokenizer):
                 encodings = self.model.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as e:  # `tokenizers` raises bare Exception
             raise UserError(
-                f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to the vocabulary of its "
-                "tokenizer.json, or use a byte-level tokenizer"
+                f"tokenizer: cannot encode the text ({first_line(e)}); add the unknown token to "
+                "the vocabulary of its tokenizer.json, or use a byte-level tokenizer"
             ) from None
         encoded = [np.array(encoding.ids, self.dtype) for encoding in encodings]
         if not self.encodes_special_tokens and (names := self._inseparable):
             for i in (i for ids in encoded for i in names.keys() & set(ids.tolist())):
                 raise UserError(
-                    f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode as the special token; "
-                    "remove it from the text, or if it is trusted, use --config.data.special_tokens=true"
+                    f"tokenizer: the text has {names[i]!r}, which this tokenizer can only encode "
+                    "as the special token; remove it from the text, or if it is trusted, use "
+                    "--config.data.special_tokens=true"
                 )
         return encoded
 
     @cached_property
     def _inseparable(self) -> dict[int, str]:
-        """Return the names of special tokens by id, if the model encodes a name as its token even where it is text.
+        """Return the names of special tokens by id, if the model encodes a name as its token even
+        where it is text.
 
-        Unigram and WordLevel models do, because the names are in their vocabularies. The token of unknown text, which
-        any name may become, is left out.
+        Unigram and WordLevel models do, because the names are in their vocabularies. The token of
+        unknown text, which any name may become, is left out.
         """
 
         def ids(text):
@@ -151,14 +181,19 @@ class HFTokenizer(Tokenizer):
 
         model = json.loads(self.json)["model"]
         unknown = {model.get("unk_id"), self.model.token_to_id(model.get("unk_token") or "")}
-        return {i: name for name, i in self.special_ids().items() if i in ids(name) and i not in unknown}
+        return {
+            i: name for name, i in self.special_ids().items() if i in ids(name) and i not in unknown
+        }
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
 
 def train_bpe(
-    documents: Iterable[str], vocab_size: int, special_tokens: bool = False, markers: Sequence[str] = ()
+    documents: Iterable[str],
+    vocab_size: int,
+    special_tokens: bool = False,
+    markers: Sequence[str] = (),
 ) -> HFTokenizer:
     """Train a byte-level BPE (Sennrich et al. 2016; Radford et al. 2019); deterministic.
 
@@ -166,7 +201,8 @@ def train_bpe(
 
     Args:
         vocab_size: at most this many ids; the last ones are END_OF_TEXT and the markers.
-        special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the name.
+        special_tokens: encode the name END_OF_TEXT as this token; nothing is then learned from the
+            name.
         markers: further special tokens, those of chats; nothing is learned from their names.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -180,7 +216,9 @@ def train_bpe(
     if names := [END_OF_TEXT] * special_tokens + [*markers]:
         separator = "|".join(map(re.escape, names))
         documents = (part for document in documents for part in re.split(separator, document))
-    model.train_from_iterator((part for document in documents for part in _cut_long_words(document)), trainer)
+    model.train_from_iterator(
+        (part for document in documents for part in _cut_long_words(document)), trainer
+    )
     model.add_special_tokens([AddedToken(name, special=True) for name in (END_OF_TEXT, *markers)])
     return HFTokenizer(model.to_str(), special_tokens)
 

@@ -1,14 +1,16 @@
 """Synthetic text with an exactly known entropy rate, below which no causal model can score.
 
-The text is a Markov chain over 16 letters: the next letter depends on the last `order` letters, its context. The
-probabilities are P(x | c) = w_cx / 2^32 with integers w_cx, so the sampled chain is exactly the one analyzed. By the
-chain rule of entropy H(X_1, ..., X_n) / n -> sum_c pi_c H(P_c), with pi the stationary distribution of the contexts
-(Cover and Thomas 2006, eq. 4.27). By Gibbs' inequality this is the least expected loss per character of a causal model.
+The text is a Markov chain over 16 letters: the next letter depends on the last `order` letters, its
+context. The probabilities are P(x | c) = w_cx / 2^32 with integers w_cx, so the sampled chain is
+exactly the one analyzed. By the chain rule of entropy H(X_1, ..., X_n) / n -> sum_c pi_c H(P_c),
+with pi the stationary distribution of the contexts (Cover and Thomas 2006, eq. 4.27). By Gibbs'
+inequality this is the least expected loss per character of a causal model.
 
 * Order 1: each letter has a few likely successors and a tail.
-* Orders 2 to 4: P(x | c) is proportional to prod_j 1 / rank_j(x), j = 0, ..., order, where rank_j orders the letters at
-  random for each string of the last j letters of c: a product of Zipf's laws. The letters and their strings are about
-  Zipf-distributed, and each further letter of the context lowers the loss, so models learn it gradually.
+* Orders 2 to 4: P(x | c) is proportional to prod_j 1 / rank_j(x), j = 0, ..., order, where rank_j
+  orders the letters at random for each string of the last j letters of c: a product of Zipf's laws.
+  The letters and their strings are about Zipf-distributed, and each further letter of the context
+  lowers the loss, so models learn it gradually.
 """
 
 import dataclasses
@@ -33,8 +35,8 @@ _CHUNK = 2**16  # letters that are drawn at a time
 class MarkovChain:
     """A fixed Markov chain of order 1 to 4.
 
-    Context c is the number sum_i 16^(i-1) x_(t-i) of the last letters x_(t-1), x_(t-2), ..., from 0 to 15. There
-    are at most 2^20 probabilities.
+    Context c is the number sum_i 16^(i-1) x_(t-i) of the last letters x_(t-1), x_(t-2), ..., from 0
+    to 15. There are at most 2^20 probabilities.
     """
 
     order: int = 1
@@ -46,7 +48,9 @@ class MarkovChain:
 
     @functools.cached_property
     def stationary(self) -> np.ndarray:
-        """Return the stationary distribution pi of the contexts (16^order,), by power iteration in float64."""
+        """Return the stationary distribution pi of the contexts (16^order,), by power iteration in
+        float64.
+        """
         p, pi = self.weights / TOTAL, np.full(_V**self.order, _V**-self.order)
         for _ in range(1000):  # at most 71 are needed
             before = pi
@@ -66,18 +70,24 @@ class MarkovChain:
         return float(-(self.stationary[:, None] * p * np.log(p)).sum())
 
     def text(self, length: int | None = None) -> str:
-        """Return the first `length` letters of the chain, which are always the same; None: those that `lm.train` reads.
+        """Return the first `length` letters of the chain, which are always the same; None: those
+        that `lm.train` reads.
 
         >>> MarkovChain().text(10), MarkovChain(order=2).text(10)
         ('hjcgknpjio', 'cjpockcgce')
         """
         if length is None:
             length = 1_000_000 if self.order == 1 else 4_000_000
-        cumulative, n_contexts = array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes()), _V**self.order
+        cumulative, n_contexts = (
+            array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes()),
+            _V**self.order,
+        )
         stream = (1,) if self.order == 1 else (1, self.order)
         context, letters = 0, bytearray()
         for first in range(0, length, _CHUNK):
-            draws = hash_counters(_SEED, *stream, np.arange(first, min(first + _CHUNK, length))) >> np.uint64(32)
+            draws = hash_counters(
+                _SEED, *stream, np.arange(first, min(first + _CHUNK, length))
+            ) >> np.uint64(32)
             for draw in draws.tolist():  # uniform in [0, 2^32)
                 row = _V * context
                 letter = bisect_right(cumulative, draw, row, row + _V) - row
@@ -86,13 +96,19 @@ class MarkovChain:
         return letters.translate(bytes(map(ord, LETTERS)).ljust(256)).decode()
 
     def surprisal(self, text: str) -> np.ndarray:
-        """Return -ln P(x_t | c_t) of each letter of a part of the text: the loss of the best possible causal model.
+        """Return -ln P(x_t | c_t) of each letter of a part of the text: the loss of the best
+        possible causal model.
 
         It is 0, a lower bound, for the first letters, whose context is not part of the text.
         """
-        n_known, letters = self.order, np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0])
+        n_known, letters = (
+            self.order,
+            np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0]),
+        )
         n = max(0, len(letters) - n_known)
-        contexts = sum((_V**i * letters[n_known - 1 - i :][:n] for i in range(n_known)), np.zeros(n, np.int64))
+        contexts = sum(
+            (_V**i * letters[n_known - 1 - i :][:n] for i in range(n_known)), np.zeros(n, np.int64)
+        )
         known = np.log(TOTAL) - np.log(self.weights)[contexts, letters[n_known:]]
         return np.concatenate([np.zeros(len(letters) - n), known])
 
@@ -117,5 +133,7 @@ def _zipf_weights(order: int) -> np.ndarray:
 
 
 def _scaled(raw: np.ndarray, total: int) -> np.ndarray:
-    """Return positive integers about proportional to the rows of `raw`, whose sums are at most the total."""
+    """Return positive integers about proportional to the rows of `raw`, whose sums are at most the
+    total.
+    """
     return 1 + raw * (total - 2 * _V) // raw.sum(1, keepdims=True)

@@ -1,9 +1,11 @@
-"""Mixtures of sources: which source and which of its windows is draw k, a pure function of (seed, k).
+"""Mixtures of sources: which source and which of its windows is draw k, a pure function of (seed,
+k).
 
-With weights 0.7 and 0.3, the first k draws have floor(0.7 k + phase) windows of the first source: never one more or
-less than its share, unlike independent draws, whose counts deviate by about sqrt(k). The draws of the others are
-numbered anew and divided in the same way. The number of earlier draws of a source is its place in the source's own
-order, in which each epoch visits every window once.
+With weights 0.7 and 0.3, the first k draws have floor(0.7 k + phase) windows of the first source:
+never one more or less than its share, unlike independent draws, whose counts deviate by about
+sqrt(k). The draws of the others are numbered anew and divided in the same way. The number of
+earlier draws of a source is its place in the source's own order, in which each epoch visits every
+window once.
 """
 
 import bisect
@@ -35,11 +37,14 @@ class Stretch(NamedTuple):
 
     first: int  # number of its first draw
     before: tuple[int, ...]  # for each source, how many draws before the stretch were of it
-    # For each source, (numerator, denominator, phase) of its share of the draws that are not of a source before it.
+    # For each source, (numerator, denominator, phase) of its share of the draws that are not of a
+    # source before it.
     shares: tuple[tuple[int, int, int], ...]
 
     def counts(self, n) -> list:
-        """Return how many of the first n draws of the stretch, a number or an array, are of each source."""
+        """Return how many of the first n draws of the stretch, a number or an array, are of each
+        source.
+        """
         counts = []
         for numerator, denominator, phase in self.shares:
             counts.append((n * numerator + phase) // denominator)
@@ -54,7 +59,9 @@ class Stretch(NamedTuple):
         """Return the source of each draw, and how many draws before it were of this source."""
         counts, after = (np.stack(self.counts(draws - self.first + i)) for i in (0, 1))
         source = (after > counts).argmax(0)
-        return source, np.array(self.before)[source] + np.take_along_axis(counts, source[None], 0)[0]
+        return source, np.array(self.before)[source] + np.take_along_axis(counts, source[None], 0)[
+            0
+        ]
 
 
 def weights(config: DataConfig) -> list[float]:
@@ -72,7 +79,8 @@ def _tempered(given: list[float], temperature: float) -> list[float]:
 
 
 def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
-    """Return the index of each window's first token, as `batches.window_starts` does, for a mixture of sources.
+    """Return the index of each window's first token, as `batches.window_starts` does, for a mixture
+    of sources.
 
     Raises ValueError if a step is beyond the last one for which the sources have windows.
     """
@@ -81,7 +89,9 @@ def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
     stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
     draws = np.asarray(steps, np.int64)[..., None] * t.batch_size + np.arange(t.batch_size)
     if draws.max() >= end:
-        raise ValueError(f"the mixture has {end:,} windows in all epochs, fewer than the draw {draws.max():,}")
+        raise ValueError(
+            f"the mixture has {end:,} windows in all epochs, fewer than the draw {draws.max():,}"
+        )
     found = np.empty(draws.shape, np.int64)
     at = np.searchsorted([stretch.first for stretch in stretches], draws, side="right") - 1
     for number in np.unique(at):
@@ -102,19 +112,25 @@ def windows_of(parts: tuple[Part, ...], config: Config) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: int) -> tuple[list[Stretch], int]:
+def plan(
+    n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: int
+) -> tuple[list[Stretch], int]:
     """Divide the draws of a run into stretches with constant weights.
 
-    A stretch ends where a stage of data.mixture_stages begins, or where a source has reached its data.max_epochs. From
-    there on, the other sources divide its draws by their weights. An epoch of source i has n_windows[i] windows, and a
-    step draws batch_size of them.
+    A stretch ends where a stage of data.mixture_stages begins, or where a source has reached its
+    data.max_epochs. From there on, the other sources divide its draws by their weights. An epoch of
+    source i has n_windows[i] windows, and a step draws batch_size of them.
 
     Returns:
-        The stretches, and the number of draws at which no source with a weight has windows left (or MAX_DRAWS).
+        The stretches, and the number of draws at which no source with a weight has windows left (or
+            MAX_DRAWS).
     """
     stages = config.mixture_stages or ()
     ends = [int(first) * batch_size for first, *_ in stages] + [MAX_DRAWS]
-    weights_of = [weights(config), *(_tempered(later, config.mixture_temperature) for _, *later in stages)]
+    weights_of = [
+        weights(config),
+        *(_tempered(later, config.mixture_temperature) for _, *later in stages),
+    ]
     epochs = config.max_epochs or (MAX_DRAWS,)
     epochs = epochs * len(n_windows) if len(epochs) == 1 else epochs
     limits = [min(MAX_DRAWS, int(e * n)) for e, n in zip(epochs, n_windows, strict=True)]
@@ -122,13 +138,18 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
     before, at = (0,) * len(n_windows), 0
     for of_stage, end in zip(weights_of, ends, strict=True):
         while at < end:
-            given = [w if n < limit else 0.0 for w, n, limit in zip(of_stage, before, limits, strict=True)]
+            given = [
+                w if n < limit else 0.0
+                for w, n, limit in zip(of_stage, before, limits, strict=True)
+            ]
             if not any(given):
                 return stretches, at
             stretch = Stretch(at, before, _shares(given, seed, len(stretches)))
             n = end - at
             for i, limit in enumerate(limits):
-                if before[i] < limit:  # shorten the stretch to the draws after which the source has no window left
+                if (
+                    before[i] < limit
+                ):  # shorten the stretch to the draws after which the source has no window left
                     n = min(n, stretch.draws_until(limit - before[i], i, n))
             stretches.append(stretch)
             before = tuple(a + b for a, b in zip(before, stretch.counts(n), strict=True))
@@ -137,7 +158,9 @@ def plan(n_windows: tuple[int, ...], config: DataConfig, batch_size: int, seed: 
 
 
 def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the share of each source among itself and those after it, as a fraction, with a phase of the seed."""
+    """Return the share of each source among itself and those after it, as a fraction, with a phase
+    of the seed.
+    """
     exact = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in given]
     shares = []
     for i, weight in enumerate(exact):
@@ -149,7 +172,9 @@ def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int,
 
 
 def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
-    """Return a line for each stretch of a run: its first step, and the share of each source and its epochs so far."""
+    """Return a line for each stretch of a run: its first step, and the share of each source and its
+    epochs so far.
+    """
     t, lines = config.train, []
     if not parts:
         return []
@@ -163,5 +188,7 @@ def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
                 f"{part.name} {count / n:.1%} (up to epoch {(before + count) / windows:.2f})"
                 for part, count, before, windows in of_sources
             ]
-            lines.append(f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shown)}")
+            lines.append(
+                f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shown)}"
+            )
     return lines

@@ -1,4 +1,5 @@
-"""Packing: place documents into rows of seq_len + 1 tokens, so that attention can be kept within each document.
+"""Packing: place documents into rows of seq_len + 1 tokens, so that attention can be kept within
+each document.
 
 Rows are numbered like windows, so a packed batch is a function of (seed, step) too.
 """
@@ -7,10 +8,12 @@ import numpy as np
 
 
 def _cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    """Cut documents into pieces of at most seq_len + 1 tokens; return the start and the length of each (P, 2).
+    """Cut documents into pieces of at most seq_len + 1 tokens; return the start and the length of
+    each (P, 2).
 
-    Consecutive pieces of a document share one token, the last target of one and the first input of the next. So every
-    token of a document but its first is a target exactly once. A document of one token has no target and is left out.
+    Consecutive pieces of a document share one token, the last target of one and the first input of
+    the next. So every token of a document but its first is a target exactly once. A document of one
+    token has no target and is left out.
 
     >>> _cut_documents(np.array([3, 6]), seq_len=3).tolist()
     [[0, 3], [3, 4], [6, 3]]
@@ -19,11 +22,14 @@ def _cut_documents(lengths: np.ndarray, seq_len: int) -> np.ndarray:
     counts = np.maximum(0, -(-(lengths - 1) // seq_len))
     document = np.repeat(np.arange(len(lengths)), counts)
     within = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
-    return np.stack([starts[document] + within, np.minimum(lengths[document] - within, seq_len + 1)], 1)
+    return np.stack(
+        [starts[document] + within, np.minimum(lengths[document] - within, seq_len + 1)], 1
+    )
 
 
 def pack(tokens, lengths: np.ndarray, seq_len: int, *others) -> tuple[np.ndarray, ...]:
-    """Pack documents into rows by next-fit, in their order: a piece that does not fit the current row begins the next.
+    """Pack documents into rows by next-fit, in their order: a piece that does not fit the current
+    row begins the next.
 
     Args:
         tokens: the documents' tokens (n,), one document after the other.
@@ -32,7 +38,8 @@ def pack(tokens, lengths: np.ndarray, seq_len: int, *others) -> tuple[np.ndarray
         others: further arrays (n,), to be packed in the same way.
 
     Returns:
-        Rows (R, T+1) of tokens, and segments (R, T+1) uint16: 1, 2, ... within each row, 0 for padding (token 0). Then
+        Rows (R, T+1) of tokens, and segments (R, T+1) uint16: 1, 2, ... within each row, 0 for
+            padding (token 0). Then
         the rows of each of `others`.
 
     >>> rows, segments = pack(np.arange(1, 8), np.array([3, 2, 2]), seq_len=4)

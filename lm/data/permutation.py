@@ -1,7 +1,8 @@
 """A counter-based hash and a pseudo-random permutation in O(1) memory, in NumPy alone.
 
-`lm/data/batches.py` draws the windows of each step with them. Unlike the streams of `np.random.Generator`, which may
-change between NumPy versions, they give the same numbers on every machine, and they have no state to save.
+`lm/data/batches.py` draws the windows of each step with them. Unlike the streams of
+`np.random.Generator`, which may change between NumPy versions, they give the same numbers on every
+machine, and they have no state to save.
 """
 
 import math
@@ -12,13 +13,22 @@ _MASK = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
 _C1, _C2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _S1, _S2, _S3, _HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
-# An odd multiplier for each Feistel round, from the digits of pi; Luby and Rackoff (1988) need four rounds.
-_PI = (0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1, 0x082EFA98EC4E6C89, 0x452821E638D01377)
+# An odd multiplier for each Feistel round, from the digits of pi; Luby and Rackoff (1988) need four
+# rounds.
+_PI = (
+    0x243F6A8885A308D3,
+    0x13198A2E03707345,
+    0xA4093822299F31D1,
+    0x082EFA98EC4E6C89,
+    0x452821E638D01377,
+)
 _ROUNDS = tuple(map(np.uint64, _PI))
 
 
 def mix(x):
-    """Scramble uint64 values with the finalizer of SplitMix64 (Steele, Lea and Flood 2014), a bijection."""
+    """Scramble uint64 values with the finalizer of SplitMix64 (Steele, Lea and Flood 2014), a
+    bijection.
+    """
     x = (x ^ (x >> _S1)) * _C1
     x = (x ^ (x >> _S2)) * _C2
     return x ^ (x >> _S3)
@@ -37,10 +47,16 @@ def hash_counters(seed: int, *counters):
     >>> hash_counters(0, np.arange(4)) % np.uint64(10)
     array([5, 5, 0, 0], dtype=uint64)
     """
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended; NumPy would warn for scalars
+    with np.errstate(
+        over="ignore"
+    ):  # arithmetic modulo 2^64 is intended; NumPy would warn for scalars
         h = np.uint64(seed & _MASK)
         for counter in counters:
-            counter = np.uint64(counter & _MASK) if isinstance(counter, int) else counter.astype(np.uint64)
+            counter = (
+                np.uint64(counter & _MASK)
+                if isinstance(counter, int)
+                else counter.astype(np.uint64)
+            )
             h = mix(h + _GOLDEN) + counter
         return mix(h + _GOLDEN)
 
@@ -48,10 +64,10 @@ def hash_counters(seed: int, *counters):
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     """Map `index` through the pseudo-random permutation of [0, n) that `key` selects.
 
-    A Feistel network on pairs (left, right) in [0, s)^2 with s = ceil(sqrt(n)) permutes [0, s^2). Images outside [0, n)
-    are permuted again until they fall inside ("cycle walking", Black and Rogaway 2002), which is rare because
-    s^2 - n < 2 sqrt(n) + 1. Every index is equally likely at every place. For very small n, some orders are more
-    likely than others.
+    A Feistel network on pairs (left, right) in [0, s)^2 with s = ceil(sqrt(n)) permutes [0, s^2).
+    Images outside [0, n) are permuted again until they fall inside ("cycle walking", Black and
+    Rogaway 2002), which is rare because s^2 - n < 2 sqrt(n) + 1. Every index is equally likely at
+    every place. For very small n, some orders are more likely than others.
 
     Args:
         index: integers in [0, n).
@@ -76,7 +92,8 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 def _feistel(x, side, key):
     left, right = np.divmod(x, side)
     for multiplier in _ROUNDS:
-        # Multiply, fold, multiply, and keep the high bits, which are the best mixed bits of a product.
+        # Multiply, fold, multiply, and keep the high bits, which are the best mixed bits of a
+        # product.
         noise = (key + right) * multiplier
         noise = ((noise ^ (noise >> _HALF)) * _C2) >> _HALF
         left, right = right, (left + noise) % side

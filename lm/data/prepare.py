@@ -1,9 +1,9 @@
 """Tokenize a large corpus into token shards, in parallel.
 
-The input is divided into units of about --unit_mb MiB, parts of a file or several small files, and each unit becomes
-at least one shard per split. Finished units are kept: rerun the same command to resume after an interruption. The
-output holds the shards, their tokenizer.json, and manifest.json: the input files, the tokenizer and the shards with
-counts and checksums.
+The input is divided into units of about --unit_mb MiB, parts of a file or several small files, and
+each unit becomes at least one shard per split. Finished units are kept: rerun the same command to
+resume after an interruption. The output holds the shards, their tokenizer.json, and manifest.json:
+the input files, the tokenizer and the shards with counts and checksums.
 """
 
 import argparse
@@ -26,7 +26,11 @@ EXAMPLES = """examples:
   python -m lm.train --config configs/gpt2_124m.py --config.data.source=tokens:data/dump \\
     --config.data.tokenizer=hf:data/dump/tokenizer.json
 """
-OPTIONS = {"config.data.source": "--input", "--config.data.field": "--field", "config.data.tokenizer": "--tokenizer"}
+OPTIONS = {
+    "config.data.source": "--input",
+    "--config.data.field": "--field",
+    "config.data.tokenizer": "--tokenizer",
+}
 
 
 @with_exit_code
@@ -56,30 +60,53 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("data.prepare", __doc__, EXAMPLES)
     add = parser.add_argument
     inputs = (
-        "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a pattern or a URL); "
-        "hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which keep their own splits; may be repeated, "
-        "and all are read, in this order"
+        "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH or arrow:PATH (a file, a folder of files, a "
+        "pattern or a URL); hf:DIR (a data set of Hugging Face) or tfds:DIR (one of TFDS), which "
+        "keep their own splits; may be repeated, and all are read, in this order"
     )
     special_tokens = (
-        "encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, and put the "
-        "tokenizer's first token (<s>) before documents; not for untrusted text (default: encode them as text)"
+        "encode the names of special tokens in the text, such as <|endoftext|>, as these tokens, "
+        "and put the tokenizer's first token (<s>) before documents; not for untrusted text "
+        "(default: encode them as text)"
     )
     validation = (
-        "expected fraction of the text in the validation split, to which documents are assigned by a hash of their "
-        "text, unless the data set has such a split (default: %(default)s)"
+        "expected fraction of the text in the validation split, to which documents are assigned by "
+        "a hash of their text, unless the data set has such a split (default: %(default)s)"
     )
     add("--input", action="append", metavar="KIND:PATH", help=inputs)
-    add("--tokenizer", metavar="SPEC", help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one")
+    add(
+        "--tokenizer",
+        metavar="SPEC",
+        help="byte, hf:PATH (a tokenizer.json), or bpe:SIZE to train one",
+    )
     add("--special_tokens", action="store_true", help=special_tokens)
     add("--output", metavar="DIR", help="directory of the shards, empty or new")
-    add("--verify", metavar="DIR", help="only compare the shards in DIR with the checksums in its manifest.json")
+    add(
+        "--verify",
+        metavar="DIR",
+        help="only compare the shards in DIR with the checksums in its manifest.json",
+    )
     add("--validation", type=float, default=0.005, help=validation)
-    add("--field", default="text", help="name of the field or column with the text (default: %(default)s)")
-    add("--min_chars", type=int, default=1, help="leave out shorter documents (default: %(default)s)")
+    add(
+        "--field",
+        default="text",
+        help="name of the field or column with the text (default: %(default)s)",
+    )
+    add(
+        "--min_chars",
+        type=int,
+        default=1,
+        help="leave out shorter documents (default: %(default)s)",
+    )
     add("--max_chars", type=int, help="leave out longer documents (default: none)")
     add("--deduplicate", action="store_true", help="keep the first of documents with the same text")
     add("--unit_mb", type=float, default=64, help="MiB of input per unit (default: %(default)s)")
-    add("--workers", type=int, default=os.cpu_count(), help="number of processes (default: all cores)")
+    add(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        help="number of processes (default: all cores)",
+    )
     a = parser.parse_args(argv)
     missing = [f"--{name}" for name in ("input", "tokenizer", "output") if getattr(a, name) is None]
     if missing and a.verify is None:

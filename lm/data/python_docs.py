@@ -1,7 +1,9 @@
-"""The documentation inside CPython 3.11.7: 1.4 MB of technical English that needs no network, on every Python the same.
+"""The documentation inside CPython 3.11.7: 1.4 MB of technical English that needs no network, on
+every Python the same.
 
 It consists of the reference manual's topics and the docstrings of the standard library, as
-`tests/references/make_python_docs.py` wrote them, under the licence of Python (python_docs_license.txt).
+`tests/references/make_python_docs.py` wrote them, under the licence of Python
+(python_docs_license.txt).
 """
 
 import functools
@@ -24,8 +26,10 @@ def version() -> list:
 
 
 def documents() -> list[str]:
-    """Return the topics, and the docstrings of each file as one document, in printable ASCII and newlines.
+    """Return the topics, and the docstrings of each file as one document, in printable ASCII and
+    newlines.
 
-    They are ordered by a hash of their names, so that each part of a split by position has every kind of text.
+    They are ordered by a hash of their names, so that each part of a split by position has every
+    kind of text.
     """
     return list(_content()["documents"])

@@ -1,7 +1,8 @@
-"""Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, data sets of Hugging Face and prepared TFDS directories.
+"""Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, data sets of Hugging Face and
+prepared TFDS directories.
 
-An input is cut into spans of its files, which processes read independently. `lm/data/sources.py` trains on an input
-directly, and `lm/data/shard_writer.py` writes it as token shards.
+An input is cut into spans of its files, which processes read independently. `lm/data/sources.py`
+trains on an input directly, and `lm/data/shard_writer.py` writes it as token shards.
 """
 
 import csv
@@ -23,16 +24,27 @@ from lm.errors import UserError
 from lm.files import expanded, parse_json
 
 FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
-SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-            ".csv": "csv", ".tsv": "csv"}  # fmt: skip
+SUFFIXES = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
 CACHES = r"cache-\w+\.arrow"  # of its `map` and `filter`, beside the data: copies and indices
 TO_THE_END = 2**62  # bytes or records
-BLOCK = 2**26  # bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
+BLOCK = (
+    2**26
+)  # bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or its records."""
+    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or
+    its records.
+    """
 
     kind: str  # "text", "jsonl", "csv", "parquet", "arrow" or "tfds:SPLIT"
     path: str  # the file or URL, or the prepared TFDS directory
@@ -74,8 +86,12 @@ def find_spans(
     kinds = {file: kind if is_named else _kind_of(file) for file in listed}
     files = [file for file in listed if kinds[file] and kind in (kinds[file], "hf")]
     if not files:
-        wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}.get(kind, f"file of {kind}")
-        raise UserError(f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files')
+        wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}.get(
+            kind, f"file of {kind}"
+        )
+        raise UserError(
+            f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files'
+        )
     if kind != "text":
         files = data_sets.choose_files(path, listed, files, say)
     data_sets.refuse_copies(files)
@@ -83,17 +99,25 @@ def find_spans(
         splits = data_sets.find_splits(path, listed, files, kinds, say)
     else:
         splits = dict.fromkeys(choose_texts(files, path, say) if kind == "text" else files, "")
-    spans = [span for file, split in splits.items() for span in _cut(kinds[file], file, split, n_bytes, field)]
+    spans = [
+        span
+        for file, split in splits.items()
+        for span in _cut(kinds[file], file, split, n_bytes, field)
+    ]
     if empty := {*splits.values()} - {span.split for span in spans} - {""}:
         raise UserError(f"config.data.source: the {min(empty)} split of {path} has no documents")
     return list(splits), _with_held_out(spans)
 
 
 def _with_held_out(spans: list[Span]) -> list[Span]:
-    """Return the spans; where none is of the validation split, the documents of the train split are assigned."""
+    """Return the spans; where none is of the validation split, the documents of the train split are
+    assigned.
+    """
     if any(span.split == "validation" for span in spans):
         return spans
-    return [dataclasses.replace(span, split="") if span.split == "train" else span for span in spans]
+    return [
+        dataclasses.replace(span, split="") if span.split == "train" else span for span in spans
+    ]
 
 
 def _kind_of(file: str) -> str:
@@ -103,16 +127,20 @@ def _kind_of(file: str) -> str:
     return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
 
 
-# ---- Spans -----------------------------------------------------------------------------------------------------------
+# ---- Spans ---------------------------------------------------------------------------------------
 
 
 def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
-    """Cut a file into spans; what is compressed, behind a URL, or in CSV or Arrow's format is one span."""
+    """Cut a file into spans; what is compressed, behind a URL, or in CSV or Arrow's format is one
+    span.
+    """
     if kind == "parquet":
         yield from _cut_parquet(file, split, n_bytes, field)
     elif storage.is_url(file):
         yield Span(kind, file, 0, TO_THE_END, split)
-    elif (size := os.path.getsize(file)) and (kind in ("arrow", "csv") or storage.compression(file)):
+    elif (size := os.path.getsize(file)) and (
+        kind in ("arrow", "csv") or storage.compression(file)
+    ):
         yield Span(kind, file, 0, TO_THE_END, split, size)
     else:
         for start in range(0, size, n_bytes):
@@ -135,18 +163,22 @@ def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
     """Cut the records of each split into parts of about n_bytes."""
     spans = []
     for split, (shards, n_records) in prepared.items():
-        size, target = sum(shard.stat().st_size for shard in shards), split if split in SPLITS else "train"
+        size, target = (
+            sum(shard.stat().st_size for shard in shards),
+            split if split in SPLITS else "train",
+        )
         n = min(n_records, max(1, round(size / n_bytes)))  # 0 if there are no records
         for part in itertools.pairwise(n_records * i // n for i in range(n + 1) if n):
             spans.append(Span(f"tfds:{split}", directory, *part, target, size // n))
     return spans
 
 
-# ---- Documents -------------------------------------------------------------------------------------------------------
+# ---- Documents -----------------------------------------------------------------------------------
 
 
 def read_documents(span: Span, field: str) -> Iterator[str]:
-    """Yield the documents of a span, texts or chats, which may be empty; the lines of a text span are one document.
+    """Yield the documents of a span, texts or chats, which may be empty; the lines of a text span
+    are one document.
 
     Raises UserError if the span cannot be read, and OSError if it cannot be read at the moment.
     """
@@ -155,7 +187,9 @@ def read_documents(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_tfds(span: Span, field: str) -> Iterator[str]:
-    return tfds_directory.read_records(Path(span.path), span.kind.partition(":")[2], span.start, span.end)
+    return tfds_directory.read_records(
+        Path(span.path), span.kind.partition(":")[2], span.start, span.end
+    )
 
 
 def _read_text(span: Span, field: str) -> Iterator[str]:
@@ -181,17 +215,23 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
         except ValueError as error:
             if position == 0:
                 _refuse_plain_json(line, span.path)
-            raise ValueError(f"{where} cannot be read as a JSON object: {error}: {line[:100]!r}") from None
+            raise ValueError(
+                f"{where} cannot be read as a JSON object: {error}: {line[:100]!r}"
+            ) from None
         if line.count(name) > 1:
             _refuse_second(line, field, where)
         if field not in record:
             names = ", ".join(map(short, record))
-            raise ValueError(f"{where} has no field {field!r} (set --config.data.field); it has {names}")
+            raise ValueError(
+                f"{where} has no field {field!r} (set --config.data.field); it has {names}"
+            )
         yield _document(record[field], field, where)
 
 
 def _document(value: Any, field: str, where: str) -> str:
-    """Return the document in a field or column: a text, a chat, or "" for null; raises ValueError for anything else."""
+    """Return the document in a field or column: a text, a chat, or "" for null; raises ValueError
+    for anything else.
+    """
     try:
         if value is None or isinstance(value, str):
             columns.check_length(len(value or ""))
@@ -219,31 +259,41 @@ def _refuse_binary(head: bytes, path: str) -> None:
 
 
 def _refuse_plain_json(line: bytes, path: str) -> None:
-    """Raise ValueError if the first line that is no object begins a list of objects, or one that has several lines."""
+    """Raise ValueError if the first line that is no object begins a list of objects, or one that
+    has several lines.
+    """
     expression = {b"[": ".[]", b"{": "."}.get(line.strip()[:1])
     if expression == ".[]" or line.strip() == b"{":
         command = copying(f"jq -c '{expression}'", path, "lines")
-        raise ValueError(f"it is JSON, but has not one object in each line; use this copy in place of it: {command}")
+        raise ValueError(
+            "it is JSON, but has not one object in each line; use this copy in place of it: "
+            f"{command}"
+        )
 
 
 def _read_csv(span: Span, field: str) -> Iterator[str]:
     csv.field_size_limit(columns.DOCUMENT)
     separator = "\t" if ".tsv" in span.path.rpartition("/")[2].lower() else ","
     file: Any
-    with storage.open_file(span.path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+    with (
+        storage.open_file(span.path) as file,
+        io.TextIOWrapper(file, "utf-8-sig", newline="") as lines,
+    ):
         _refuse_binary(file.peek(8), span.path)
         rows = csv.DictReader(_bounded_lines(lines), delimiter=separator, strict=True)
         try:
             names = list(rows.fieldnames or ())
             if len(names) == 1 and (found := re.search(r"[;\t|]|,", names[0].replace(field, ""))):
                 raise ValueError(
-                    f"its fields are separated by {found[0]!r} where {separator!r} is read; write a copy with commas, "
-                    "or with tabs and the suffix .tsv"
+                    f"its fields are separated by {found[0]!r} where {separator!r} is read; write "
+                    "a copy with commas, or with tabs and the suffix .tsv"
                 )
             columns.check_column([(name, "string") for name in names], field)
             for row in rows:
                 if None in row or None in row.values():
-                    raise ValueError(f"line {rows.line_num} has not as many fields as the first line")
+                    raise ValueError(
+                        f"line {rows.line_num} has not as many fields as the first line"
+                    )
                 yield row[field]
         except UnicodeDecodeError as error:
             raise ValueError(f"it {not_utf8(span.path, error, None)}") from None
@@ -256,7 +306,8 @@ def _bounded_lines(file: Any) -> Iterator[Any]:
 
 
 def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in [start, end) and their positions, in blocks of n_bytes and the rest of a line.
+    """Yield the lines that begin in [start, end) and their positions, in blocks of n_bytes and the
+    rest of a line.
 
     Each line of a file is in exactly one span.
     """

@@ -1,4 +1,5 @@
-"""Tiny Shakespeare: downloaded once and prepared as the same TFDS directory that TFDS's own builder writes.
+"""Tiny Shakespeare: downloaded once and prepared as the same TFDS directory that TFDS's own builder
+writes.
 
 TFDS's builder needs TensorFlow, and retries for minutes without a network. This module avoids both.
 """
@@ -23,14 +24,18 @@ DEADLINE = 60.0  # seconds for the whole file
 
 
 def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """Download Tiny Shakespeare into a TFDS root; return its directory, which appears complete or not at all.
+    """Download Tiny Shakespeare into a TFDS root; return its directory, which appears complete or
+    not at all.
 
-    Raises Unavailable, which lists alternatives, if it cannot be downloaded; UserError if the root cannot be written.
+    Raises Unavailable, which lists alternatives, if it cannot be downloaded; UserError if the root
+    cannot be written.
     """
     say(f"downloading Tiny Shakespeare (1.1 MB, once) into {root}")
     text = download().decode("ascii")
     directory = root / "tiny_shakespeare" / "1.0.0"
-    cache.publish(directory, lambda work: _prepare(text, work), "--config.data.data_dir=DIR or TFDS_DATA_DIR")
+    cache.publish(
+        directory, lambda work: _prepare(text, work), "--config.data.data_dir=DIR or TFDS_DATA_DIR"
+    )
     return directory
 
 
@@ -38,11 +43,18 @@ def download() -> bytes:
     """Download the file at URL and verify its checksum; raises Unavailable."""
     try:
         content = answered(_read, seconds=DEADLINE)
-    except (OSError, http.client.HTTPException) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
-        reason = " ".join(str(getattr(e, "reason", e)).split())  # a quoted answer may contain line ends
+    except (
+        OSError,
+        http.client.HTTPException,
+    ) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
+        reason = " ".join(
+            str(getattr(e, "reason", e)).split()
+        )  # a quoted answer may contain line ends
         raise _unavailable(reason or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise _unavailable(f"wrong checksum of the {len(content)} bytes received; expected sha256 {SHA256[:12]}...")
+        raise _unavailable(
+            f"wrong checksum of the {len(content)} bytes received; expected sha256 {SHA256[:12]}..."
+        )
     return content
 
 
@@ -55,9 +67,11 @@ def _unavailable(reason: str) -> Unavailable:
     return Unavailable(
         f"Tiny Shakespeare is not on this machine and cannot be downloaded from {URL} ({reason}).",
         "Do one of the following: 1. run once with a network connection; the text is then kept;",
-        "2. give a TFDS root that contains a prepared tiny_shakespeare: --config.data.data_dir=DIR, or TFDS_DATA_DIR;",
-        "3. train on another text: another --config.data.mixture if there is one, else --config.data.source=text:PATH, "
-        "or --config.data.offline=python_docs to fall back to the documentation inside Python without a network.",
+        "2. give a TFDS root that contains a prepared tiny_shakespeare: "
+        "--config.data.data_dir=DIR, or TFDS_DATA_DIR;",
+        "3. train on another text: another --config.data.mixture if there is one, else "
+        "--config.data.source=text:PATH, or --config.data.offline=python_docs to fall back to the "
+        "documentation inside Python without a network.",
     )
 
 
@@ -88,7 +102,9 @@ def _prepare(text: str, work: Path) -> None:
 
     tfds.disable_progress_bar()
     builder = TinyShakespeare(data_dir=work / "build", file_format="array_record")
-    builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+    )
     for file in (work / "build" / "tiny_shakespeare" / "1.0.0").iterdir():
         file.rename(work / file.name)
     shutil.rmtree(work / "build")

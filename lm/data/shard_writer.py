@@ -41,20 +41,24 @@ TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly 
 def write_shards(o: argparse.Namespace, commit: str | None) -> None:
     """Tokenize the input into shards, and resume where an interrupted call stopped.
 
-    `o` are the arguments of `lm.data.prepare`, and `commit` is that of this code, for the manifest; None if unknown.
-    Raises UserError if the input cannot be read or the output directory belongs to something else, and OSError if a
-    file cannot be read or written at the moment.
+    `o` are the arguments of `lm.data.prepare`, and `commit` is that of this code, for the manifest;
+    None if unknown. Raises UserError if the input cannot be read or the output directory belongs to
+    something else, and OSError if a file cannot be read or written at the moment.
     """
     unit_bytes = int(o.unit_mb * 2**20)
     files, spans = _find_inputs(o, unit_bytes)
     units = join_spans(spans, unit_bytes)
     if not any(span.split in ("", "train") for span in spans):
-        raise UserError(f"--input: {_shown(o.input)} has no train split; give a dataset that has one")
+        raise UserError(
+            f"--input: {_shown(o.input)} has no train split; give a dataset that has one"
+        )
     if o.output.exists() and not o.output.is_dir():
         raise UserError(f"--output: {o.output} is not a directory; use an empty or new one")
     if not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*")):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
-    _check_arguments(o, spans)  # before the directory is marked, so that a corrected command can use it
+    _check_arguments(
+        o, spans
+    )  # before the directory is marked, so that a corrected command can use it
     o.output.mkdir(parents=True, exist_ok=True)
     with lock(o.output, "--output"):
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
@@ -68,7 +72,8 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
 def _find_inputs(o: argparse.Namespace, unit_bytes: int) -> tuple[list[str], list[Span]]:
     """Return the files of all inputs and their spans.
 
-    Raises UserError if an input has no text, its first document cannot be read, or two inputs have the same file.
+    Raises UserError if an input has no text, its first document cannot be read, or two inputs have
+    the same file.
     """
     files: list[str] = []
     spans: list[Span] = []
@@ -78,7 +83,10 @@ def _find_inputs(o: argparse.Namespace, unit_bytes: int) -> tuple[list[str], lis
             raise UserError(f"--input: {source!r} contains no text")
         before = set(map(os.path.realpath, files))
         if twice := [file for file in found if os.path.realpath(file) in before]:
-            raise UserError(f"--input: {source} has {twice[0]}, which another input has, too; give each file once")
+            raise UserError(
+                f"--input: {source} has {twice[0]}, which another input has, too; give each file "
+                "once"
+            )
         next(read_documents(cut[0], o.field), None)
         files += found
         spans += cut
@@ -90,7 +98,9 @@ def _shown(inputs: list[str]) -> str:
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
-    """Join consecutive spans to units of at most unit_bytes, or of one span that is larger or of an unknown size."""
+    """Join consecutive spans to units of at most unit_bytes, or of one span that is larger or of an
+    unknown size.
+    """
     units: list[list[Span]] = []
     left = 0
     for span in spans:
@@ -107,34 +117,44 @@ def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
     """Raise UserError if an option does not fit or the tokenizer is unknown."""
     kind, _, size = o.tokenizer.partition(":")
     if o.special_tokens and o.tokenizer == "byte":
-        raise UserError("--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE")
+        raise UserError(
+            "--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE"
+        )
     if o.field != "text" and all(span.kind.startswith(("text", "tfds")) for span in spans):
         raise UserError(f"--field: {_shown(o.input)} is read without a field; leave the option out")
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
-    elif o.tokenizer != "byte" and not (kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256):
+    elif o.tokenizer != "byte" and not (
+        kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256
+    ):
         raise UserError(
-            f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE above 256 and below "
-            "10000000"
+            f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE "
+            "above 256 and below 10000000"
         )
 
 
 def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
-    job = {"format": FORMAT} | {k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")}
+    job = {"format": FORMAT} | {
+        k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")
+    }
     inputs = without_secrets(o.input)
-    job["input"] = inputs[0] if len(inputs) == 1 else inputs  # of one, as it was recorded before there could be more
+    job["input"] = (
+        inputs[0] if len(inputs) == 1 else inputs
+    )  # of one, as it was recorded before there could be more
     with ThreadPoolExecutor() as pool:
         hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
         found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
     try:
-        manifest = read_json(o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again")
+        manifest = read_json(
+            o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again"
+        )
     except FileNotFoundError:
         return {"job": job, "input": found, "tokenizer": None, "units": [None] * n_units}
     if (manifest["job"], manifest["input"]) != (job, found):
         raise UserError(
-            f"--output: {o.output} was written from other input, with other options or by another version; use another "
-            "directory, or delete it"
+            f"--output: {o.output} was written from other input, with other options or by another "
+            "version; use another directory, or delete it"
         )
     return manifest
 
@@ -149,11 +169,20 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
     path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
     _save(o, manifest)  # the mark of the directory
     if kind != "bpe" or recorded:
-        tokenizer = tokenizers.load(f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say)
+        tokenizer = tokenizers.load(
+            f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say
+        )
     else:
-        train = [found for unit in units if (found := [span for span in unit if span.split in ("", "train")])]
+        train = [
+            found
+            for unit in units
+            if (found := [span for span in unit if span.split in ("", "train")])
+        ]
         sample = train[:: max(1, len(train) // 64)]
-        say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
+        say(
+            f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the "
+            "text"
+        )
         share = TOKENIZER_SAMPLE // len(sample)
         texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
         markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
@@ -162,8 +191,8 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
         say(warning)
     if recorded not in (None, tokenizer.fingerprint):
         raise UserError(
-            f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the finished shards; restore "
-            f"it, or delete {o.output}"
+            f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the "
+            f"finished shards; restore it, or delete {o.output}"
         )
     if isinstance(tokenizer, hf_tokenizer.HFTokenizer):
         write_text(path, tokenizer.json)
@@ -193,7 +222,11 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
         path = o.output / shard["file"]
         return path.is_file() and path.stat().st_size == shard["size"]
 
-    missing = [i for i, done in enumerate(manifest["units"]) if done is None or not all(map(is_there, done["shards"]))]
+    missing = [
+        i
+        for i, done in enumerate(manifest["units"])
+        if done is None or not all(map(is_there, done["shards"]))
+    ]
     say(f"{plural(len(units), 'unit')}, {len(units) - len(missing)} already finished")
     if not missing:
         return
@@ -212,8 +245,11 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
-def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[int]) -> list[np.ndarray]:
-    """Return for each unit which of its documents are the first of their text, by hashes of 64 bits.
+def _first_copies(
+    o: argparse.Namespace, units: list[list[Span]], sizes: list[int]
+) -> list[np.ndarray]:
+    """Return for each unit which of its documents are the first of their text, by hashes of 64
+    bits.
 
     This reads the input once more, and takes 16 bytes of memory per document.
     """
@@ -228,7 +264,9 @@ def _first_copies(o: argparse.Namespace, units: list[list[Span]], sizes: list[in
 def _in_parallel(
     title: str, workers: int, sizes: list[int], function: Callable, jobs: dict[int, tuple]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each unit and what the function returns for its job, in the order in which they finish."""
+    """Yield the number of each unit and what the function returns for its job, in the order in
+    which they finish.
+    """
     n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
     with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
         if n_workers < 2:
@@ -237,7 +275,9 @@ def _in_parallel(
                 bar.update(sizes[i])
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(n_workers, context, _start_worker, (workers // n_workers,)) as pool:
+        with ProcessPoolExecutor(
+            n_workers, context, _start_worker, (workers // n_workers,)
+        ) as pool:
             numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
             try:
                 for future in as_completed(numbers):
@@ -245,13 +285,17 @@ def _in_parallel(
                     yield i, future.result()
                     bar.update(sizes[i])
             except BrokenProcessPool:
-                raise UserError("a worker process was killed, perhaps out of memory; try fewer --workers") from None
+                raise UserError(
+                    "a worker process was killed, perhaps out of memory; try fewer --workers"
+                ) from None
             finally:
                 pool.shutdown(cancel_futures=True)
 
 
 def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
-    """Print how many tokens each split has, and how to train on them; refuse a split that was found but has none."""
+    """Print how many tokens each split has, and how to train on them; refuse a split that was found
+    but has none.
+    """
     for split in SPLITS:
         shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
         n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))
@@ -259,8 +303,8 @@ def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
             say(f"{split}: {n:,} tokens, {documents:,} documents")
         elif split in found or split == "train":
             raise UserError(
-                f"--input: {_shown(o.input)} has no documents in the {split} split; use more text or a lower "
-                f"--validation, and delete {o.output}"
+                f"--input: {_shown(o.input)} has no documents in the {split} split; use more text "
+                f"or a lower --validation, and delete {o.output}"
             )
         elif split == "validation" and o.validation:
             say("WARNING: the validation split is empty; use more text or a higher --validation")

@@ -1,4 +1,5 @@
-"""Token shards (`tokens:PATH`): token ids that were prepared in advance, memory-mapped without copying.
+"""Token shards (`tokens:PATH`): token ids that were prepared in advance, memory-mapped without
+copying.
 
 `lm/data/shard_writer.py` writes them; files of nanoGPT and llm.c work too.
 """
@@ -16,34 +17,65 @@ from lm.data.corpus import Corpus, Split
 from lm.data.data_sets import splits_in
 from lm.data.text_files import shorten
 from lm.errors import UserError
-from lm.files import COUNT, PointerError, expanded, is_file, is_file_name, matching_files, open_regular, read_json
+from lm.files import (
+    COUNT,
+    PointerError,
+    expanded,
+    is_file,
+    is_file_name,
+    matching_files,
+    open_regular,
+    read_json,
+)
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
-RECORD = {"file": str, "split": SPLITS, "size": COUNT, "documents": COUNT, "tokens": COUNT, "text_bytes": COUNT,
-          "sha256": str}  # fmt: skip
+RECORD = {
+    "file": str,
+    "split": SPLITS,
+    "size": COUNT,
+    "documents": COUNT,
+    "tokens": COUNT,
+    "text_bytes": COUNT,
+    "sha256": str,
+}
 MANIFEST_SHAPE = {
     "job": dict,  # the format and the options
     "input": [{"file": str, "size": COUNT, "sha256": str}],
     "tokenizer": (str, None),  # fingerprint; None before it is known
     "commit": (str, None),
-    # The shards of each unit, and how many documents were left out for their length or as copies; None: not finished.
+    # The shards of each unit, and how many documents were left out for their length or as copies;
+    # None: not finished.
     "units": [({"shards": [RECORD], "length": COUNT, "repeated": COUNT}, None)],
 }
-# Headers of llm.c's files: 256 int32 numbers, which begin with a magic number, a version and the number of tokens.
+# Headers of llm.c's files: 256 int32 numbers, which begin with a magic number, a version and the
+# number of tokens.
 LLMC_HEADER = 256
-LLMC_DTYPES = {(20240520, 1): np.uint16, (20240801, 7): np.uint32}  # for the vocabularies of GPT-2 and Llama 3
-LARGEST_VOCABULARY = 2**20  # of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
+LLMC_DTYPES = {
+    (20240520, 1): np.uint16,
+    (20240801, 7): np.uint32,
+}  # for the vocabularies of GPT-2 and Llama 3
+LARGEST_VOCABULARY = (
+    2**20
+)  # of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
 # Of npy, zip, gzip, zstd, Parquet, HDF5, and Megatron's index.
-SIGNATURES = (b"\x93NUMPY", b"PK\3\4", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"PAR1", b"\x89HDF", b"MMIDIDX")
+SIGNATURES = (
+    b"\x93NUMPY",
+    b"PK\3\4",
+    b"\x1f\x8b\x08",
+    b"\x28\xb5\x2f\xfd",
+    b"PAR1",
+    b"\x89HDF",
+    b"MMIDIDX",
+)
 SAMPLE = 2**16  # ids, to guess a type
 
 
 def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> Corpus:
     """Memory-map the token shards of a folder, a glob or one file, as a corpus without a tokenizer.
 
-    A manifest lists the shards of its folder. Otherwise a shard's split is the word "train", "val" or "test" in its
-    file name. The shards of a split are joined in the order of their names.
+    A manifest lists the shards of its folder. Otherwise a shard's split is the word "train", "val"
+    or "test" in its file name. The shards of a split are joined in the order of their names.
 
     Args:
         path: as in config.data.source after "tokens:"; "~" is expanded.
@@ -51,14 +83,17 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
         say: receives a line about which file belongs to which split.
 
     Raises:
-        UserError: there are no shards, one cannot be read, or one differs from the folder's manifest.
+        UserError: there are no shards, one cannot be read, or one differs from the folder's
+            manifest.
     """
     location = Path(expanded(path))
     manifest = read_manifest(location) if location.is_dir() else None
     if manifest:
         records = shard_records(manifest)
         found = [(record["split"], location / name) for name, record in sorted(records.items())]
-        others = {file.name for file in location.iterdir() if file.suffix in (".npy", ".bin")} - records.keys()
+        others = {
+            file.name for file in location.iterdir() if file.suffix in (".npy", ".bin")
+        } - records.keys()
         if others:
             say(f"not used, because {MANIFEST} does not list it: {shorten(sorted(others), '')}")
     else:
@@ -79,19 +114,27 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
             n_chats = sum(records[file.name].get("chats", 0) for file in files) if records else 0
             opened[split] = Split(split, tokens, len(tokens), n_bytes, n_chats=n_chats)
             # The sha256 of a manifest are trusted, because reading all shards is slow.
-            digests[split] = [records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir) for f in files]
+            digests[split] = [
+                records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir)
+                for f in files
+            ]
     record = {location.name: summary(manifest)} if manifest else None
     return Corpus(location.name, opened, None, cache.key_of("tokens", digests), record=record)
 
 
 def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, Path]]:
-    """Return the split and the path of each shard file, in the order of the paths, and say which is which."""
+    """Return the split and the path of each shard file, in the order of the paths, and say which is
+    which.
+    """
     names = location.iterdir() if location.is_dir() else map(Path, matching_files(str(location)))
     found = []
     for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and is_file(file)):
         words = splits_in(file.stem)
         if len(words) > 1:
-            raise UserError(f"{file}: its name has the words of several splits ({', '.join(sorted(words))}); rename it")
+            raise UserError(
+                f"{file}: its name has the words of several splits ({', '.join(sorted(words))}); "
+                "rename it"
+            )
         found.append((words[0] if words else "", file))
     for split in (*SPLITS, ""):
         if files := [file.name for name, file in found if name == split]:
@@ -100,34 +143,45 @@ def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, P
 
 
 def _raise_open_file_limit(n_files: int) -> None:
-    """Raise this process's limit of open files, because each memory map keeps one open; UserError if it is too low."""
+    """Raise this process's limit of open files, because each memory map keeps one open; UserError
+    if it is too low.
+    """
     import resource  # POSIX only
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux has -1 for no limit
     needed = n_files + 512  # leave room for checkpoints and logs
     if 0 <= hard < needed:
         raise UserError(
-            f"config.data.source: {n_files} token shards need {needed} open files, but the system allows {hard} "
-            "(ulimit -Hn); raise the limit, or prepare larger shards (lm.data.prepare --unit_mb 64: about 2^24 tokens)"
+            f"config.data.source: {n_files} token shards need {needed} open files, but the system "
+            f"allows {hard} (ulimit -Hn); raise the limit, or prepare larger shards "
+            "(lm.data.prepare --unit_mb 64: about 2^24 tokens)"
         )
     if 0 <= soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def read_manifest(directory: Path) -> dict | None:
-    """Return the manifest of a folder, None if it has none; raises UserError if it is corrupted or not finished."""
+    """Return the manifest of a folder, None if it has none; raises UserError if it is corrupted or
+    not finished.
+    """
     try:
         manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
         return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
-    strange_counts = [r["chats"] for r in shard_records(manifest).values() if not _is_count(r.get("chats", 0))]
+    strange_counts = [
+        r["chats"] for r in shard_records(manifest).values() if not _is_count(r.get("chats", 0))
+    ]
     if strange_counts:
-        raise UserError(f"{directory / MANIFEST} is corrupted: chats is {short(strange_counts[0])}; prepare it again")
+        raise UserError(
+            f"{directory / MANIFEST} is corrupted: chats is {short(strange_counts[0])}; prepare it "
+            "again"
+        )
     if strange := [name for name in shard_records(manifest) if not is_file_name(name)]:
         raise UserError(
-            f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; prepare the corpus again"
+            f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; "
+            "prepare the corpus again"
         )
     return manifest
 
@@ -164,8 +218,9 @@ def describe(record: dict | None) -> list[str]:
     ['web: prepared from hf:web, 2 files of 3.0 MB (sha256 9f86d0818), 1,000 documents, 700,000 tokens']
     """
     return [
-        f"{name}: prepared from {made['input']}, {made['files']:,} files of {made['bytes'] / 1e6:,.1f} MB (sha256 "
-        f"{made['sha256'][:9]}), {made['documents']:,} documents, {made['tokens']:,} tokens"
+        f"{name}: prepared from {made['input']}, {made['files']:,} files of "
+        f"{made['bytes'] / 1e6:,.1f} MB (sha256 {made['sha256'][:9]}), {made['documents']:,} "
+        f"documents, {made['tokens']:,} tokens"
         + (f", with commit {made['commit'][:9]}" if made["commit"] else "")
         for name, made in (record or {}).items()
         if "sha256" in made
@@ -173,22 +228,35 @@ def describe(record: dict | None) -> list[str]:
 
 
 def verify(directory: Path) -> str:
-    """Compare the shards and the tokenizer of a folder with its manifest's checksums; return a line about the result.
+    """Compare the shards and the tokenizer of a folder with its manifest's checksums; return a line
+    about the result.
 
-    Raises UserError if there is no manifest, and one that lists all files that are missing or were changed.
+    Raises UserError if there is no manifest, and one that lists all files that are missing or were
+    changed.
     """
     manifest = read_manifest(directory)
     records = shard_records(manifest) if manifest else {}
     if not manifest or not records:
-        raise UserError(f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it")
+        raise UserError(
+            f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it"
+        )
     recorded = {name: record["sha256"] for name, record in records.items()}
-    problems = [f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)]
+    problems = [
+        f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)
+    ]
     path = directory / "tokenizer.json"
     spec = f"hf:{path}" if path.exists() else "byte"
-    if manifest["tokenizer"] not in [tokenizers.make(spec, (), special_tokens=b).fingerprint for b in (False, True)]:
-        problems.append(f"{path} is {'not the tokenizer of the shards' if path.exists() else 'missing'}")
+    if manifest["tokenizer"] not in [
+        tokenizers.make(spec, (), special_tokens=b).fingerprint for b in (False, True)
+    ]:
+        problems.append(
+            f"{path} is {'not the tokenizer of the shards' if path.exists() else 'missing'}"
+        )
     if problems:
-        raise UserError(*problems, f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again")
+        raise UserError(
+            *problems,
+            f"{len(problems)} files differ from {MANIFEST}; restore them or prepare them again",
+        )
     n_tokens = sum(record["tokens"] for record in records.values())
     return f"{directory}: {len(records)} shards with {n_tokens:,} tokens are as they were written"
 
@@ -197,8 +265,9 @@ def open_shard(path: Path, record: dict | None = None) -> np.ndarray:
     """Memory-map one shard.
 
     Args:
-        path: .npy of uint16 or uint32; llm.c's .bin, recognized by its header; or a flat .bin of little-endian ids,
-            uint32 if the name ends in .uint32.bin, else uint16 (as nanoGPT writes them).
+        path: .npy of uint16 or uint32; llm.c's .bin, recognized by its header; or a flat .bin of
+            little-endian ids, uint32 if the name ends in .uint32.bin, else uint16 (as nanoGPT
+            writes them).
         record: of the shard in the manifest; its size and count are compared, its content is not.
 
     Returns:
@@ -213,22 +282,31 @@ def open_shard(path: Path, record: dict | None = None) -> np.ndarray:
         tokens = _map_npy(path) if path.suffix == ".npy" else _map_bin(path)
     except FileNotFoundError:
         raise UserError(
-            f"{path} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus again"
+            f"{path} is listed in {MANIFEST} but does not exist; restore it or prepare the corpus "
+            "again"
         ) from None
     except (OSError, PointerError):
         raise
     except Exception as e:  # NumPy's parser of .npy headers raises many types
         raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None
-    for name, found, unit in (("size", path.stat().st_size, "bytes"), ("tokens", len(tokens), f"{tokens.dtype} ids")):
+    for name, found, unit in (
+        ("size", path.stat().st_size, "bytes"),
+        ("tokens", len(tokens), f"{tokens.dtype} ids"),
+    ):
         if record and found != record[name]:
-            raise UserError(f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the corpus again")
+            raise UserError(
+                f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the "
+                "corpus again"
+            )
     return tokens
 
 
 def _map_npy(path: Path) -> np.ndarray:
     tokens = np.lib.format.open_memmap(path, mode="r")  # np.load would take other files for pickles
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
-        raise ValueError(f"expected a 1-D array of uint16 or uint32, got {tokens.dtype} of shape {tokens.shape}")
+        raise ValueError(
+            f"expected a 1-D array of uint16 or uint32, got {tokens.dtype} of shape {tokens.shape}"
+        )
     return tokens
 
 
@@ -238,20 +316,24 @@ def _map_bin(path: Path) -> np.ndarray:
     if (llmc := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
         return _map_ids(path, llmc, int(header[2]), 4 * LLMC_HEADER)
     if _is_foreign(header):
-        known = " or ".join(f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES)
+        known = " or ".join(
+            f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES
+        )
         raise ValueError(
-            f"it begins with {header[:2].tobytes()!r}, a header; those of llm.c's token files that are read have "
-            f"{known}; convert other files to .npy of uint16 or uint32"
+            f"it begins with {header[:2].tobytes()!r}, a header; those of llm.c's token files that "
+            f"are read have {known}; convert other files to .npy of uint16 or uint32"
         )
     dtype: np.dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
     if size % dtype.itemsize:
-        raise ValueError(f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}")
+        raise ValueError(
+            f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}"
+        )
     tokens = _map_ids(path, dtype, size // dtype.itemsize)
     sample = np.asarray(tokens[:SAMPLE])
     if dtype.itemsize == 2 and len(tokens) % 2 == 0 and _look_like_halves(sample):
         raise ValueError(
-            "it looks like uint32 ids, because every second uint16 is almost 0; if it is, let its name end in "
-            ".uint32.bin, else convert it to .npy"
+            "it looks like uint32 ids, because every second uint16 is almost 0; if it is, let its "
+            "name end in .uint32.bin, else convert it to .npy"
         )
     if dtype.itemsize == 4 and sample.max(initial=0) >= LARGEST_VOCABULARY:
         raise ValueError(
@@ -262,18 +344,26 @@ def _map_bin(path: Path) -> np.ndarray:
 
 
 def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
-    """Memory-map the n ids that fill a file after `offset` bytes; raises ValueError if it has another size."""
+    """Memory-map the n ids that fill a file after `offset` bytes; raises ValueError if it has
+    another size.
+    """
     expected = offset + n * np.dtype(dtype).itemsize
     if (size := path.stat().st_size) != expected:
         raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
-    return np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)  # an empty file cannot be mapped
+    return (
+        np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)
+    )  # an empty file cannot be mapped
 
 
 def _is_foreign(header: np.ndarray) -> bool:
-    """Return whether a file does not begin like flat ids: with a dated magic number, padding, or a known signature."""
+    """Return whether a file does not begin like flat ids: with a dated magic number, padding, or a
+    known signature.
+    """
     first, start = int(header[0]) if len(header) else 0, header[:2].tobytes()
     year, month, day = first // 10_000, first // 100 % 100, first % 100
-    is_dated = 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31  # as llm.c's magic numbers are
+    is_dated = (
+        2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31
+    )  # as llm.c's magic numbers are
     is_padded = len(header) == LLMC_HEADER and header.any() and not header[8:].any()
     return is_dated or is_padded or start.startswith(SIGNATURES)
 
@@ -281,6 +371,7 @@ def _is_foreign(header: np.ndarray) -> bool:
 def _look_like_halves(sample: np.ndarray) -> bool:
     """Return whether ids of uint16 look like uint32 ids that were cut in two.
 
-    The upper half of a little-endian uint32 id is 0 for the first 65,536 ids, and below 4 for a vocabulary of 262,144.
+    The upper half of a little-endian uint32 id is 0 for the first 65,536 ids, and below 4 for a
+    vocabulary of 262,144.
     """
     return len(sample) >= 16 and bool(sample[1::2].max() < 4 <= sample[::2].max())

@@ -1,4 +1,6 @@
-"""Sources of text. A source has a name and a digest; its documents are only read if the cache lacks their tokens."""
+"""Sources of text. A source has a name and a digest; its documents are only read if the cache lacks
+their tokens.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -37,7 +39,9 @@ class Source:
 
 
 def find_source(config, say: Callable[[str], None]) -> Source:
-    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, or another UserError."""
+    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, or
+    another UserError.
+    """
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
         path = find_tfds(argument, config, say) if kind == "tfds" else expanded(argument)
@@ -46,15 +50,20 @@ def find_source(config, say: Callable[[str], None]) -> Source:
         return find_python_docs(config)
     if kind == "markov":
         return find_markov(config)
-    suggestion = f"; did you mean text:{config.source}?" if os.path.exists(expanded(config.source)) else ""
-    raise UserError(f'config.data.source: "{config.source}" is not one of {", ".join(SOURCES)}{suggestion}')
+    suggestion = (
+        f"; did you mean text:{config.source}?" if os.path.exists(expanded(config.source)) else ""
+    )
+    raise UserError(
+        f'config.data.source: "{config.source}" is not one of {", ".join(SOURCES)}{suggestion}'
+    )
 
 
 def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[str]]:
     """Split documents, concatenated in order, at the characters where the fractions end.
 
-    The boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare where TFDS does. A fraction
-    of 0 gives no split. A chat is not cut: it is in the split of its first character.
+    The boundaries are floor(n (f_1 + ... + f_i)), so 0.9, 0.05, 0.05 cut Tiny Shakespeare where
+    TFDS does. A fraction of 0 gives no split. A chat is not cut: it is in the split of its first
+    character.
 
     >>> cut(["abcd", "efgh"], (0.75, 0.25, 0.0))
     {'train': ['abcd', 'ef'], 'validation': ['gh']}
@@ -62,7 +71,11 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
     n = sum(map(len, documents))
     ends = [int(n * round(sum(fractions[: i + 1]), 9)) for i in range(len(fractions))]
     cuts = zip(SPLITS, fractions, [0, *ends], ends, strict=False)
-    return {name: list(_slice(documents, start, end)) for name, fraction, start, end in cuts if fraction > 0}
+    return {
+        name: list(_slice(documents, start, end))
+        for name, fraction, start, end in cuts
+        if fraction > 0
+    }
 
 
 def _slice(documents, start, end) -> Iterator[str]:
@@ -77,7 +90,7 @@ def _slice(documents, start, end) -> Iterator[str]:
         offset += len(document)
 
 
-# ---- Files -----------------------------------------------------------------------------------------------------------
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 def find_files(kind: str, path: str | Path, config, say) -> Source:
@@ -98,20 +111,27 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
             for text in readers.read_documents(span, config.field):
                 length += len(text)
                 if length > limit:
-                    _refuse_size(f"more than {limit / 2**20:,.0f} MiB of text", limit, source, config)
+                    _refuse_size(
+                        f"more than {limit / 2**20:,.0f} MiB of text", limit, source, config
+                    )
                 texts.append(text)
             if kind != "tfds":
                 texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
             documents[span.split] += texts
         if config.splits is not None:
             ordered = [text for split in ("", *SPLITS) for text in documents.get(split, ())]
-            if kind == "tfds" and len(ordered) == len(spans):  # one text by split, as in tiny_shakespeare
+            if kind == "tfds" and len(ordered) == len(
+                spans
+            ):  # one text by split, as in tiny_shakespeare
                 ordered = ["".join(ordered)]
             return cut(ordered, config.splits)
         unassigned = documents.pop("", None)
         if unassigned is None:
             return documents
-        return cut(unassigned, (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS) | documents
+        return (
+            cut(unassigned, (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS)
+            | documents
+        )
 
     name = config.source.partition(":")[2]
     if kind != "tfds":
@@ -120,7 +140,9 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
 
 
 def _refuse_size(found: str, limit: int, source: str, config) -> NoReturn:
-    tokenizer = config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
+    tokenizer = (
+        config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
+    )
     raise UserError(
         f'config.data.source: "{config.source}" has {found}, and at most {limit >> 20:,} MiB are tokenized at the '
         f"start of a run; python -m lm.data.prepare --input {source} --field {config.field} --tokenizer {tokenizer} "
@@ -128,20 +150,26 @@ def _refuse_size(found: str, limit: int, source: str, config) -> NoReturn:
     )
 
 
-def _digest_of(kind: str, path: str | Path, described: list[dict], spans: list[readers.Span], config) -> str:
+def _digest_of(
+    kind: str, path: str | Path, described: list[dict], spans: list[readers.Span], config
+) -> str:
     """Return the sha256 of everything that determines the text."""
     digests, splits = [file["sha256"] for file in described], [span.split for span in spans]
     if kind == "tfds":
         left = iter(digests)
         shards = tfds_directory.check_prepared(Path(path)).items()
         by_split = {split: [next(left) for _ in files] for split, (files, _) in shards}
-        return cache.key_of(kind, by_split, config.splits, *([] if splits == list(by_split) else splits))
+        return cache.key_of(
+            kind, by_split, config.splits, *([] if splits == list(by_split) else splits)
+        )
     rest = [] if kind == "text" else [config.field, config.splits is None, splits]
     return cache.key_of(kind, digests, config.splits or DEFAULT_FRACTIONS, *rest)
 
 
 def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
-    """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared if it is missing."""
+    """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared
+    if it is missing.
+    """
     given = config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     refuse_url(given, "config.data.data_dir or TFDS_DATA_DIR")
     root = Path(expanded(given))
@@ -156,7 +184,7 @@ def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
     return directory
 
 
-# ---- python_docs, markov ---------------------------------------------------------------------------------------------
+# ---- python_docs, markov -------------------------------------------------------------------------
 
 
 def find_python_docs(config) -> Source:

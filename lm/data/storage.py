@@ -21,7 +21,9 @@ from lm.urls import file_system, is_url, optional
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Raise UserError with the name of a file that is damaged, or of a URL that does not answer; keep system errors."""
+    """Raise UserError with the name of a file that is damaged, or of a URL that does not answer;
+    keep system errors.
+    """
     try:
         yield
     except UserError:
@@ -35,7 +37,9 @@ def readable(name: str) -> Iterator[None]:
 
 
 def list_files(path: str) -> list[str]:
-    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in the order of paths."""
+    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in
+    the order of paths.
+    """
     if is_url(path):
         with readable(path):
             system = file_system(path)[0]
@@ -52,7 +56,9 @@ def list_files(path: str) -> list[str]:
             urls = map(system.unstrip_protocol, found)
             return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
     if os.path.isdir(path):
-        below = (folder / name for folder, names in folders_below(path, follow=False) for name in names)
+        below = (
+            folder / name for folder, names in folders_below(path, follow=False) for name in names
+        )
         shown = [file for file in below if not _is_hidden(str(file.relative_to(path)))]
         return list(map(str, sorted(filter(is_file, shown))))
     return [path] if is_file(path) else matching_files(path)
@@ -68,11 +74,16 @@ def _is_hidden(path: str) -> bool:
 
 
 def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
-    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is decompressed.
+    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is
+    decompressed.
 
     Raises PointerError for a pointer of Git LFS or git-annex.
     """
-    file: Any = io.BufferedReader(file_system(path)[0].open(path, "rb")) if is_url(path) else open(path, "rb")  # noqa: SIM115
+    file: Any
+    if is_url(path):
+        file = io.BufferedReader(file_system(path)[0].open(path, "rb"))
+    else:
+        file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     refuse_pointer(path, file.peek(HEAD_OF_POINTER))
     for signature, opened in DECOMPRESSED.items():
         if decompress and file.peek(4).startswith(signature):
@@ -112,7 +123,11 @@ def without_compression(name: str) -> str:
 def describe(path: str, cache_dir: Path) -> dict:
     """Return the name, size and sha256 of a file as it is stored; a URL is read for it."""
     if not is_url(path):
-        return {"file": path, "size": os.path.getsize(path), "sha256": cache.digest_of(Path(path), cache_dir)}
+        return {
+            "file": path,
+            "size": os.path.getsize(path),
+            "sha256": cache.digest_of(Path(path), cache_dir),
+        }
     with readable(path), open_file(path, decompress=False) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         return {"file": without_secrets(path), "size": file.tell(), "sha256": digest}

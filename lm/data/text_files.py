@@ -1,4 +1,6 @@
-"""Text files: which files a path names, which of them are text, and whether a text is a list of records or a table."""
+"""Text files: which files a path names, which of them are text, and whether a text is a list of
+records or a table.
+"""
 
 import csv
 import json
@@ -33,8 +35,13 @@ def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> lis
         say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {shorten(texts, path)}")
     if problems:
         skipped = f"{len(problems)} of {len(files)} files, which are empty or not UTF-8 text"
-        not_empty = [f"{file} {problem}" for file, problem in problems.items() if problem != "is empty"]
-        say(f"skipping {skipped}: {shorten([*problems], path)}" + "".join(f"; {first}" for first in not_empty[:1]))
+        not_empty = [
+            f"{file} {problem}" for file, problem in problems.items() if problem != "is empty"
+        ]
+        say(
+            f"skipping {skipped}: {shorten([*problems], path)}"
+            + "".join(f"; {first}" for first in not_empty[:1])
+        )
     _describe_syntax(texts[0], say)
     return texts
 
@@ -63,7 +70,9 @@ def _read_head(path: str) -> bytes:
 
 
 def _problem_of(path: str) -> str | None:
-    """Return what a file is if it is empty or its beginning is not UTF-8 text, and what to do about it."""
+    """Return what a file is if it is empty or its beginning is not UTF-8 text, and what to do about
+    it.
+    """
     try:
         head = _read_head(path)
     except PointerError:
@@ -83,7 +92,9 @@ def _problem_of(path: str) -> str | None:
 
 
 def wrong_format(head: bytes, path: str) -> str | None:
-    """Return what a file is if its first bytes are those of an archive, of a PDF or of UTF-16, and what to do."""
+    """Return what a file is if its first bytes are those of an archive, of a PDF or of UTF-16, and
+    what to do.
+    """
     for signature, (name, program) in SIGNATURES.items():
         if head.startswith(signature):
             return f"{name}; convert it and give the new file: {program} {shlex.quote(path)}"
@@ -100,9 +111,16 @@ def reader_of(head: bytes) -> str | None:
 
 
 def not_utf8(path: str, e: UnicodeDecodeError, position: int | None = 0) -> str:
-    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded bytes, if known."""
-    place = f"byte {e.object[e.start]:#04x}" + ("" if position is None else f" at offset {position + e.start}")
-    return f"is not UTF-8 ({place}); if it is Latin-1, use this copy in place of it: {_iconv('latin1', path)}"
+    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded
+    bytes, if known.
+    """
+    place = f"byte {e.object[e.start]:#04x}" + (
+        "" if position is None else f" at offset {position + e.start}"
+    )
+    return (
+        f"is not UTF-8 ({place}); if it is Latin-1, use this copy in place of it: "
+        f"{_iconv('latin1', path)}"
+    )
 
 
 def _iconv(encoding: str, path: str) -> str:
@@ -111,7 +129,9 @@ def _iconv(encoding: str, path: str) -> str:
 
 
 def copying(command: str, path: str, name_of_copy: str) -> str:
-    """Return the shell command that writes a copy of a file, plain and on this machine, through another command."""
+    """Return the shell command that writes a copy of a file, plain and on this machine, through
+    another command.
+    """
     name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
     program = storage.compression(path)
     if program and name.endswith(storage.COMPRESSIONS):
@@ -125,21 +145,35 @@ def copying(command: str, path: str, name_of_copy: str) -> str:
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
-    """Say if a file has Windows line ends, or the syntax of records or of a table, and how to have the plain text."""
+    """Say if a file has Windows line ends, or the syntax of records or of a table, and how to have
+    the plain text.
+    """
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
         can_edit = not (storage.is_url(path) or storage.compression(path))
         command = f"; to remove them: sed -i 's/\\r$//' {shlex.quote(path)}" if can_edit else ""
         say(f"{path} has Windows line ends, which are kept{command}")
-    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]  # the last line may be cut
+    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][
+        :20
+    ]  # the last line may be cut
     for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
         if records:
-            what = f"{path} is {kind} with the fields {', '.join(records[0])}, and its syntax is part of the text"
-            read = {name: str(x) for name, x in records[0].items() if isinstance(x, str) or chats.is_chat(x)}
+            what = (
+                f"{path} is {kind} with the fields {', '.join(records[0])}, and its syntax is "
+                "part of the text"
+            )
+            read = {
+                name: str(x)
+                for name, x in records[0].items()
+                if isinstance(x, str) or chats.is_chat(x)
+            }
             advice = ", and none of them has a text"
             if field := max(read, key=lambda name: len(read[name]), default=None):
                 use = f"{kind}:{path} with config.data.field={field} or --field {field}"
-                advice = f"; for the {'texts' if records[0][field] == read[field] else 'chats'} alone, use {use}"
+                advice = (
+                    f"; for the {'texts' if records[0][field] == read[field] else 'chats'} "
+                    f"alone, use {use}"
+                )
             say(f"WARNING: {what}{advice}")
 
 
@@ -153,7 +187,9 @@ def _json_records(lines: list[str]) -> list[dict]:
 
 def _table_rows(lines: list[str], path: str) -> list[dict]:
     try:
-        names, *rows = csv.reader(lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True)
+        names, *rows = csv.reader(
+            lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True
+        )
     except (csv.Error, ValueError):
         return []
     named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)

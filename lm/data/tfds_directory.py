@@ -30,28 +30,44 @@ def read_records(directory: Path, split: str, start: int, end: int) -> Iterator[
 
 
 def prepared_directory(root: Path, name: str) -> Path | None:
-    """Return the directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root (default: the newest version)."""
+    """Return the directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root (default: the
+    newest version).
+    """
     name, _, version = name.partition(":")
     parent = root / name
     if not parent.is_dir():
         return None
-    versions = [d for d in parent.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)]
+    versions = [
+        d
+        for d in parent.iterdir()
+        if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)
+    ]
     return max(versions, key=lambda d: tuple(map(int, d.name.split("."))), default=None)
 
 
 def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
     """Return the files and the number of records of each split of a prepared TFDS directory.
 
-    Raises UserError if the directory is incomplete, has no texts, or can only be read by TensorFlow.
+    Raises UserError if the directory is incomplete, has no texts, or can only be read by
+    TensorFlow.
     """
     try:
         info = read_json(directory / "dataset_info.json", INFO, AGAIN)
-        features = read_json(directory / "features.json", FEATURES, AGAIN)["featuresDict"]["features"]
+        features = read_json(directory / "features.json", FEATURES, AGAIN)["featuresDict"][
+            "features"
+        ]
     except FileNotFoundError as e:
-        raise UserError(f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}") from None
+        raise UserError(
+            f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}"
+        ) from None
     splits = {split["name"]: split["shardLengths"] for split in info["splits"]}
-    if wrong := [n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)]:
-        raise UserError(f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; {AGAIN}")
+    if wrong := [
+        n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)
+    ]:
+        raise UserError(
+            f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; "
+            f"{AGAIN}"
+        )
     file_format = info.get("fileFormat", "tfrecord")
     if file_format != "array_record":
         raise UserError(
@@ -60,11 +76,15 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
         )
     if "text" not in features:
         names = ", ".join(sorted(features))
-        raise UserError(f'{directory} has no feature "text" (it has {names}), so it is not a text dataset')
+        raise UserError(
+            f'{directory} has no feature "text" (it has {names}), so it is not a text dataset'
+        )
     prepared = {}
     for split, lengths in splits.items():
         n = len(lengths)
-        shards = [directory / f"{info['name']}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)]
+        shards = [
+            directory / f"{info['name']}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)
+        ]
         if missing := [shard.name for shard in shards if not shard.is_file()]:
             raise UserError(f"{directory} is incomplete: {missing[0]} is missing; {AGAIN}")
         for shard in shards:

@@ -10,13 +10,17 @@ from lm.errors import UserError
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode, and `state` if the kind alone is not enough."""
+    """Base class. Subclasses define kind, vocab_size, encode, decode, and `state` if the kind alone
+    is not enough.
+    """
 
     kind: str
     vocab_size: int
     end_of_text: int | None = None  # the id that ends a document
     begin_of_text: tuple[int, ...] = ()  # the ids that begin a document or a prompt
-    special_tokens: tuple[str, ...] = ()  # names of the special tokens that are encoded as tokens, in any order
+    special_tokens: tuple[
+        str, ...
+    ] = ()  # names of the special tokens that are encoded as tokens, in any order
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text; raises UserError for a text that has none."""
@@ -52,13 +56,19 @@ class Tokenizer:
     @cached_property
     def ending(self) -> np.ndarray:
         """Return the ids after a document: the end of text, or a newline if there is none."""
-        return self.encode("\n") if self.end_of_text is None else np.array([self.end_of_text], self.dtype)
+        return (
+            self.encode("\n")
+            if self.end_of_text is None
+            else np.array([self.end_of_text], self.dtype)
+        )
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone surrogate."""
+        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone
+        surrogate.
+        """
         utf8(text)
         return self.begin(self.encode(text))
 
@@ -75,7 +85,9 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the kind and the state; tokenizers with equal fingerprints give equal ids."""
+        """Return the sha256 of the kind and the state; tokenizers with equal fingerprints give
+        equal ids.
+        """
         return hashlib.sha256(self._json().encode()).hexdigest()
 
     @property
@@ -89,4 +101,6 @@ def utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as e:
-        raise UserError(f"tokenizer: UTF-8 cannot encode the lone surrogate {text[e.start]!r}") from None
+        raise UserError(
+            f"tokenizer: UTF-8 cannot encode the lone surrogate {text[e.start]!r}"
+        ) from None

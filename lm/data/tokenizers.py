@@ -1,11 +1,11 @@
 """Tokenizers: text to ids and back.
 
-Every tokenizer has encode(text) -> ids, decode(ids) -> text, vocab_size, end_of_text (an id or None) and to_json().
-The JSON is saved with a run, so its model can be sampled without the data.
+Every tokenizer has encode(text) -> ids, decode(ids) -> text, vocab_size, end_of_text (an id or
+None) and to_json(). The JSON is saved with a run, so its model can be sampled without the data.
 
-A special token, such as <|endoftext|>, is an id that a model knows as a signal. By default its name in a text is
-encoded as ordinary text, so that untrusted text cannot send such a signal. With special_tokens=True it is encoded as
-the token.
+A special token, such as <|endoftext|>, is an id that a model knows as a signal. By default its name
+in a text is encoded as ordinary text, so that untrusted text cannot send such a signal. With
+special_tokens=True it is encoded as the token.
 """
 
 import itertools
@@ -21,9 +21,10 @@ from lm.errors import UserError, first_line
 from lm.files import COUNT, PointerError, check_shape, expanded, parse_json, read_bytes
 
 UNK = "<unk>"
-SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"  # a lossless tokenizer returns it
-# A word includes the space before it, as in GPT-2; every other character is a piece of its own. The alternatives cover
-# every character, so joining the pieces of a text returns the text.
+# a lossless tokenizer returns it
+SAMPLE = "The café’s  2 dogs\n\tran — “so far”! 日本語 😀 e\u0301 <unk>"
+# A word includes the space before it, as in GPT-2; every other character is a piece of its own. The
+# alternatives cover every character, so joining the pieces of a text returns the text.
 WORD = re.compile(r" ?\w+(?:['-]\w+)*|[^\w\s]|\s")
 
 
@@ -63,15 +64,21 @@ class PieceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         pieces, unknown = self.split(text), len(self.ids)
-        ids = np.fromiter(map(self.ids.get, pieces, itertools.repeat(unknown)), np.uint32, len(pieces))
+        ids = np.fromiter(
+            map(self.ids.get, pieces, itertools.repeat(unknown)), np.uint32, len(pieces)
+        )
         if not self.unk and (ids == unknown).any():
-            found, before = sorted(set(pieces) - self.ids.keys()), "".join(pieces[: int(np.argmax(ids == unknown))])
+            found, before = (
+                sorted(set(pieces) - self.ids.keys()),
+                "".join(pieces[: int(np.argmax(ids == unknown))]),
+            )
             line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
             shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
             raise UserError(
-                f"tokenizer: {len(found):,} {self.piece}{'s' * (len(found) > 1)} not in its {self.vocabulary} of "
-                f"{unknown}: {shown} (the first at line {line:,}, column {column:,}, after {before[-20:]!r}); the "
-                "model cannot predict them: remove them from the text"
+                f"tokenizer: {len(found):,} {self.piece}{'s' * (len(found) > 1)} not in its "
+                f"{self.vocabulary} of {unknown}: {shown} (the first at line {line:,}, column "
+                f"{column:,}, after {before[-20:]!r}); the model cannot predict them: remove them "
+                "from the text"
             )
         return ids.astype(self.dtype)
 
@@ -101,7 +108,8 @@ class CharTokenizer(PieceTokenizer):
 
 
 class WordTokenizer(PieceTokenizer):
-    """Words (with the space before them), punctuation marks and other white space: the pieces that `WORD` matches.
+    """Words (with the space before them), punctuation marks and other white space: the pieces that
+    `WORD` matches.
 
     >>> WORD.findall("To be, or not")
     ['To', ' be', ',', ' or', ' not']
@@ -117,12 +125,18 @@ class WordTokenizer(PieceTokenizer):
 
 
 def load(spec: str, special_tokens: bool, say: Callable[[str], None]) -> Tokenizer:
-    """Make a tokenizer that is not learned from text, and say what the user must know about it; see `make`."""
+    """Make a tokenizer that is not learned from text, and say what the user must know about it; see
+    `make`.
+    """
     tokenizer = make(spec, (), special_tokens=special_tokens)
     if names := getattr(tokenizer, "switched_off", []):
-        say(f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here')
+        say(
+            f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here'
+        )
     if is_lossy(tokenizer):
-        say(f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text')
+        say(
+            f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text'
+        )
     return tokenizer
 
 
@@ -136,7 +150,9 @@ def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
-    """Return whether encoding and decoding change SAMPLE (accents, spaces, scripts, emoji) or a special token."""
+    """Return whether encoding and decoding change SAMPLE (accents, spaces, scripts, emoji) or a
+    special token.
+    """
     sample = SAMPLE + "".join(f"{name}{name} a {name}" for name in tokenizer.special_tokens)
     try:
         return tokenizer.decode(tokenizer.encode(sample)) != sample
@@ -200,4 +216,6 @@ def make(
                 f'config.data.tokenizer: cannot read "{spec}" ({first_line(e)}); '
                 "PATH must be a tokenizer.json of Hugging Face"
             ) from None
-    raise UserError(f'config.data.tokenizer: "{spec}" is not one of char, byte, word, bpe:SIZE, hf:PATH')
+    raise UserError(
+        f'config.data.tokenizer: "{spec}" is not one of char, byte, word, bpe:SIZE, hf:PATH'
+    )

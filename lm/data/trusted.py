@@ -1,8 +1,10 @@
-"""Which text of a run may be read: the run may be somebody else's, and its config names any file or URL.
+"""Which text of a run may be read: the run may be somebody else's, and its config names any file or
+URL.
 
-Training remembers, outside of its run, what it read: a file in the user's cache for each place, which is a path or a
-URL. What a run names is read without being asked for if the same user trained with it before. Names that mean the same
-everywhere (python_docs, markov, tfds:NAME) are always read.
+Training remembers, outside of its run, what it read: a file in the user's cache for each place,
+which is a path or a URL. What a run names is read without being asked for if the same user trained
+with it before. Names that mean the same everywhere (python_docs, markov, tfds:NAME) are always
+read.
 """
 
 import dataclasses
@@ -40,25 +42,31 @@ def remember(data) -> None:
 
 
 def check(data, workdir: str | Path) -> None:
-    """Raise UserError if the text of a run's `DataConfig` is one with which the user has not trained."""
+    """Raise UserError if the text of a run's `DataConfig` is one with which the user has not
+    trained.
+    """
     if hidden := [place for place in _read(data) if SECRET in place]:
         raise UserError(
-            f"--workdir: {workdir} names {', '.join(hidden)}, whose password or query is not recorded; give the text "
-            "to lm.evaluate with --data"
+            f"--workdir: {workdir} names {', '.join(hidden)}, whose password or query is not "
+            "recorded; give the text to lm.evaluate with --data"
         )
     if unknown := [place for place in _read(data) if not _mark(place).exists()]:
         raise UserError(
-            f"--workdir: {workdir} names {', '.join(unknown)}, with which you have not trained here, and a run of "
-            "somebody else may name any file or URL; --trust-data reads it, now and later (lm.evaluate: or give a text "
-            "with --data)"
+            f"--workdir: {workdir} names {', '.join(unknown)}, with which you have not trained "
+            "here, and a run of somebody else may name any file or URL; --trust-data reads it, now "
+            "and later (lm.evaluate: or give a text with --data)"
         )
 
 
 def local(data):
-    """Return a `DataConfig` without folders that do not exist here, or with which the user has not trained."""
+    """Return a `DataConfig` without folders that do not exist here, or with which the user has not
+    trained.
+    """
     folders = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(data, name))}
     left_out: dict[str, Any] = {
-        name: None for name, path in folders.items() if not (_is_folder(path) and _mark(path).exists())
+        name: None
+        for name, path in folders.items()
+        if not (_is_folder(path) and _mark(path).exists())
     }
     return dataclasses.replace(data, **left_out)
 
@@ -69,7 +77,11 @@ def _read(data) -> Iterator[str]:
     yield from (source for source in sources if not re.fullmatch(NAMES, source))
     if data.tokenizer.partition(":")[0] not in TOKENIZERS:
         yield data.tokenizer
-    if data.data_dir and _is_folder(data.data_dir) and any(source.startswith("tfds:") for source in sources):
+    if (
+        data.data_dir
+        and _is_folder(data.data_dir)
+        and any(source.startswith("tfds:") for source in sources)
+    ):
         yield data.data_dir
 
 
@@ -78,7 +90,9 @@ def _is_folder(path: str) -> bool:
 
 
 def _mark(place: str) -> Path:
-    """Return the file that exists if a place, such as text:PATH, is remembered by its absolute path."""
+    """Return the file that exists if a place, such as text:PATH, is remembered by its absolute
+    path.
+    """
     form, colon, path = place.partition(":")
     if not colon or is_url(place):
         form, path = "", place

@@ -1,4 +1,5 @@
-"""Tokenize one unit of a corpus into shards, in a process of its own; `lm/data/shard_writer.py` calls it.
+"""Tokenize one unit of a corpus into shards, in a process of its own; `lm/data/shard_writer.py`
+calls it.
 
 The options `o` are the arguments of `lm.data.prepare`.
 """
@@ -25,14 +26,16 @@ SHARD = 2**24  # tokens of a shard, about; the rest of a unit goes to further sh
 
 def hash_unit(spans: list[Span], field: str) -> np.ndarray:
     """Hash every document of a unit to 64 bits."""
-    return np.fromiter((_hash(text) for span in spans for text in read_documents(span, field)), np.uint64)
+    return np.fromiter(
+        (_hash(text) for span in spans for text in read_documents(span, field)), np.uint64
+    )
 
 
 def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None) -> dict:
     """Write the shards of unit i, and return their records and how many documents were left out.
 
-    `kept` has whether each document is kept; None: all are. Raises UserError if the unit cannot be read or encoded, and
-    OSError if a file cannot be read or written at the moment.
+    `kept` has whether each document is kept; None: all are. Raises UserError if the unit cannot be
+    read or encoded, and OSError if a file cannot be read or written at the moment.
     """
     spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
     tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
@@ -43,7 +46,10 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
         writers[piece.split].add(encoded.ids, piece.ends, encoded.n_bytes)
     for writer in writers.values():
         writer.write()
-    return {"shards": [record for writer in writers.values() for record in writer.records], **left_out}
+    return {
+        "shards": [record for writer in writers.values() for record in writer.records],
+        **left_out,
+    }
 
 
 def _pieces(
@@ -61,11 +67,12 @@ def _pieces(
 
 
 def assign(span: Span, text: str, validation: float) -> dict[str, str]:
-    """Return a document, or its parts, by split; `validation` is the fraction of the validation split.
+    """Return a document, or its parts, by split; `validation` is the fraction of the validation
+    split.
 
-    A hash of its text assigns it. So the expected fraction of held-out documents does not depend on the spans, and
-    copies of a document are in the same split. The document of a text span is cut after a line instead. The `split` of
-    a span, if set, takes all its documents.
+    A hash of its text assigns it. So the expected fraction of held-out documents does not depend on
+    the spans, and copies of a document are in the same split. The document of a text span is cut
+    after a line instead. The `split` of a span, if set, takes all its documents.
     """
     if span.split:
         return {span.split: text}
@@ -87,7 +94,8 @@ def _uniform(text: str) -> float:
 def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     """Cut a text after a line, so that the expected size of the second part is `fraction` of it.
 
-    The line at which the exact cut falls goes to either part, with the probabilities that make the expectation exact.
+    The line at which the exact cut falls goes to either part, with the probabilities that make the
+    expectation exact.
     """
     exact = len(text) * (1 - fraction)
     start = text.rfind("\n", 0, int(exact)) + 1

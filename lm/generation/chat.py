@@ -1,4 +1,6 @@
-"""A chat with a model: turns are written as in training (lm/data/chats.py), and the model reads each token once."""
+"""A chat with a model: turns are written as in training (lm/data/chats.py), and the model reads
+each token once.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -15,8 +17,8 @@ from lm.text_tables import plural
 class Conversation:
     """The turns of a user and a model.
 
-    The model sees at most decoder.seq_len tokens. Before an answer, the oldest turns except the system's are forgotten
-    until there is room for it: n_tokens, or half of the context.
+    The model sees at most decoder.seq_len tokens. Before an answer, the oldest turns except the
+    system's are forgotten until there is room for it: n_tokens, or half of the context.
 
     Attributes:
         text: all tokens that the model sees, markers included; None before the first answer.
@@ -52,13 +54,23 @@ class Conversation:
             say: receives a line if turns are forgotten or the answer is cut.
 
         Raises:
-            UserError: if the turn cannot be encoded or is too long; the conversation stays as it was.
+            UserError: if the turn cannot be encoded or is too long; the conversation stays as it
+                was.
         """
-        self._add(self._encode([*chats.render(Turn("user", content)), *chats.opening("assistant")]).tolist(), say)
+        self._add(
+            self._encode(
+                [*chats.render(Turn("user", content)), *chats.opening("assistant")]
+            ).tolist(),
+            say,
+        )
         assert self.text is not None
         special = chats.marker_ids(self.tokenizer)
         stop = () if special else (chats.END,)
-        row, n_shown, self.interrupted = Continuation("", 0, prompt_ids=self.text.ids.copy()), 0, False
+        row, n_shown, self.interrupted = (
+            Continuation("", 0, prompt_ids=self.text.ids.copy()),
+            0,
+            False,
+        )
         while not (row.finish or self.interrupted or self.text.is_full):
             row.add([self.text.draw()], self.tokenizer, stop, self.n_tokens)
             yield row.text[n_shown:]
@@ -75,27 +87,40 @@ class Conversation:
         if least >= seq_len:
             of_system = f" and the system's {len(self.head):,}" if self.head else ""
             raise UserError(
-                f"the message has {len(new):,} tokens with its markers{of_system}, too many for the context of "
-                f"{seq_len:,}; write a shorter one"
+                f"the message has {len(new):,} tokens with its markers{of_system}, too many for "
+                f"the context of {seq_len:,}; write a shorter one"
             )
         room = max(least, seq_len - min(self.n_tokens, seq_len // 2))
         ids = self.text.ids if self.text else self.head
-        kept_from = [len(self.head), *self.starts[1:], len(ids)]  # if 0, 1, ... messages with answers are forgotten
+        kept_from = [
+            len(self.head),
+            *self.starts[1:],
+            len(ids),
+        ]  # if 0, 1, ... messages with answers are forgotten
         n = next(n for n, first in enumerate(kept_from) if least + len(ids) - first <= room)
         if n:
-            say(f"the context of {seq_len:,} tokens is full: forgot the oldest {plural(n, 'message')}")
+            say(
+                f"the context of {seq_len:,} tokens is full: forgot the oldest "
+                f"{plural(n, 'message')}"
+            )
         if n or self.text is None:
             self.starts = [start - kept_from[n] + len(self.head) for start in self.starts[n:]]
-            self.text = CachedText(self.decoder, [*self.head, *ids[kept_from[n] :]], self.sampling, self.seed)
+            self.text = CachedText(
+                self.decoder, [*self.head, *ids[kept_from[n] :]], self.sampling, self.seed
+            )
         self.starts.append(len(self.text.ids))
         self.text.ids += new
 
     def _end_turn(self, finish: str | None, special: dict[str, int]) -> None:
-        """Append what is missing of the end of an answer: it may have been cut, or have ended like a document."""
+        """Append what is missing of the end of an answer: it may have been cut, or have ended like
+        a document.
+        """
         assert self.text is not None
         marker, newline = chats.ending(is_answer=True)
         ids = self.text.ids
-        is_complete = finish == "stop" or (finish == "end_of_text" and ids[-1] == special.get(chats.END))
+        is_complete = finish == "stop" or (
+            finish == "end_of_text" and ids[-1] == special.get(chats.END)
+        )
         if finish == "end_of_text" and not is_complete:
             ids.pop()  # another token ended the answer
         ids += self._encode([newline] if is_complete else [marker, newline]).tolist()

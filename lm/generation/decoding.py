@@ -1,11 +1,13 @@
-"""Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and values.
+"""Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and
+values.
 
-A model sees at most seq_len tokens, the length of its training windows. If a text is longer, the window slides by half
-its length: it starts at a multiple of seq_len / 2, and is prefilled again at positions from 0. Positions are therefore
-used as in training, and the model sees at least the last seq_len / 2 tokens.
+A model sees at most seq_len tokens, the length of its training windows. If a text is longer, the
+window slides by half its length: it starts at a multiple of seq_len / 2, and is prefilled again at
+positions from 0. Positions are therefore used as in training, and the model sees at least the last
+seq_len / 2 tokens.
 
-The random key of a token depends on the seed, the index of its sample and the index of the token. It does not depend on
-the other texts of the batch.
+The random key of a token depends on the seed, the index of its sample and the index of the token.
+It does not depend on the other texts of the batch.
 """
 
 import dataclasses
@@ -48,14 +50,25 @@ class Decoder:
     params: dict  # unstacked, in the dtype of computation
     config: ResolvedModel = _static()
     seq_len: int = _static()  # the length of the context
-    n_ids: int = _static()  # only ids below are drawn: config.model.vocab_size can exceed that of the tokenizer
+    n_ids: int = (
+        _static()
+    )  # only ids below are drawn: config.model.vocab_size can exceed that of the tokenizer
 
-    def generate(self, prompts: Sequence, n_tokens: int, sampling: Sampling, **options) -> np.ndarray:
+    def generate(
+        self, prompts: Sequence, n_tokens: int, sampling: Sampling, **options
+    ) -> np.ndarray:
         """Return n_tokens ids for each prompt, int32 (B, n_tokens). Arguments as for `stream`."""
         return np.concatenate(list(self.stream(prompts, n_tokens, sampling, **options)), axis=1)
 
     def stream(
-        self, prompts: Sequence, n_tokens: int, sampling: Sampling, *, seed: int = 0, samples=None, every: int = 2**30
+        self,
+        prompts: Sequence,
+        n_tokens: int,
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        samples=None,
+        every: int = 2**30,
     ) -> Iterator[np.ndarray]:
         """Yield n_tokens ids for each prompt, in arrays int32 (B, n) with n at most `every`.
 
@@ -70,10 +83,14 @@ class Decoder:
             UserError: if the logits of a token are not finite.
         """
         if not all(len(prompt) for prompt in prompts):
-            raise ValueError("generate: a prompt is empty; a model needs at least one token to continue")
+            raise ValueError(
+                "generate: a prompt is empty; a model needs at least one token to continue"
+            )
         texts, n_drawn = [list(prompt) for prompt in prompts], 0
         n_slots = min(padded(max(map(len, texts)) + n_tokens - 1), self.seq_len)
-        samples_B = np.zeros(len(texts), np.uint32) if samples is None else np.asarray(samples, np.uint32)
+        samples_B = (
+            np.zeros(len(texts), np.uint32) if samples is None else np.asarray(samples, np.uint32)
+        )
         draws = (sampling, np.uint32(seed), samples_B)
         while n_drawn < n_tokens:
             prompts_BT, lengths_B = self._windows(texts)
@@ -94,7 +111,9 @@ class Decoder:
                 ids_BT, n_more = np.asarray(ids_BT)[:, :n], n_more - n
 
     def _windows(self, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the window of each text that the model sees, padded to a common length, and the lengths."""
+        """Return the window of each text that the model sees, padded to a common length, and the
+        lengths.
+        """
         half = max(1, self.seq_len // 2)
         windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
         lengths_B = np.array([len(window) for window in windows], np.int32)
@@ -108,8 +127,8 @@ def _check_finite(ids_BT) -> None:
     """Raise UserError if a token could not be drawn."""
     if (ids_BT < 0).any():
         raise UserError(
-            "the model's logits are not finite: its weights are NaN, infinite or too large; use the checkpoint of an "
-            "earlier step (--step N)"
+            "the model's logits are not finite: its weights are NaN, infinite or too large; use "
+            "the checkpoint of an earlier step (--step N)"
         )
 
 
@@ -117,7 +136,8 @@ class CachedText:
     """One text that grows by given and by drawn tokens; the model reads each of them once.
 
     Attributes:
-        ids: the tokens so far. Tokens may be appended, and the last one, if it was just drawn, may be removed.
+        ids: the tokens so far. Tokens may be appended, and the last one, if it was just drawn, may
+            be removed.
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], sampling: Sampling, seed: int = 0):
@@ -134,13 +154,19 @@ class CachedText:
     def draw(self) -> int:
         """Draw the next token, append it, and return it. Raises ValueError if the text is full."""
         if self.is_full:
-            raise ValueError(f"the text has {len(self.ids)} tokens, and the model sees {self.decoder.seq_len}")
+            raise ValueError(
+                f"the text has {len(self.ids)} tokens, and the model sees {self.decoder.seq_len}"
+            )
         if self._state is None:
             prompts_BT, lengths_B = self.decoder._windows([self.ids])
             draws, n_slots = self._draws, self.decoder.seq_len
-            self._state = _prefill(self.decoder, prompts_BT, lengths_B, np.int32(0), draws, n_slots=n_slots)
+            self._state = _prefill(
+                self.decoder, prompts_BT, lengths_B, np.int32(0), draws, n_slots=n_slots
+            )
         else:
-            new_T = np.zeros(self.decoder.seq_len, np.int32)  # of one shape, for one compiled program
+            new_T = np.zeros(
+                self.decoder.seq_len, np.int32
+            )  # of one shape, for one compiled program
             new = self.ids[self._n_read :]
             new_T[: len(new)] = new
             state = _read(self.decoder, self._state, new_T, np.int32(len(new)))
@@ -152,11 +178,14 @@ class CachedText:
         return self.ids[-1]
 
 
-def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None) -> Decoder:
-    """Prepare a model for generation: unstack and cast its parameters once instead of for every token.
+def make_decoder(
+    params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None
+) -> Decoder:
+    """Prepare a model for generation: unstack and cast its parameters once instead of for every
+    token.
 
-    The context has seq_len tokens. Only ids below n_ids are drawn; None: all of the vocabulary. Raises UserError if the
-    model mixes positions in a way that has no cache.
+    The context has seq_len tokens. Only ids below n_ids are drawn; None: all of the vocabulary.
+    Raises UserError if the model mixes positions in a way that has no cache.
     """
     c = _generating(c)
     params = _unstack(params, c)
@@ -165,7 +194,8 @@ def make_decoder(params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | N
 
 
 def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str, tuple]:
-    """Return the programs that generate n_texts texts of the full context, with the shapes of their arguments.
+    """Return the programs that generate n_texts texts of the full context, with the shapes of their
+    arguments.
 
     `params` are the shapes and dtypes of the parameters.
 
@@ -180,7 +210,10 @@ def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str,
     lengths_B, n = array((n_texts,), np.int32), array((), np.int32)
     prefill = (decoder, array((n_texts, T), np.int32), lengths_B, n, draws)
     state = jax.eval_shape(functools.partial(_prefill, n_slots=T), *prefill)
-    return {"prefill": (_prefill, prefill, {"n_slots": T}), "decode": (_decode, (decoder, state, n, draws), {})}
+    return {
+        "prefill": (_prefill, prefill, {"n_slots": T}),
+        "decode": (_decode, (decoder, state, n, draws), {}),
+    }
 
 
 def _generating(c: ResolvedModel) -> ResolvedModel:
@@ -198,15 +231,22 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
 
 
 def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
-    """Raise UserError if positions see each other in a way that has no cache: generation would be wrong in silence."""
+    """Raise UserError if positions see each other in a way that has no cache: generation would be
+    wrong in silence.
+    """
     tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
-    same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))  # looks back or ahead see changes at the ends
+    same_T = ~np.isin(
+        np.arange(len(tokens_T)), (0, len(tokens_T) - 1)
+    )  # looks back or ahead see changes at the ends
     changed_T = np.where(same_T, tokens_T, (tokens_T + 1) % c.vocab_size)
-    one, other = (np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T))
+    one, other = (
+        np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T)
+    )
     if not np.array_equal(one, other, equal_nan=True):
         raise UserError(
-            "config.model: positions see each other outside of attention, here.last, here.running_sum and "
-            "here.recurrence, so the model has no cache to generate with; use one of these (docs/changing-the-model.md)"
+            "config.model: positions see each other outside of attention, here.last, "
+            "here.running_sum and here.recurrence, so the model has no cache to generate with; use "
+            "one of these (docs/changing-the-model.md)"
         )
 
 
@@ -219,7 +259,9 @@ def _alone(params: dict, tokens_BT, c: ResolvedModel):
 
 @functools.partial(jax.jit, static_argnames="n_slots")
 def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots: int) -> State:
-    """Run the model on the prompts, fill a cache of n_slots positions, and draw the first token of each text."""
+    """Run the model on the prompts, fill a cache of n_slots positions, and draw the first token of
+    each text.
+    """
     h_BTD, cache = _apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
     time = jnp.max(lengths_B)
@@ -228,11 +270,15 @@ def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax.Array]:
-    """Draw n_tokens (traced) more tokens of each text; return them in the first columns of an array (B, seq_len)."""
+    """Draw n_tokens (traced) more tokens of each text; return them in the first columns of an array
+    (B, seq_len).
+    """
 
     def step(i, carry):
         state, ids_BT = carry
-        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], decode(state.time, state.starts_B))
+        h_B1D, cache = _apply(
+            decoder, state.cache, state.tokens_B[:, None], decode(state.time, state.starts_B)
+        )
         tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
         state = State(cache, state.time + 1, state.starts_B, tokens_B, state.n_drawn + 1)
         return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
@@ -243,7 +289,9 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
-    """Put the first n_tokens - 1 (traced) of given tokens of one text into the cache; the last becomes the newest."""
+    """Put the first n_tokens - 1 (traced) of given tokens of one text into the cache; the last
+    becomes the newest.
+    """
 
     def step(i, state):
         token_11 = jax.lax.dynamic_slice_in_dim(tokens_T, i, 1)[None]
@@ -251,7 +299,9 @@ def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
         return dataclasses.replace(state, cache=cache, time=state.time + 1)
 
     state = jax.lax.fori_loop(0, n_tokens - 1, step, state)
-    return dataclasses.replace(state, tokens_B=jax.lax.dynamic_slice_in_dim(tokens_T, n_tokens - 1, 1))
+    return dataclasses.replace(
+        state, tokens_B=jax.lax.dynamic_slice_in_dim(tokens_T, n_tokens - 1, 1)
+    )
 
 
 def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
@@ -262,13 +312,16 @@ def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):
-    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token index.
+    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token
+    index.
 
     It is -1 if the largest logit is not finite.
     """
     sampling, seed, samples_B = draws
     logits_BV = head_logits(h_BD, model.head(decoder.params, decoder.config))[:, : decoder.n_ids]
     key = jax.random.key(seed)
-    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn))(samples_B)
+    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn))(
+        samples_B
+    )
     is_finite_B = jnp.isfinite(jnp.max(logits_BV, axis=-1))
     return replicate_inside(jnp.where(is_finite_B, draw(keys_B, logits_BV, sampling), -1))

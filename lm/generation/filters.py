@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Sampling:
-    """How to draw the next token. The filters apply in this order, each to the tokens that the previous one keeps.
+    """How to draw the next token. The filters apply in this order, each to the tokens that the
+    previous one keeps.
 
     Attributes:
         temperature: draw from softmax(logits / temperature); 0: take the likeliest token.
         top_k: keep the k likeliest tokens, and all tokens as likely as the k-th; None: all.
-        top_p: keep the likeliest tokens until their total probability reaches this (Holtzman et al. 2019,
-            arXiv:1904.09751); None: all.
-        min_p: keep tokens with at least this fraction of the highest probability (Nguyen et al. 2024,
-            arXiv:2407.01082); None: all.
+        top_p: keep the likeliest tokens until their total probability reaches this (Holtzman et al.
+            2019, arXiv:1904.09751); None: all.
+        min_p: keep tokens with at least this fraction of the highest probability (Nguyen et al.
+            2024, arXiv:2407.01082); None: all.
     """
 
     temperature: float = 1.0
@@ -37,11 +38,17 @@ def filter_logits(logits, sampling: Sampling):
     if sampling.top_p is not None:
         descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
         p = jax.nn.softmax(descending, axis=-1)
-        before = jnp.cumsum(p, axis=-1) - p  # total probability of all likelier tokens; the first token is always kept
-        smallest = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        before = (
+            jnp.cumsum(p, axis=-1) - p
+        )  # total probability of all likelier tokens; the first token is always kept
+        smallest = jnp.min(
+            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
+        )
         logits = _keep(logits, logits >= smallest)
     if sampling.min_p is not None:
-        logits = _keep(logits, logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p))
+        logits = _keep(
+            logits, logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+        )
     return logits
 
 
@@ -51,9 +58,12 @@ def _keep(logits, kept):
 
 def draw(keys_B, logits_BV, sampling: Sampling):
     """Draw one token per example, int32 (B,), each with its own key."""
-    # Random numbers for a large vocabulary take as long as a small model, so they are not drawn for nothing.
+    # Random numbers for a large vocabulary take as long as a small model, so they are not drawn for
+    # nothing.
     return jax.lax.cond(
         sampling.temperature == 0,
         lambda: jnp.argmax(logits_BV, axis=-1).astype(jnp.int32),
-        lambda: jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(jnp.int32),
+        lambda: jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(
+            jnp.int32
+        ),
     )

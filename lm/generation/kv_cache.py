@@ -1,16 +1,18 @@
-"""A cache of keys and values, so that the model computes one position per new token instead of the full context.
+"""A cache of keys and values, so that the model computes one position per new token instead of the
+full context.
 
-The cache is a pytree with the keys and the values (C, S, K) of each layer, where S is the slot and C = B G combines the
-text and the key head. XLA's CPU compiler updates this layout in place. With separate axes B and G it would copy the
-cache twice for every token.
+The cache is a pytree with the keys and the values (C, S, K) of each layer, where S is the slot and
+C = B G combines the text and the key head. XLA's CPU compiler updates this layout in place. With
+separate axes B and G it would copy the cache twice for every token.
 
-The texts of a batch are aligned at their ends: the last tokens of all prompts have the same time t, and a shorter text
-starts later. All keys of one step are therefore written to the same slot. Slot s holds the newest time t with
-t % S == s. In a layer with a window, S is at most the size of the window: the cache is a ring buffer, and a new token
-replaces one outside of the window. All other layers have a slot for every time.
+The texts of a batch are aligned at their ends: the last tokens of all prompts have the same time t,
+and a shorter text starts later. All keys of one step are therefore written to the same slot. Slot s
+holds the newest time t with t % S == s. In a layer with a window, S is at most the size of the
+window: the cache is a ring buffer, and a new token replaces one outside of the window. All other
+layers have a slot for every time.
 
-`Prefill` and `Decode` replace the `Past` of the model and keep the cache in `here.memory`: keys and values, and what
-ideas keep of earlier positions.
+`Prefill` and `Decode` replace the `Past` of the model and keep the cache in `here.memory`: keys and
+values, and what ideas keep of earlier positions.
 """
 
 import math
@@ -26,7 +28,8 @@ from lm.past import Past
 
 
 def slot_times(last, n_slots: int):
-    """Return the time (S,) that each slot holds when `last` is the newest time; negative: the slot is empty.
+    """Return the time (S,) that each slot holds when `last` is the newest time; negative: the slot
+    is empty.
 
     >>> slot_times(5, 4), slot_times(1, 4)
     (Array([4, 5, 2, 3], dtype=int32), Array([ 0,  1, -2, -1], dtype=int32))
@@ -37,11 +40,14 @@ def slot_times(last, n_slots: int):
 def fill(x_BTGK, lengths_B, n_slots: int):
     """Copy the keys or values of prompts of these lengths to slots (C, S, K).
 
-    The longest prompt starts at time 0. Slots before the first token of a text hold arbitrary values.
+    The longest prompt starts at time 0. Slots before the first token of a text hold arbitrary
+    values.
     """
     n_times = jnp.max(lengths_B)
     positions_BS = slot_times(n_times - 1, n_slots) - (n_times - lengths_B)[:, None]
-    return _heads_first(jnp.take_along_axis(x_BTGK, jnp.maximum(positions_BS, 0)[:, :, None, None], axis=1))
+    return _heads_first(
+        jnp.take_along_axis(x_BTGK, jnp.maximum(positions_BS, 0)[:, :, None, None], axis=1)
+    )
 
 
 def _heads_first(x_BSGK):
@@ -49,7 +55,9 @@ def _heads_first(x_BSGK):
 
 
 def _keep(here, name: str, x) -> None:
-    """Put an array into the empty cache; raises ValueError if the module has put one of this name there."""
+    """Put an array into the empty cache; raises ValueError if the module has put one of this name
+    there.
+    """
     if here.named(name) in here.memory:
         raise ValueError(f"{here.path} has two caches with the name {name!r}; rename one")
     here.keep(name, x)
@@ -60,7 +68,9 @@ class Prefill(Past):
     """See whole prompts, and fill the cache."""
 
     lengths_B: Any = None  # the number of tokens of each prompt; tokens after them are padding
-    n_slots: int = flax.struct.field(pytree_node=False, default=0)  # tokens per text that the cache can hold
+    n_slots: int = flax.struct.field(
+        pytree_node=False, default=0
+    )  # tokens per text that the cache can hold
 
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)
@@ -81,9 +91,13 @@ class Prefill(Past):
     def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
         def kept(x_BT):  # padding must not change the state
             is_token_BT = jnp.arange(x_BT.shape[1]) < self.lengths_B[:, None]
-            return jnp.where(is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0)
+            return jnp.where(
+                is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0
+            )
 
-        state_B, outputs_BT = self._recur(name, chunk, state, jax.tree.map(kept, inputs), size, n_batch)
+        state_B, outputs_BT = self._recur(
+            name, chunk, state, jax.tree.map(kept, inputs), size, n_batch
+        )
         _keep(here, name, state_B)
         return outputs_BT
 
@@ -105,7 +119,9 @@ class Decode(Past):
         for name, new_B1GK in _cached(k_B1GK, v_B1GK, options).items():
             slots_CSK = here.kept(name)
             slot = self.time % slots_CSK.shape[1]
-            slots[name] = jax.lax.dynamic_update_slice_in_dim(slots_CSK, _heads_first(new_B1GK), slot, axis=1)
+            slots[name] = jax.lax.dynamic_update_slice_in_dim(
+                slots_CSK, _heads_first(new_B1GK), slot, axis=1
+            )
             here.keep(name, slots[name])
         k_positions_BS = slot_times(self.time, slots["k"].shape[1]) - self.starts_B[:, None]
         visible_B1S = Mask(self.positions, k_positions_BS, window=window).visible()
@@ -124,7 +140,9 @@ class Decode(Past):
 
     def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
         state_B = here.kept(name)
-        state_B, outputs_B1 = jax.vmap(chunk, in_axes=(0, 0, None))(state_B, inputs, jnp.zeros(1, jnp.int32))
+        state_B, outputs_B1 = jax.vmap(chunk, in_axes=(0, 0, None))(
+            state_B, inputs, jnp.zeros(1, jnp.int32)
+        )
         here.keep(name, state_B)
         return outputs_B1
 
@@ -140,11 +158,15 @@ def decode(time, starts_B) -> Decode:
     return Decode(positions=(time - starts_B)[:, None], time=time, starts_B=starts_B)
 
 
-def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, bias_CS1=None, *, softcap=None, scale=None, sink_H=None):
-    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H, K).
+def attend_one(
+    q_B1HK, k_CSK, v_CSK, visible_B1S, bias_CS1=None, *, softcap=None, scale=None, sink_H=None
+):
+    """Return `causal_attention` of one query per text over the cached keys and values, (B, 1, H,
+    K).
 
-    This is `attend` of lm/layers/attention.py in the layout of the cache. With `attend` itself a step took 3 times as
-    long on a CPU (24 instead of 8 ms for 16 texts of 600 tokens, 4 layers, 8 heads of width 32 that share 2 key heads).
+    This is `attend` of lm/layers/attention.py in the layout of the cache. With `attend` itself a
+    step took 3 times as long on a CPU (24 instead of 8 ms for 16 texts of 600 tokens, 4 layers, 8
+    heads of width 32 that share 2 key heads).
 
     Args:
         q_B1HK: the queries.
@@ -158,7 +180,9 @@ def attend_one(q_B1HK, k_CSK, v_CSK, visible_B1S, bias_CS1=None, *, softcap=None
     dtype = jnp.promote_types(q_B1HK.dtype, jnp.float32)
     q_CRK = q_B1HK.reshape(C, B * H // C, K)  # R query heads share a key head
     scores_CRS = jnp.einsum("CRK,CSK->CRS", q_CRK, k_CSK, preferred_element_type=dtype)
-    scores_BHS = apply_softcap(scores_CRS.reshape(B, H, S) * (1 / math.sqrt(K) if scale is None else scale), softcap)
+    scores_BHS = apply_softcap(
+        scores_CRS.reshape(B, H, S) * (1 / math.sqrt(K) if scale is None else scale), softcap
+    )
     if bias_CS1 is not None:
         scores_BHS += bias_CS1.reshape(B, H, S)
     scores_BHS = jnp.where(visible_B1S, scores_BHS, jnp.finfo(dtype).min)

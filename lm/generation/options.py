@@ -1,4 +1,6 @@
-"""The options of text generation, with their types and ranges, for lm.generate and for Python. Imports no jax."""
+"""The options of text generation, with their types and ranges, for lm.generate and for Python.
+Imports no jax.
+"""
 
 import argparse
 import dataclasses
@@ -19,8 +21,12 @@ class Options:
     n_samples: int = key(1, "number of texts for each prompt", low=1, high=MAX_SAMPLE)
     temperature: float = key(0.8, "0: always the likeliest token", low=0.0)
     top_k: int | None = key(None, "draw from the N likeliest tokens", low=1)
-    top_p: float | None = key(None, "draw from the likeliest tokens with total probability X", above=0.0, high=1.0)
-    min_p: float | None = key(None, "draw from tokens at least X times as likely as the likeliest", above=0.0, high=1.0)
+    top_p: float | None = key(
+        None, "draw from the likeliest tokens with total probability X", above=0.0, high=1.0
+    )
+    min_p: float | None = key(
+        None, "draw from tokens at least X times as likely as the likeliest", above=0.0, high=1.0
+    )
     seed: int = key(0, "random seed", low=0, high=2**32 - 1)
     batch_size: int = key(16, "number of texts generated in one batch", low=1, high=MAX_SAMPLE)
 
@@ -54,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...] = ()) 
 def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> None:
     """Raise UserError with every problem of options: values of another type or out of range.
 
-    `prompts` and `stop` are sequences of texts. `label` returns what an option is called in a message.
+    `prompts` and `stop` are sequences of texts. `label` returns what an option is called in a
+    message.
 
     >>> check_options({"top_p": 1.5, "seed": 3})
     Traceback (most recent call last):
@@ -73,7 +80,9 @@ def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> 
 def _check(name: str, value: Any) -> None:
     if name not in ("prompts", "stop"):
         field = Options.__dataclass_fields__[name]
-        value = value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value  # a NumPy scalar
+        value = (
+            value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value
+        )  # a NumPy scalar
         checked(value, typing.get_type_hints(Options)[name], field)
         return
     used_up = iter(value) is value  # an iterator has no texts after this check

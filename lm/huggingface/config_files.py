@@ -13,35 +13,57 @@ from lm.config.values import MAX_INT
 from lm.errors import UserError
 from lm.files import open_regular, read_json
 from lm.huggingface.conversions import ROPE_KEYS, ROPE_SCALINGS, over_layers, shortest_pattern
-from lm.huggingface.families import FAMILIES, IN_ALL_FAMILIES, REQUIRED, USUAL, WITHOUT_EFFECT, Family
+from lm.huggingface.families import (
+    FAMILIES,
+    IN_ALL_FAMILIES,
+    REQUIRED,
+    USUAL,
+    WITHOUT_EFFECT,
+    Family,
+)
 from lm.huggingface.folding import fold
 
 MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
-MAX_SEQ_LEN = 2048  # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}  # theirs -> param_dtype
+# of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
+MAX_SEQ_LEN = 2048
+DTYPES = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float32",
+}  # theirs -> param_dtype
 
 
-# ---- From config.json --------------------------------------------------------------------------------------------
+# ---- From config.json ----------------------------------------------------------------------------
 
 
 def find_file(directory: str | Path, name: str, limit: int | None = None) -> Path | None:
-    """Return the path of a checkpoint's file, or None if there is none. Others may have made the checkpoint.
+    """Return the path of a checkpoint's file, or None if there is none. Others may have made the
+    checkpoint.
 
     Raises:
-        UserError: it is a pipe or a device, a pointer of Git LFS, has more bytes than the limit, or is a link out of
-            the directory. Links to the blobs beside a snapshot in the cache of huggingface_hub are followed.
+        UserError: it is a pipe or a device, a pointer of Git LFS, has more bytes than the limit, or
+            is a link out of the directory. Links to the blobs beside a snapshot in the cache of
+            huggingface_hub are followed.
     """
     path, inside = Path(directory) / name, Path(directory).resolve()
     if not os.path.lexists(path):
         return None
-    target = Path(os.path.realpath(path))  # unlike resolve(), this does not raise for a link to itself
+    target = Path(
+        os.path.realpath(path)
+    )  # unlike resolve(), this does not raise for a link to itself
     within = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
     if target.parent not in within:
-        raise UserError(f"{path} is a link that leads out of the directory; replace it by a copy of {target}")
+        raise UserError(
+            f"{path} is a link that leads out of the directory; replace it by a copy of {target}"
+        )
     if not target.is_file():
-        raise UserError(f"{path} is {'missing' if not target.exists() else 'not a file'}; download it again")
+        raise UserError(
+            f"{path} is {'missing' if not target.exists() else 'not a file'}; download it again"
+        )
     if limit is not None and target.stat().st_size > limit:
-        raise UserError(f"{path} has {target.stat().st_size:,} bytes, more than the {limit:,} that it may have")
+        raise UserError(
+            f"{path} has {target.stat().st_size:,} bytes, more than the {limit:,} that it may have"
+        )
     open_regular(path).close()
     return path
 
@@ -53,17 +75,22 @@ def read_fields(directory: str | Path) -> dict[str, Any]:
         UserError: if the directory or its config.json is missing or damaged.
     """
     if not Path(directory).is_dir():
-        raise UserError(f"{directory}: there is no such directory; give one with a checkpoint of Hugging Face")
+        raise UserError(
+            f"{directory}: there is no such directory; give one with a checkpoint of Hugging Face"
+        )
     if (path := find_file(directory, "config.json", MAX_BYTES)) is None:
-        raise UserError(f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face")
+        raise UserError(
+            f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face"
+        )
     return read_json(path, advice="download it again")
 
 
 def is_checkpoint(directory: str | Path) -> bool:
-    """Return whether a directory holds a checkpoint of Hugging Face, judged by `model_type` in its config.json.
+    """Return whether a directory holds a checkpoint of Hugging Face, judged by `model_type` in its
+    config.json.
 
-    A run's directory has a config.json, too, without this field. A damaged config.json beside weights counts, so that
-    reading it says what is wrong.
+    A run's directory has a config.json, too, without this field. A damaged config.json beside
+    weights counts, so that reading it says what is wrong.
     """
     try:
         return "model_type" in read_fields(directory)
@@ -82,11 +109,16 @@ def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     if "model_type" not in fields and "train" in fields:
         raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
     if name not in FAMILIES:
-        raise UserError(f"{directory}/config.json: model_type is {name[:80]!r}; supported are {', '.join(FAMILIES)}")
+        raise UserError(
+            f"{directory}/config.json: model_type is {name[:80]!r}; supported are "
+            f"{', '.join(FAMILIES)}"
+        )
     return FAMILIES[name]
 
 
-def read_config(directory: str | Path, *, seq_len: int | None = None, dtype: str | None = None) -> Resolved:
+def read_config(
+    directory: str | Path, *, seq_len: int | None = None, dtype: str | None = None
+) -> Resolved:
     """Return our resolved config for the config.json of a checkpoint.
 
     Args:
@@ -131,13 +163,21 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         del ours["rope_pairing"]
     for name, supported in (IN_ALL_FAMILIES | family.requires).items():
         if fields.get(name) not in supported:
-            shown = " or ".join(str(value).lower() for value in supported if value is not None) or "none"
+            shown = (
+                " or ".join(str(value).lower() for value in supported if value is not None)
+                or "none"
+            )
             problems.append(f"{name} is {str(fields[name])[:80]}; only {shown} is supported")
     required = {field.name for field in family.fields.values() if field.default is REQUIRED}
     for name in sorted(required):
-        value, limit = fields.get(name), checks.MAX_UNROLLED if name == family.fields["n_layers"].name else MAX_INT
+        value, limit = (
+            fields.get(name),
+            checks.MAX_UNROLLED if name == family.fields["n_layers"].name else MAX_INT,
+        )
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-            problems.append(f"{name} is {str(value)[:80]}; expected a positive integer, at most {limit}")
+            problems.append(
+                f"{name} is {str(value)[:80]}; expected a positive integer, at most {limit}"
+            )
     if problems:
         return ours, problems
     for key, field in family.fields.items():
@@ -155,8 +195,12 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         except ValueError as error:
             problems.append(str(error))
         except (TypeError, AttributeError, ArithmeticError, LookupError):
-            problems.append(f"the fields for {', '.join(conversion.keys)} have values of a wrong type")
-    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")
+            problems.append(
+                f"the fields for {', '.join(conversion.keys)} have values of a wrong type"
+            )
+    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix(
+        "torch."
+    )
     if dtype not in DTYPES:
         problems.append(f"dtype is {dtype[:80]!r}; supported are {', '.join(DTYPES)}")
     else:
@@ -172,17 +216,21 @@ def read_training_config(directory: str | Path) -> Config:
     In bfloat16, small updates of parameters would be lost to rounding.
     """
     config = read_config(directory)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, param_dtype="float32"))
+    return dataclasses.replace(
+        config, model=dataclasses.replace(config.model, param_dtype="float32")
+    )
 
 
-# ---- To config.json ----------------------------------------------------------------------------------------------
+# ---- To config.json ------------------------------------------------------------------------------
 
 
-def export_fields(config: Resolved, settings: dict[str, str] | None = None) -> tuple[Family, dict[str, Any]]:
+def export_fields(
+    config: Resolved, settings: dict[str, str] | None = None
+) -> tuple[Family, dict[str, Any]]:
     """Return the family that has an equivalent of a model, and the fields of its config.json.
 
-    `settings` are the files of the checkpoint that the model came from, by name; the family of its config.json is tried
-    first.
+    `settings` are the files of the checkpoint that the model came from, by name; the family of its
+    config.json is tried first.
 
     Raises:
         UserError: if no family has one, with the reasons of the closest.
@@ -200,21 +248,26 @@ def export_fields(config: Resolved, settings: dict[str, str] | None = None) -> t
         reasons[family.model_type] = problems
     closest = min(reasons, key=lambda name: len(reasons[name]))
     raise UserError(
-        f"no supported family of Hugging Face computes what this model does; {closest} comes closest, but:",
+        f"no supported family of Hugging Face computes what this model does; {closest} comes "
+        "closest, but:",
         *(f"  {problem}" for problem in reasons[closest]),
     )
 
 
 def normalized(c: ResolvedModel) -> dict[str, Any]:
     """Return the model section with usual values where they are equivalent or have no effect."""
-    ours = {name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT}
+    ours = {
+        name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT
+    }
     if ours["attn_out_bias"] is None:
         ours["attn_out_bias"] = c.attn_bias
     if c.attn_scale is not None and math.isclose(c.attn_scale, c.d_head**-0.5):
         ours["attn_scale"] = None
     ours["window_pattern"] = shortest_pattern(layer_windows(c))
     ours["rope_pattern"] = shortest_pattern(over_layers(c.rope_pattern, c))
-    if not any(layer_windows(c)) or (c.rope_window_theta == c.rope_theta and c.rope_scaling == "none"):
+    if not any(layer_windows(c)) or (
+        c.rope_window_theta == c.rope_theta and c.rope_scaling == "none"
+    ):
         ours["rope_window_theta"] = None
     ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
     if c.rope_width == c.d_head:
@@ -229,18 +282,28 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
         "qk_norm_over": not c.qk_norm,
         "norm_algorithm": c.norm_algorithm != "running_mean",
         "ffn_bias": c.ffn == "moe" and not c.moe_first_layer,
-        "n_experts experts_per_token normalize_experts shared_expert moe_first_layer": c.ffn != "moe",
+        "n_experts experts_per_token normalize_experts shared_expert moe_first_layer": c.ffn
+        != "moe",
     }
-    return ours | {name: USUAL[name] for names, is_unused in unused.items() if is_unused for name in names.split()}
+    return ours | {
+        name: USUAL[name]
+        for names, is_unused in unused.items()
+        if is_unused
+        for name in names.split()
+    }
 
 
 def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a model section, and why the family has no equivalent: what reads back as another model."""
+    """Return the fields of a model section, and why the family has no equivalent: what reads back
+    as another model.
+    """
     c, _ = fold(family, c)
     ours, name = normalized(c), family.model_type
     fields: dict[str, Any] = {}
     if c.positions != "rope":  # keys without an effect are no difference
-        c = dataclasses.replace(c, **{key: value for key, value in ours.items() if key.startswith("rope_")})
+        c = dataclasses.replace(
+            c, **{key: value for key, value in ours.items() if key.startswith("rope_")}
+        )
     for key, field in family.fields.items():
         fields.setdefault(field.name, ours[key])  # two of our keys may have one field
     for conversion in family.conversions:
@@ -249,19 +312,26 @@ def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list
     theirs = normalized(dataclasses.replace(c, **{"d_head": c.d_model // c.n_heads} | found))
     for key, value in ours.items():
         if not _equal(value, theirs[key]):
-            problems.append(f"config.model.{key}: {_shown(value)}; {name} has {_shown(theirs[key])}")
+            problems.append(
+                f"config.model.{key}: {_shown(value)}; {name} has {_shown(theirs[key])}"
+            )
     if ours["rope_scaling"] == "dynamic" and (c.max_positions or 0) > c.rope_original_max_positions:
         problems.append(
-            f"config.model.max_positions: {c.max_positions} is more than rope_original_max_positions; "
-            "transformers changes the base with the length of each text then"
+            f"config.model.max_positions: {c.max_positions} is more than "
+            "rope_original_max_positions; transformers changes the base with the length of each "
+            "text then"
         )
     if family.divisible and c.d_model % c.n_heads:
-        problems.append(f"config.model.d_model: {c.d_model} is not divisible by n_heads, as {name} requires")
+        problems.append(
+            f"config.model.d_model: {c.d_model} is not divisible by n_heads, as {name} requires"
+        )
     return fields, problems
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))
+    return a == b or (
+        isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6)
+    )
 
 
 def _shown(value: Any) -> str:

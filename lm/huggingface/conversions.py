@@ -1,4 +1,6 @@
-"""Config fields of Hugging Face whose values must be converted for our keys and back. Imports no jax."""
+"""Config fields of Hugging Face whose values must be converted for our keys and back. Imports no
+jax.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,11 +15,15 @@ class Conversion(NamedTuple):
     """Keys and fields that are converted together."""
 
     keys: tuple[str, ...]  # our keys
-    read: Callable[[Fields], Fields]  # the fields -> our keys; raises ValueError if we have no equivalent
-    write: Callable[[ResolvedModel], Fields]  # an export is refused if its fields read back as another model
+    read: Callable[
+        [Fields], Fields
+    ]  # the fields -> our keys; raises ValueError if we have no equivalent
+    write: Callable[
+        [ResolvedModel], Fields
+    ]  # an export is refused if its fields read back as another model
 
 
-# ---- The activation ----------------------------------------------------------------------------------------------
+# ---- The activation ------------------------------------------------------------------------------
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "relu": "relu", "relu2": "relu_squared", "gelu": "gelu",
@@ -25,8 +31,12 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def activation(field: str, default: str = "silu", names: dict[str, str] = ACTIVATIONS) -> Conversion:
-    """Return the conversion of the activation's name, which `field` has; `names` are theirs and ours."""
+def activation(
+    field: str, default: str = "silu", names: dict[str, str] = ACTIVATIONS
+) -> Conversion:
+    """Return the conversion of the activation's name, which `field` has; `names` are theirs and
+    ours.
+    """
 
     def read(fields):
         name = fields.get(field) or default
@@ -35,12 +45,14 @@ def activation(field: str, default: str = "silu", names: dict[str, str] = ACTIVA
         return {"activation": names[name]}
 
     def write(c):
-        return {field: next((theirs for theirs, ours in names.items() if ours == c.activation), None)}
+        return {
+            field: next((theirs for theirs, ours in names.items() if ours == c.activation), None)
+        }
 
     return Conversion(("activation",), read, write)
 
 
-# ---- Rotary position embeddings ----------------------------------------------------------------------------------
+# ---- Rotary position embeddings ------------------------------------------------------------------
 
 # The parameters of each kind of scaling: our keys and theirs.
 ROPE_SCALINGS = {
@@ -58,29 +70,46 @@ ROPE_SCALINGS = {
         "rope_beta_slow": "beta_slow",
         "rope_amplitude": "attention_factor",
     },
-    "dynamic": {"rope_factor": "factor", "rope_original_max_positions": "original_max_position_embeddings"},
+    "dynamic": {
+        "rope_factor": "factor",
+        "rope_original_max_positions": "original_max_position_embeddings",
+    },
 }
-EVERY_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "original_max_position_embeddings")
+EVERY_ROPE = (
+    "rope_theta",
+    "rope_type",
+    "type",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
 OPTIONAL = ("beta_fast", "beta_slow", "attention_factor")  # whose defaults are ours
-ROPE_KEYS = ("rope_scaling", *dict.fromkeys(key for names in ROPE_SCALINGS.values() for key in names))
+ROPE_KEYS = (
+    "rope_scaling",
+    *dict.fromkeys(key for names in ROPE_SCALINGS.values() for key in names),
+)
 
 
 def rope(
-    theta: float = 10_000.0, *, window_theta: float | None = None, scalings: dict = ROPE_SCALINGS,
+    theta: float = 10_000.0,
+    *,
+    window_theta: float | None = None,
+    scalings: dict = ROPE_SCALINGS,
     partial: float | None = None,
     names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
-) -> Conversion:  # fmt: skip
+) -> Conversion:
     """Return the conversion of the parameters of RoPE.
 
-    transformers 5 has them in a dict `rope_parameters`. transformers 4 has the base beside a dict `rope_scaling`, whose
-    kind was once called "type". Both are read, and the spelling of 4 is written, which version 5 reads, too.
+    transformers 5 has them in a dict `rope_parameters`. transformers 4 has the base beside a dict
+    `rope_scaling`, whose kind was once called "type". Both are read, and the spelling of 4 is
+    written, which version 5 reads, too.
 
     Args:
         theta: the base in a config.json without one.
-        window_theta: that of layers with a window, in families where they have their own and no scaling (0: as in the
-            others); None: all layers are alike.
+        window_theta: that of layers with a window, in families where they have their own and no
+            scaling (0: as in the others); None: all layers are alike.
         scalings: the kinds of scaling that the family has.
-        partial: the fraction of the features that is rotated in a config.json without one; None: always all.
+        partial: the fraction of the features that is rotated in a config.json without one; None:
+            always all.
         names: the fields of the base and of the fraction in transformers 4.
     """
 
@@ -88,37 +117,58 @@ def rope(
         base = {"rope_theta": _given(fields.get(names[0]), theta)}
         found, windowed = _rope_parameters(fields, window_theta is not None)
         found = base | found
-        if "original_max_position_embeddings" in fields:  # where both are given, transformers uses this one
+        if (
+            "original_max_position_embeddings" in fields
+        ):  # where both are given, transformers uses this one
             found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
         if "dynamic" in (found.get("rope_type"), found.get("type")):
             found["original_max_position_embeddings"] = fields.get("max_position_embeddings", 1024)
         ours = {"rope_theta": found["rope_theta"]} | _read_scaling(found, scalings)
         if window_theta is not None:
-            given = windowed.get("rope_theta"), fields.get("rope_local_base_freq"), window_theta or found["rope_theta"]
+            given = (
+                windowed.get("rope_theta"),
+                fields.get("rope_local_base_freq"),
+                window_theta or found["rope_theta"],
+            )
             ours |= {"rope_window_theta": _given(*given)} | _read_scaling(windowed, {})
         fraction = _given(found.get("partial_rotary_factor"), fields.get(names[1]), partial, 1.0)
         if partial is None and fraction != 1:
             raise ValueError(f"{names[1]} is {str(fraction)[:80]}; only 1.0 is supported")
         d_head = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
         width = int(d_head * fraction)
-        return ours | ({} if partial is None else {"rope_width": None if width == d_head else width})
+        return ours | (
+            {} if partial is None else {"rope_width": None if width == d_head else width}
+        )
 
     def write(c):
         scaling = None
         if c.rope_scaling != "none":
-            scaling = {theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()}
-            scaling = {"rope_type": c.rope_scaling} | {k: value for k, value in scaling.items() if value is not None}
+            scaling = {
+                theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()
+            }
+            scaling = {"rope_type": c.rope_scaling} | {
+                k: value for k, value in scaling.items() if value is not None
+            }
         fields = {names[0]: c.rope_theta, "rope_scaling": scaling}
         if c.rope_scaling == "dynamic":
             fields["max_position_embeddings"] = c.rope_original_max_positions
         if window_theta is not None:
             windowed = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
             full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
-            both = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": windowed}}
+            both = {
+                "full_attention": full,
+                "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
+            }
             fields |= {"rope_local_base_freq": windowed, "rope_parameters": both}
-        return fields | ({} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)})
+        return fields | (
+            {} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)}
+        )
 
-    keys = "rope_theta", *(ROPE_KEYS if scalings else ()), *(() if partial is None else ("rope_width",))
+    keys = (
+        "rope_theta",
+        *(ROPE_KEYS if scalings else ()),
+        *(() if partial is None else ("rope_width",)),
+    )
     return Conversion(keys if window_theta is None else (*keys, "rope_window_theta"), read, write)
 
 
@@ -143,13 +193,20 @@ def _rope_parameters(fields: Fields, by_window: bool) -> tuple[Fields, Fields]:
         if not isinstance(both, dict) or both.keys() - {"full_attention", "sliding_attention"}:
             raise ValueError("rope_parameters must have full_attention and sliding_attention only")
         if "sliding_window" in fields and not fields["sliding_window"]:
-            raise ValueError("sliding_window is null; the base of RoPE in layers with a window needs one")
+            raise ValueError(
+                "sliding_window is null; the base of RoPE in layers with a window needs one"
+            )
         full, windowed = both.get("full_attention") or {}, both.get("sliding_attention") or {}
         return _without_null(full | (fields.get("rope_scaling") or {})), _without_null(windowed)
-    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"  # as transformers 5 prefers
+    name = (
+        "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    )  # as transformers 5 prefers
     found = fields.get(name) or {}
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
-        raise ValueError(f"{name} is not one set of parameters; RoPE that differs between layers is not supported")
+        raise ValueError(
+            f"{name} is not one set of parameters; RoPE that differs between layers is not "
+            "supported"
+        )
     return _without_null(found), {}
 
 
@@ -163,13 +220,19 @@ def _read_scaling(found: Fields, scalings: dict) -> Fields:
     if kind == "default":
         return {}
     if kind not in scalings:
-        raise ValueError(f"rope_type is {str(kind)[:80]!r}; supported are {', '.join(['default', *scalings])}")
+        raise ValueError(
+            f"rope_type is {str(kind)[:80]!r}; supported are {', '.join(['default', *scalings])}"
+        )
     names = scalings[kind]
     if missing := [name for name in names.values() if name not in found and name not in OPTIONAL]:
         raise ValueError(f"the parameters of RoPE have no {' and no '.join(missing)}")
     if unknown := sorted(found.keys() - {*names.values(), *EVERY_ROPE}):
-        raise ValueError(f"the parameters of RoPE have {', '.join(unknown)}, which is not supported with {kind}")
-    return {"rope_scaling": kind} | {ours: found[theirs] for ours, theirs in names.items() if theirs in found}
+        raise ValueError(
+            f"the parameters of RoPE have {', '.join(unknown)}, which is not supported with {kind}"
+        )
+    return {"rope_scaling": kind} | {
+        ours: found[theirs] for ours, theirs in names.items() if theirs in found
+    }
 
 
 def rotating_layers(fields: Fields) -> list[int]:
@@ -189,19 +252,25 @@ ROTATING_LAYERS = Conversion(
 )
 
 
-# ---- Sliding windows ---------------------------------------------------------------------------------------------
+# ---- Sliding windows -----------------------------------------------------------------------------
 
-DEFAULT_WINDOW = 4096  # where config.json of most families has no sliding_window; null means no window
+DEFAULT_WINDOW = (
+    4096  # where config.json of most families has no sliding_window; null means no window
+)
 
 
 def windows(
-    slides: Callable[[Fields, int], bool] | None = None, *, switch: bool = False, default: int | None = DEFAULT_WINDOW
+    slides: Callable[[Fields, int], bool] | None = None,
+    *,
+    switch: bool = False,
+    default: int | None = DEFAULT_WINDOW,
 ) -> Conversion:
     """Return the conversion of the windows of layers.
 
     Args:
-        slides: (fields, layer) -> whether a layer has a window, for a config.json without `layer_types`, which names
-            the kind of attention of each layer; None: the family has no such field, and its layers are alike.
+        slides: (fields, layer) -> whether a layer has a window, for a config.json without
+            `layer_types`, which names the kind of attention of each layer; None: the family has no
+            such field, and its layers are alike.
         switch: whether `use_sliding_window` switches all windows on.
         default: the window in a config.json without `sliding_window`.
     """
@@ -215,44 +284,65 @@ def windows(
         if size is None:
             return {"window_pattern": (0,)}
         if not isinstance(size, int) or size is True or size < 1:
-            raise ValueError(f"sliding_window is {str(size)[:80]}; expected a positive integer, or null for no window")
+            raise ValueError(
+                f"sliding_window is {str(size)[:80]}; expected a positive integer, or null for no "
+                "window"
+            )
         if slides is None:
             return {"window_pattern": (size,)}
         kinds = fields.get("layer_types")
         if kinds is None:
-            return {"window_pattern": shortest_pattern([size * slides(fields, i) for i in range(n)])}
+            return {
+                "window_pattern": shortest_pattern([size * slides(fields, i) for i in range(n)])
+            }
         if len(kinds) != n or set(kinds) - {"sliding_attention", "full_attention"}:
             raise ValueError(
-                f"layer_types must have one of sliding_attention and full_attention for each of {n} layers"
+                "layer_types must have one of sliding_attention and full_attention for each of "
+                f"{n} layers"
             )
-        return {"window_pattern": shortest_pattern([size * (kind == "sliding_attention") for kind in kinds])}
+        return {
+            "window_pattern": shortest_pattern(
+                [size * (kind == "sliding_attention") for kind in kinds]
+            )
+        }
 
     def write(c):
         sizes = layer_windows(c)
         fields = {"sliding_window": max(sizes) or None}
         if slides:
-            fields["layer_types"] = ["sliding_attention" if size else "full_attention" for size in sizes]
+            fields["layer_types"] = [
+                "sliding_attention" if size else "full_attention" for size in sizes
+            ]
         if switch:
             fields["use_sliding_window"] = any(sizes)
         if slides and switch:
             fields["max_window_layers"] = c.n_layers
         if slides and not switch:
-            fields["sliding_window"] = fields["sliding_window"] or DEFAULT_WINDOW  # transformers needs an integer
+            fields["sliding_window"] = (
+                fields["sliding_window"] or DEFAULT_WINDOW
+            )  # transformers needs an integer
         return fields
 
     return Conversion(("window_pattern",), read, write)
 
 
 def _refuse_other_kinds(fields: Fields, kind: str) -> None:
-    """Refuse `layer_types` in a family without this field. Its layers are alike, but transformers' cache reads it."""
+    """Refuse `layer_types` in a family without this field. Its layers are alike, but transformers'
+    cache reads it.
+    """
     if set(fields.get("layer_types") or ()) - {kind}:
-        raise ValueError(f"layer_types is {str(fields['layer_types'])[:80]}; all layers of this family have {kind}")
+        raise ValueError(
+            f"layer_types is {str(fields['layer_types'])[:80]}; all layers of this family have "
+            f"{kind}"
+        )
 
 
 def _read_no_windows(fields):
     if fields.get("sliding_window") is not None:
         size = str(fields["sliding_window"])[:80]
-        raise ValueError(f"sliding_window is {size}; only null is supported, as this family has no windows")
+        raise ValueError(
+            f"sliding_window is {size}; only null is supported, as this family has no windows"
+        )
     _refuse_other_kinds(fields, "full_attention")
     return {}
 
@@ -272,16 +362,22 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
     (4, 0)
     """
     lengths = range(1, len(sizes) + 1)
-    return tuple(next(sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))))
+    return tuple(
+        next(
+            sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))
+        )
+    )
 
 
-# ---- Scales, branches and experts --------------------------------------------------------------------------------
+# ---- Scales, branches and experts ----------------------------------------------------------------
 
 # Of Gemma: 1 / sqrt(n), and sqrt(d_model). Granite has the factor itself.
 QUERY_SCALE = Conversion(
     ("attn_scale",),
     lambda fields: {"attn_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5},
-    lambda c: {"query_pre_attn_scalar": c.d_head if c.attn_scale is None else round(c.attn_scale**-2)},
+    lambda c: {
+        "query_pre_attn_scalar": c.d_head if c.attn_scale is None else round(c.attn_scale**-2)
+    },
 )
 EMBEDDING_SCALE = Conversion(
     ("embed_scale",), lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, lambda c: {}
@@ -302,9 +398,14 @@ def _read_dense_layers(fields):
     dense = fields.get("mlp_only_layers") or []
     width, expert = fields.get("intermediate_size"), fields["moe_intermediate_size"]
     if sorted(dense) != list(range(len(dense))) or len(dense) >= fields["num_hidden_layers"]:
-        raise ValueError(f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts, not all")
+        raise ValueError(
+            f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts, "
+            "not all"
+        )
     if dense and width != expert:
-        raise ValueError(f"intermediate_size is {width}; only moe_intermediate_size, {expert}, is supported")
+        raise ValueError(
+            f"intermediate_size is {width}; only moe_intermediate_size, {expert}, is supported"
+        )
     return {"moe_first_layer": len(dense)}
 
 

@@ -45,7 +45,8 @@ class Field(NamedTuple):
     """A field of config.json with the value of one of our keys."""
 
     name: str
-    default: Any = REQUIRED  # where config.json lacks it or has null: a value, a function of the fields, or REQUIRED
+    # where config.json lacks it or has null: a value, a function of the fields, or REQUIRED
+    default: Any = REQUIRED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +59,17 @@ class Family:
         fixed: our keys that have the same value in all models of the family.
         conversions: keys and fields that correspond in another way.
         context: the field with the largest number of positions.
-        requires: fields that change what is computed, and the values that lm supports. Others are refused.
+        requires: fields that change what is computed, and the values that lm supports. Others are
+            refused.
         writes: fields that are written with these values, because their defaults differ.
-        tensors: the names of the tensors of its checkpoints, with {} for the numbers of layer and expert, and our
-            parameters in each, which are joined along their output features.
+        tensors: the names of the tensors of its checkpoints, with {} for the numbers of layer and
+            expert, and our parameters in each, which are joined along their output features.
         prefix: start of the names of tensors that some checkpoints leave out.
         gain_offset: what is added to the gains of norms: 1 where they are stored as gain - 1.
         zero_biases: whether our models without biases are exported with biases of zero.
         divisible: whether transformers requires that n_heads divides d_model.
-        in_out: whether matrices of layers are stored as (in, out) features, like our weights, and not as (out, in) like
-            torch.nn.Linear.
+        in_out: whether matrices of layers are stored as (in, out) features, like our weights, and
+            not as (out, in) like torch.nn.Linear.
         by_head: whether a tensor of several parameters has them together for each head (GPT-NeoX).
     """
 
@@ -76,7 +78,9 @@ class Family:
     fields: dict[str, Field]
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     conversions: tuple[Conversion, ...] = (rope(), NO_WINDOWS, activation("hidden_act"))
-    tensors: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=lambda: tensors(PRE_NORMS, ATTENTION, GLU))
+    tensors: dict[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=lambda: tensors(PRE_NORMS, ATTENTION, GLU)
+    )
     context: str = "max_position_embeddings"
     requires: dict[str, tuple] = dataclasses.field(default_factory=dict)
     writes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -88,7 +92,8 @@ class Family:
     by_head: bool = False
 
 
-# Fields that transformers reads in all families, in its masks, its cache or its layers, as Family.requires.
+# Fields that transformers reads in all families, in its masks, its cache or its layers, as
+# Family.requires.
 IN_ALL_FAMILIES: dict[str, tuple] = {
     "quantization_config": (None,),
     "is_causal": (None, True),
@@ -106,17 +111,27 @@ WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 # Values of our keys in families that do not mention them: the defaults, so that an idea is off.
 USUAL = {
-    **{f.name: f.default for f in dataclasses.fields(ModelConfig) if f.name not in WITHOUT_EFFECT | {"d_head"}},
+    **{
+        f.name: f.default
+        for f in dataclasses.fields(ModelConfig)
+        if f.name not in WITHOUT_EFFECT | {"d_head"}
+    },
     "attn_out_bias": False,
     "rope_pairing": "halves",
 }
 
 
 def kv_heads(default: int | None) -> Field:
-    """Return the number of key/value heads: without the field, `default`; where it is null, that of query heads."""
+    """Return the number of key/value heads: without the field, `default`; where it is null, that of
+    query heads.
+    """
 
     def left_out(fields):
-        return fields["num_attention_heads"] if default is None or "num_key_value_heads" in fields else default
+        return (
+            fields["num_attention_heads"]
+            if default is None or "num_key_value_heads" in fields
+            else default
+        )
 
     return Field("num_key_value_heads", left_out)
 
@@ -127,14 +142,25 @@ SIZES = {
     "n_layers": Field("num_hidden_layers"),
     "n_heads": Field("num_attention_heads"),
     "n_kv_heads": kv_heads(None),
-    "d_head": Field("head_dim", lambda fields: fields["hidden_size"] // fields["num_attention_heads"]),
+    "d_head": Field(
+        "head_dim", lambda fields: fields["hidden_size"] // fields["num_attention_heads"]
+    ),
     "d_ff": Field("intermediate_size"),
     "norm_eps": Field("rms_norm_eps", 1e-6),
 }
-WITHOUT_D_HEAD = {key: field for key, field in SIZES.items() if key != "d_head"}  # n_heads divides d_model
-TIED, NOT_TIED = ({"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False))
-LAST_LAYERS_SLIDE = windows(lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True)
-ATTENTION_BIAS = {"attn_bias": Field("attention_bias", False), "attn_out_bias": Field("attention_bias", False)}
+WITHOUT_D_HEAD = {
+    key: field for key, field in SIZES.items() if key != "d_head"
+}  # n_heads divides d_model
+TIED, NOT_TIED = (
+    {"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False)
+)
+LAST_LAYERS_SLIDE = windows(
+    lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True
+)
+ATTENTION_BIAS = {
+    "attn_bias": Field("attention_bias", False),
+    "attn_out_bias": Field("attention_bias", False),
+}
 
 
 GPT2 = Family(
@@ -202,7 +228,10 @@ QWEN3 = Family(
     "qwen3",
     "Qwen3ForCausalLM",
     fixed={"qk_norm": True},
-    fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(32), "d_head": Field("head_dim", 128)} | NOT_TIED,
+    fields=SIZES
+    | ATTENTION_BIAS
+    | {"n_kv_heads": kv_heads(32), "d_head": Field("head_dim", 128)}
+    | NOT_TIED,
     conversions=(rope(), LAST_LAYERS_SLIDE, activation("hidden_act")),
     tensors=tensors(PRE_NORMS, ATTENTION, HEAD_NORMS, GLU),
 )
@@ -320,11 +349,16 @@ OLMO3 = dataclasses.replace(
 SMOLLM3 = Family(
     "smollm3",
     "SmolLM3ForCausalLM",
-    fields=SIZES | ATTENTION_BIAS | {"n_kv_heads": kv_heads(4), "ffn_bias": Field("mlp_bias", False)} | TIED,
+    fields=SIZES
+    | ATTENTION_BIAS
+    | {"n_kv_heads": kv_heads(4), "ffn_bias": Field("mlp_bias", False)}
+    | TIED,
     conversions=(
         rope(2e6),
         ROTATING_LAYERS,
-        windows(lambda fields, layer: not rotating_layers(fields)[layer], switch=True, default=None),
+        windows(
+            lambda fields, layer: not rotating_layers(fields)[layer], switch=True, default=None
+        ),
         activation("hidden_act"),
     ),
 )
@@ -337,7 +371,10 @@ PHI3 = Family(
     tensors=tensors(
         PRE_NORMS,
         {"self_attn.qkv_proj.weight": QKV_WEIGHTS, "self_attn.o_proj.weight": "attention/w_o_HKD"},
-        {"mlp.gate_up_proj.weight": ("ffn/w_gate_DF", "ffn/w_up_DF"), "mlp.down_proj.weight": "ffn/w_down_FD"},
+        {
+            "mlp.gate_up_proj.weight": ("ffn/w_gate_DF", "ffn/w_up_DF"),
+            "mlp.down_proj.weight": "ffn/w_down_FD",
+        },
     ),
 )
 

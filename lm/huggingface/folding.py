@@ -1,4 +1,6 @@
-"""Factors of our models that a family lacks, multiplied into weights of an exported model. Imports no jax."""
+"""Factors of our models that a family lacks, multiplied into weights of an exported model. Imports
+no jax.
+"""
 
 import dataclasses
 import math
@@ -13,15 +15,21 @@ BIASES = ("attn_bias", "attn_out_bias", "ffn_bias", "norm_bias")
 def fold(family: Family, c: ResolvedModel) -> tuple[ResolvedModel, dict[str, float]]:
     """Return the model section of an exported model, and the factors of its parameters by path.
 
-    The factor of attention scores is multiplied into the queries, that of the embeddings into an untied table, and that
-    of the last hidden states (muP) into the final norm. Biases that the family needs and the model lacks are zero.
+    The factor of attention scores is multiplied into the queries, that of the embeddings into an
+    untied table, and that of the last hidden states (muP) into the final norm. Biases that the
+    family needs and the model lacks are zero.
     """
     has = {*family.fields, *(key for conversion in family.conversions for key in conversion.keys)}
     changes: dict[str, Any] = dict.fromkeys(BIASES, True) if family.zero_biases else {}
     factors: dict[str, float] = {}
     if c.parametrization == "mup":
-        changes |= {"parametrization": "standard", "attn_scale": math.sqrt(c.mup_base_d_head) / c.d_head}
-        factors |= dict.fromkeys(("final_norm/scale_D", "final_norm/bias_D"), c.mup_base_d_model / c.d_model)
+        changes |= {
+            "parametrization": "standard",
+            "attn_scale": math.sqrt(c.mup_base_d_head) / c.d_head,
+        }
+        factors |= dict.fromkeys(
+            ("final_norm/scale_D", "final_norm/bias_D"), c.mup_base_d_model / c.d_model
+        )
     scale = changes.get("attn_scale", c.attn_scale)
     if scale is not None and "attn_scale" not in has:
         changes["attn_scale"] = None

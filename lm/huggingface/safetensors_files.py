@@ -1,7 +1,7 @@
 """Read and write tensors in safetensors files, one at a time. Imports no jax.
 
-The format: 8 bytes with the length of the header (little-endian), the header in JSON (name -> dtype, shape and the
-range of bytes), and the tensors. https://github.com/huggingface/safetensors
+The format: 8 bytes with the length of the header (little-endian), the header in JSON (name ->
+dtype, shape and the range of bytes), and the tensors. https://github.com/huggingface/safetensors
 """
 
 import json
@@ -25,13 +25,16 @@ SHARD_BYTES = 5 * 10**9
 
 
 class TensorFiles:
-    """The tensors of a checkpoint, and their `shapes` by name, in one file or in several with an index.
+    """The tensors of a checkpoint, and their `shapes` by name, in one file or in several with an
+    index.
 
     A context manager.
     """
 
     def __init__(self, directory: str | Path):
-        """Open the files and check their headers; raises UserError if some are missing, damaged or not safetensors."""
+        """Open the files and check their headers; raises UserError if some are missing, damaged or
+        not safetensors.
+        """
         from safetensors import SafetensorError, safe_open
 
         self._directory, self._stack = Path(directory), ExitStack()
@@ -43,39 +46,62 @@ class TensorFiles:
                 try:
                     file = stack.enter_context(safe_open(path, framework="np", backend="pread"))
                 except SafetensorError as error:
-                    raise UserError(f"{path} is corrupted or truncated ({error}); download it again") from None
+                    raise UserError(
+                        f"{path} is corrupted or truncated ({error}); download it again"
+                    ) from None
                 for tensor in file.keys():  # noqa: SIM118
                     other, _ = self._file_of.setdefault(tensor, (name, file))
                     if other != name:
-                        raise UserError(f"{path} and {other} both have the tensor {tensor}; download both again")
+                        raise UserError(
+                            f"{path} and {other} both have the tensor {tensor}; download both again"
+                        )
                 if expected and (lost := sorted(expected - set(file.keys()))):
-                    raise UserError(f"{path} has no tensor {lost[0]}, which {INDEX} places there; download both again")
-            self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name, (_, file) in self._file_of.items()}
+                    raise UserError(
+                        f"{path} has no tensor {lost[0]}, which {INDEX} places there; download "
+                        "both again"
+                    )
+            self.shapes = {
+                name: tuple(file.get_slice(name).get_shape())
+                for name, (_, file) in self._file_of.items()
+            }
             self._stack = stack.pop_all()
 
     def _find_files(self) -> dict[str, set[str] | None]:
         """Return the names of the files, with the tensors that an index places in each."""
-        single, index = find_file(self._directory, SINGLE), find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES)
+        single, index = (
+            find_file(self._directory, SINGLE),
+            find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES),
+        )
         if single and index:
             raise UserError(
-                f"{self._directory} has both {SINGLE} and {INDEX}, which may hold other weights; remove one of them "
-                f"(transformers reads {SINGLE})"
+                f"{self._directory} has both {SINGLE} and {INDEX}, which may hold other weights; "
+                f"remove one of them (transformers reads {SINGLE})"
             )
         if index:
             places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
             found: dict[str, set[str]] = {}
             for tensor, name in places.items():
-                if Path(name).name != name or not name.endswith(".safetensors") or len(name.encode()) > 255:
-                    raise UserError(f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file beside it")
+                if (
+                    Path(name).name != name
+                    or not name.endswith(".safetensors")
+                    or len(name.encode()) > 255
+                ):
+                    raise UserError(
+                        f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file "
+                        "beside it"
+                    )
                 found.setdefault(name, set()).add(tensor)
             return dict(found)
         if single:
             return {SINGLE: None}
-        if pickles := sorted(path.name for pattern in PICKLES for path in self._directory.glob(pattern)):
+        if pickles := sorted(
+            path.name for pattern in PICKLES for path in self._directory.glob(pattern)
+        ):
             raise UserError(
-                f"{self._directory} has {pickles[0]} and no {SINGLE}: pickle files can run any code when read "
-                "and are never opened here; convert them with transformers, AutoModelForCausalLM.from_pretrained(DIR)"
-                ".save_pretrained(NEW_DIR), or download the safetensors files"
+                f"{self._directory} has {pickles[0]} and no {SINGLE}: pickle files can run any "
+                "code when read and are never opened here; convert them with transformers, "
+                "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR), or download "
+                "the safetensors files"
             )
         raise UserError(f"{self._directory} has neither {SINGLE} nor {INDEX}")
 
@@ -108,9 +134,11 @@ class Planned(NamedTuple):
 
 
 def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYTES) -> list[str]:
-    """Write tensors to model.safetensors, or to several files with an index, and return the names of the files.
+    """Write tensors to model.safetensors, or to several files with an index, and return the names
+    of the files.
 
-    One value at a time is in memory. A file has at most shard_bytes, unless a single tensor is larger.
+    One value at a time is in memory. A file has at most shard_bytes, unless a single tensor is
+    larger.
     """
     shards: list[list[Planned]] = [[]]
     for tensor in planned:
@@ -118,23 +146,36 @@ def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYT
             shards.append([])
         shards[-1].append(tensor)
     n = len(shards)
-    names = [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)] if n > 1 else [SINGLE]
+    names = (
+        [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)] if n > 1 else [SINGLE]
+    )
     for name, shard in zip(names, shards, strict=True):
         _write_file(directory / name, shard)
     if n > 1:
-        places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        places = {
+            tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard
+        }
         total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
-        write_text(directory / INDEX, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+        write_text(
+            directory / INDEX,
+            json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n",
+        )
     return [*names, *([INDEX] if n > 1 else [])]
 
 
 def _write_file(path: Path, planned: list[Planned]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers refuses files without a format
+    header: dict[str, Any] = {
+        "__metadata__": {"format": "pt"}
+    }  # transformers refuses files without a format
     end = 0
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     for tensor in planned:
         start, end = end, end + tensor.n_bytes
-        header[tensor.name] = {"dtype": names[tensor.dtype], "shape": tensor.shape, "data_offsets": [start, end]}
+        header[tensor.name] = {
+            "dtype": names[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     with name_errors(path), open(path, "xb") as file:

@@ -10,15 +10,19 @@ def tensors(
     final_norm: str = "model.norm",
     head: str = "lm_head",
 ) -> dict[str, tuple[str, ...]]:
-    """Return the tensors of a family; see `Family`. Those of parameters that a model lacks do not exist.
+    """Return the tensors of a family; see `Family`. Those of parameters that a model lacks do not
+    exist.
 
-    `parts` are the names of tensors within a layer, and our parameters within it; the rest are names of modules.
+    `parts` are the names of tensors within a layer, and our parameters within it; the rest are
+    names of modules.
     """
     layer = {name: paths for part in parts for name, paths in part.items()}
     return {
         f"{embedding}.weight": ("embedding",),
         **{
-            f"{layers}.{{}}.{name}": tuple(f"layers/{path}" for path in ([paths] if isinstance(paths, str) else paths))
+            f"{layers}.{{}}.{name}": tuple(
+                f"layers/{path}" for path in ([paths] if isinstance(paths, str) else paths)
+            )
             for name, paths in layer.items()
         },
         f"{final_norm}.weight": ("final_norm/scale_D",),
@@ -35,14 +39,26 @@ def norms(**places: str) -> dict[str, str]:
 
 
 PRE_NORMS = norms(input_layernorm="attention_norm", post_attention_layernorm="ffn_norm")
-OUTPUT_NORMS = norms(post_attention_layernorm="attention_post_norm", post_feedforward_layernorm="ffn_post_norm")
-SANDWICH_NORMS = OUTPUT_NORMS | norms(input_layernorm="attention_norm", pre_feedforward_layernorm="ffn_norm")
-HEAD_NORMS = {"self_attn.q_norm.weight": "attention/q_scale_K", "self_attn.k_norm.weight": "attention/k_scale_K"}
-WIDE_NORMS = {"self_attn.q_norm.weight": "attention/q_scale_HK", "self_attn.k_norm.weight": "attention/k_scale_GK"}
+OUTPUT_NORMS = norms(
+    post_attention_layernorm="attention_post_norm", post_feedforward_layernorm="ffn_post_norm"
+)
+SANDWICH_NORMS = OUTPUT_NORMS | norms(
+    input_layernorm="attention_norm", pre_feedforward_layernorm="ffn_norm"
+)
+HEAD_NORMS = {
+    "self_attn.q_norm.weight": "attention/q_scale_K",
+    "self_attn.k_norm.weight": "attention/k_scale_K",
+}
+WIDE_NORMS = {
+    "self_attn.q_norm.weight": "attention/q_scale_HK",
+    "self_attn.k_norm.weight": "attention/k_scale_GK",
+}
 QKV_WEIGHTS = ("attention/w_q_DHK", "attention/w_k_DGK", "attention/w_v_DGK")
 QKV_BIASES = ("attention/b_q_HK", "attention/b_k_GK", "attention/b_v_GK")
 ATTENTION = {
-    **{f"self_attn.{name}_proj.weight": path for name, path in zip("qkv", QKV_WEIGHTS, strict=True)},
+    **{
+        f"self_attn.{name}_proj.weight": path for name, path in zip("qkv", QKV_WEIGHTS, strict=True)
+    },
     "self_attn.o_proj.weight": "attention/w_o_HKD",
     **{f"self_attn.{name}_proj.bias": path for name, path in zip("qkv", QKV_BIASES, strict=True)},
     "self_attn.o_proj.bias": "attention/b_o_D",

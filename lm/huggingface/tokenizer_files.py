@@ -10,12 +10,16 @@ from lm.errors import UserError
 from lm.files import parse_json, read_bytes, to_json
 from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file, find_tokenizer
 
-# Files with settings that an exported model should have again. Of config.json these are the family and the token ids.
+# Files with settings that an exported model should have again. Of config.json these are the family
+# and the token ids.
 SETTINGS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
-ENDS = ("generation_config.json", "config.json")  # those that have the ids at which a generated text ends
+ENDS = (
+    "generation_config.json",
+    "config.json",
+)  # those that have the ids at which a generated text ends
 # The first of TOKEN_KEYS in transformers' own classes, where the settings name none.
 CLASS_TOKENS: dict[str, tuple[str | None, ...]] = {
     "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>"),
@@ -43,15 +47,17 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
     if tokenizer.vocab_size > config.model.vocab_size:
         raise UserError(
             f"{path} has ids up to {tokenizer.vocab_size - 1}, but vocab_size in config.json is "
-            f"{config.model.vocab_size}; delete tokens that the model lacks from its added_tokens (that of images in "
-            "Gemma 3), or use the tokenizer of this checkpoint"
+            f"{config.model.vocab_size}; delete tokens that the model lacks from its added_tokens "
+            "(that of images in Gemma 3), or use the tokenizer of this checkpoint"
         )
     tokenizer.end_ids = sorted(find_end_ids(read_settings(directory, ENDS)))
     return tokenizer
 
 
 def find_end_ids(settings: dict[str, str]) -> set[int]:
-    """Return the ids that end a generated text: eos_token_id in generation_config.json and config.json."""
+    """Return the ids that end a generated text: eos_token_id in generation_config.json and
+    config.json.
+    """
     found = set()
     for name in ENDS:
         ids = json.loads(settings.get(name, "{}")).get("eos_token_id")
@@ -61,22 +67,36 @@ def find_end_ids(settings: dict[str, str]) -> set[int]:
 
 
 def named_tokens(settings: dict[str, str]) -> dict[str, str]:
-    """Return the special tokens that transformers takes from a checkpoint's settings: bos_token, eos_token, ..."""
-    config, legacy = (_fields(settings, name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    """Return the special tokens that transformers takes from a checkpoint's settings: bos_token,
+    eos_token, ...
+    """
+    config, legacy = (
+        _fields(settings, name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
     of_class = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), ())
-    found = dict(zip(TOKEN_KEYS, of_class, strict=False)) | {key: config[key] for key in TOKEN_KEYS if key in config}
+    found = dict(zip(TOKEN_KEYS, of_class, strict=False)) | {
+        key: config[key] for key in TOKEN_KEYS if key in config
+    }
     if "added_tokens_decoder" not in config:  # else transformers does not read the older file
         found |= {key: legacy[key] for key in TOKEN_KEYS if legacy.get(key)}
     return {key: name for key, value in found.items() if (name := _content(value))}
 
 
 def special_names(settings: dict[str, str]) -> set[str]:
-    """Return the names of the tokens that transformers leaves out of generated text, beside those of tokenizer.json."""
+    """Return the names of the tokens that transformers leaves out of generated text, beside those
+    of tokenizer.json.
+    """
     config = _fields(settings, "tokenizer_config.json")
     added = config.get("added_tokens_decoder")
-    tokens = [token for token in (added.values() if isinstance(added, dict) else ()) if isinstance(token, dict)]
+    tokens = [
+        token
+        for token in (added.values() if isinstance(added, dict) else ())
+        if isinstance(token, dict)
+    ]
     more = config.get("additional_special_tokens")
-    found = [token for token in tokens if token.get("special") is True] + (more if isinstance(more, list) else [])
+    found = [token for token in tokens if token.get("special") is True] + (
+        more if isinstance(more, list) else []
+    )
     return {*named_tokens(settings).values(), *filter(None, map(_content, found))}
 
 
@@ -92,10 +112,14 @@ def _content(token) -> str | None:
 
 
 def read_settings(directory: str | Path, names: tuple[str, ...] = SETTINGS) -> dict[str, str]:
-    """Return the text of each of these files that a checkpoint has, by name; raises UserError if one is damaged."""
+    """Return the text of each of these files that a checkpoint has, by name; raises UserError if
+    one is damaged.
+    """
     found = {}
     for name in names:
-        if path := find_file(directory, name, MAX_TOKENIZER_BYTES):  # Gemma 3 lists 6,000 tokens in its settings
+        if path := find_file(
+            directory, name, MAX_TOKENIZER_BYTES
+        ):  # Gemma 3 lists 6,000 tokens in its settings
             try:
                 found[name] = read_bytes(path).decode()
                 if path.suffix == ".json":
@@ -106,7 +130,9 @@ def read_settings(directory: str | Path, names: tuple[str, ...] = SETTINGS) -> d
 
 
 def tokenizer_settings(tokenizer: Tokenizer, seq_len: int) -> str:
-    """Return the tokenizer_config.json of one of our tokenizers, for a model that sees `seq_len` tokens."""
+    """Return the tokenizer_config.json of one of our tokenizers, for a model that sees `seq_len`
+    tokens.
+    """
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
@@ -133,17 +159,22 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
     from tokenizers import Tokenizer as Model
 
     if isinstance(tokenizer, ByteTokenizer):
-        # Printable characters of Latin-1 stand for their bytes, and those from U+0100 on for the others, in order.
+        # Printable characters of Latin-1 stand for their bytes, and those from U+0100 on for the
+        # others, in order.
         alphabet = set(pre_tokenizers.ByteLevel.alphabet())
         others = iter(sorted(alphabet - set(map(chr, range(256)))))
-        model = Model(models.BPE({chr(b) if chr(b) in alphabet else next(others): b for b in range(256)}, []))
+        model = Model(
+            models.BPE({chr(b) if chr(b) in alphabet else next(others): b for b in range(256)}, [])
+        )
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
         return model.to_str()
     assert isinstance(tokenizer, CharTokenizer | WordTokenizer)
     pattern = r"[\s\S]" if isinstance(tokenizer, CharTokenizer) else WORD
     unknown = {"unk_token": "<unk>"} if tokenizer.unk else {}
-    model = Model(models.WordLevel({piece: i for i, piece in enumerate(tokenizer.pieces)}, **unknown))
+    model = Model(
+        models.WordLevel({piece: i for i, piece in enumerate(tokenizer.pieces)}, **unknown)
+    )
     model.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     model.decoder = decoders.Fuse()
     return model.to_str()

@@ -22,7 +22,13 @@ from lm.text_tables import some
 
 MAX_SHOWN = 5  # problems in an error message
 # Ends of the names of buffers in old checkpoints, which are not parameters.
-BUFFERS = "rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"
+BUFFERS = (
+    "rotary_emb.inv_freq",
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",
+    ".attention.masked_bias",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +37,9 @@ class Place:
 
     name: str  # of the tensor
     paths: tuple[str, ...]  # of our parameters
-    index: tuple[int, ...]  # where the values are in stacks over layers, and over experts; (): they are not stacked
+    index: tuple[
+        int, ...
+    ]  # where the values are in stacks over layers, and over experts; (): they are not stacked
     parameters: tuple[Parameter, ...]  # their declarations, without the axes of these stacks
     transposed: bool  # whether it is stored as (out, in) features
     by_head: bool  # see `Family`
@@ -67,14 +75,18 @@ class Place:
 
 
 def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
-    """Yield the tensors that a checkpoint of this model has, in the order of the family's declaration."""
+    """Yield the tensors that a checkpoint of this model has, in the order of the family's
+    declaration.
+    """
     table = parameters.parameter_table(c)
     for name, paths in family.tensors.items():
         if (first := table.get(paths[0])) is None:
             continue
         stacked = len(first.batch)
         declared = tuple(
-            dataclasses.replace(p, shape=p.shape[stacked:], axes=p.axes[stacked:], batch="", layers=None)
+            dataclasses.replace(
+                p, shape=p.shape[stacked:], axes=p.axes[stacked:], batch="", layers=None
+            )
             for p in (table[path] for path in paths)
         )
         transposed = first.kind == "weight" and not (family.in_out and first.layers is not None)
@@ -83,23 +95,27 @@ def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
             yield Place(name.format(*numbers), paths, index, declared, transposed, family.by_head)
 
 
-# ---- Import ------------------------------------------------------------------------------------------------------
+# ---- Import --------------------------------------------------------------------------------------
 
 
 def load_params(directory: str | Path, config: Resolved) -> dict:
-    """Return the parameters of a checkpoint as nested dicts of arrays on the first device; see `read_params`.
+    """Return the parameters of a checkpoint as nested dicts of arrays on the first device; see
+    `read_params`.
 
     They are moved one by one: NumPy arrays would be copied all at once where a checkpoint is saved.
     """
     values = read_params(directory, config)
-    return parameters.nest({path: jax.block_until_ready(jax.device_put(value)) for path, value in values})
+    return parameters.nest(
+        {path: jax.block_until_ready(jax.device_put(value)) for path, value in values}
+    )
 
 
 def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the path and the value of each parameter of a checkpoint.
 
-    In memory are one parameter, or those that the checkpoint joins, such as queries, keys and values; and one tensor.
-    The config is that of `read_config`; parameters are cast to its model.param_dtype.
+    In memory are one parameter, or those that the checkpoint joins, such as queries, keys and
+    values; and one tensor. The config is that of `read_config`; parameters are cast to its
+    model.param_dtype.
 
     Raises:
         UserError: if tensors are missing, unexpected or of another shape, or files are damaged.
@@ -120,20 +136,31 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
             yield from zip(paths, values, strict=True)
 
 
-def _match(directory: str | Path, family: Family, c: ResolvedModel, files: TensorFiles) -> dict[str, str]:
-    """Return the name in the files of each tensor of a model, by its usual name; raises UserError if they differ."""
+def _match(
+    directory: str | Path, family: Family, c: ResolvedModel, files: TensorFiles
+) -> dict[str, str]:
+    """Return the name in the files of each tensor of a model, by its usual name; raises UserError
+    if they differ.
+    """
     short = {name.removeprefix(family.prefix): name for name in files.shapes}
     wanted = {place.name: place.shape for place in places(family, c)}
     names = {name: short.get(name.removeprefix(family.prefix)) for name in wanted}
     problems = []
     if missing := [name for name, found in names.items() if found is None]:
         problems.append(f"tensors are missing: {some(missing)}")
-    known = {*names.values(), *([] if not c.tie_embeddings else _tied_copies(directory, family, files))}
-    if unexpected := [name for name in files.shapes if name not in known and not name.endswith(BUFFERS)]:
+    known = {
+        *names.values(),
+        *([] if not c.tie_embeddings else _tied_copies(directory, family, files)),
+    }
+    if unexpected := [
+        name for name in files.shapes if name not in known and not name.endswith(BUFFERS)
+    ]:
         problems.append(f"tensors that no part of the model uses: {some(unexpected)}")
     for name, found in names.items():
         if found is not None and files.shapes[found] != wanted[name]:
-            problems.append(f"{found} has shape {files.shapes[found]}; config.json implies {wanted[name]}")
+            problems.append(
+                f"{found} has shape {files.shapes[found]}; config.json implies {wanted[name]}"
+            )
     if problems:
         more = [f"{len(problems) - MAX_SHOWN} more"] if len(problems) > MAX_SHOWN else []
         raise UserError(*(f"{directory}: {problem}" for problem in problems[:MAX_SHOWN] + more))
@@ -141,9 +168,12 @@ def _match(directory: str | Path, family: Family, c: ResolvedModel, files: Tenso
 
 
 def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> list[str]:
-    """Return the name of a head that repeats a tied embedding; raises UserError if it differs from it."""
+    """Return the name of a head that repeats a tied embedding; raises UserError if it differs from
+    it.
+    """
     head, embedding = (
-        next(name for name, paths in family.tensors.items() if paths == (path,)) for path in ("head/w_DV", "embedding")
+        next(name for name, paths in family.tensors.items() if paths == (path,))
+        for path in ("head/w_DV", "embedding")
     )
     embedding = embedding if embedding in files.shapes else embedding.removeprefix(family.prefix)
     if head not in files.shapes or embedding not in files.shapes:
@@ -156,7 +186,7 @@ def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> l
     return [head]
 
 
-# ---- Export ------------------------------------------------------------------------------------------------------
+# ---- Export --------------------------------------------------------------------------------------
 
 
 def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = None) -> list[Planned]:
@@ -182,25 +212,43 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = Non
                 value = value[..., order]
             offset = family.gain_offset if p.kind == "norm" else 0.0
             if offset or path in factors:
-                value = value.astype(np.float32) * np.float32(factors.get(path, 1)) - np.float32(offset)
+                value = value.astype(np.float32) * np.float32(factors.get(path, 1)) - np.float32(
+                    offset
+                )
             values.append(value.astype(dtype))
         return place.join(values)
 
     found = list(places(family, exported))
-    if unclaimed := set(parameters.parameter_table(c)) - {path for place in found for path in place.paths}:
+    if unclaimed := set(parameters.parameter_table(c)) - {
+        path for place in found for path in place.paths
+    }:
         raise UserError(
-            f"the model cannot be exported: {family.model_type} has no tensor for {some(sorted(unclaimed))}"
+            f"the model cannot be exported: {family.model_type} has no tensor for "
+            f"{some(sorted(unclaimed))}"
         )
-    return [Planned(place.name, place.shape, dtype, functools.partial(value_of, place)) for place in found]
+    return [
+        Planned(place.name, place.shape, dtype, functools.partial(value_of, place))
+        for place in found
+    ]
 
 
-ROTATED = ("w_q_", "w_k_", "b_q_", "b_k_", "q_scale_", "k_scale_")  # parameters of queries and keys, by features
+ROTATED = (
+    "w_q_",
+    "w_k_",
+    "b_q_",
+    "b_k_",
+    "q_scale_",
+    "k_scale_",
+)  # parameters of queries and keys, by features
 
 
 def _halves(c: ResolvedModel) -> np.ndarray:
-    """Return the order of a head's features in which rotated pairs (2k, 2k + 1) become pairs (k, k + R/2).
+    """Return the order of a head's features in which rotated pairs (2k, 2k + 1) become pairs (k, k
+    + R/2).
 
     Scores and QK-norm do not change if the features of queries and keys are permuted alike.
     """
     width = c.rope_width or c.d_head
-    return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2), np.arange(width, c.d_head)])
+    return np.concatenate(
+        [np.arange(0, width, 2), np.arange(1, width, 2), np.arange(width, c.d_head)]
+    )

@@ -21,9 +21,11 @@ def write_checkpoint(
     tokenizer: Tokenizer | None = None,
     settings: dict[str, str] | None = None,
 ) -> list[str]:
-    """Write a checkpoint of Hugging Face to an existing directory, and return the names of its files.
+    """Write a checkpoint of Hugging Face to an existing directory, and return the names of its
+    files.
 
-    `settings` are the files of the checkpoint that the model came from, see `read_settings`; they are written again.
+    `settings` are the files of the checkpoint that the model came from, see `read_settings`; they
+    are written again.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons.
@@ -34,9 +36,13 @@ def write_checkpoint(
     texts = {name: text for name, text in settings.items() if name != "config.json"}
     if tokenizer is not None:
         texts["tokenizer.json"] = to_tokenizer_json(tokenizer)
-        texts.setdefault("tokenizer_config.json", tokenizer_settings(tokenizer, config.train.seq_len))
+        texts.setdefault(
+            "tokenizer_config.json", tokenizer_settings(tokenizer, config.train.seq_len)
+        )
     ids = {"eos_token_id": tokenizer and tokenizer.end_of_text}
-    for before in (json.loads(settings.get(name, "{}")) for name in ("config.json", "generation_config.json")):
+    for before in (
+        json.loads(settings.get(name, "{}")) for name in ("config.json", "generation_config.json")
+    ):
         ids |= {name: before[name] for name in TOKEN_IDS if before.get(name) is not None}
     texts.setdefault("generation_config.json", to_json(ids, indent=2) + "\n")
     # Last: a directory without it is not a checkpoint.

@@ -1,6 +1,8 @@
-"""Ideas that can be added to the model, one file each, and the sites of the model where they attach.
+"""Ideas that can be added to the model, one file each, and the sites of the model where they
+attach.
 
-An idea is a file of this folder with pure functions, value in and value out. Most have two, `table` and `apply`:
+An idea is a file of this folder with pure functions, value in and value out. Most have two, `table`
+and `apply`:
 
     apply(here, value, ...) -> value   the equation. An idea at several sites has a function named after each instead.
     table(c) -> {name: Parameter}      its parameters in one layer. Names end in the letters of their axes.
@@ -15,12 +17,13 @@ An idea is a file of this folder with pure functions, value in and value out. Mo
     activations(c)                     of an idea in place of attention: float32 numbers of a token that one of its
                                        layers keeps for the backward pass.
 
-`here` is the `Here` of lm/here.py. The key under which an idea stands in a site is the key of config.model that turns
-it on: with False, "none", 0 or None the idea is off and leaves no trace in the program. A site applies its ideas in the
-order of the dict. docs/changing-the-model.md shows one of them, tests/test_ideas.py checks all.
+`here` is the `Here` of lm/here.py. The key under which an idea stands in a site is the key of
+config.model that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in
+the program. A site applies its ideas in the order of the dict. docs/changing-the-model.md shows one
+of them, tests/test_ideas.py checks all.
 
-An idea that lets positions see each other calls `here.last`, `here.running_sum` or `here.recurrence`, which own its
-cache for decoding.
+An idea that lets positions see each other calls `here.last`, `here.running_sum` or
+`here.recurrence`, which own its cache for decoding.
 """
 
 import dataclasses
@@ -48,7 +51,8 @@ from lm.ideas import (
     value_residual,
 )
 
-# By site, the ideas that attach there (modules or objects with the functions above) by their key of config.model.
+# By site, the ideas that attach there (modules or objects with the functions above) by their key of
+# config.model.
 SITES: dict[str, dict[str, Any]] = {
     "embedding": {"token_shift": token_shift},  # x_BTD, the stream before the first block
     "block_input": {  # x_BTD, at the start of each block
@@ -61,8 +65,13 @@ SITES: dict[str, dict[str, Any]] = {
         "value_embeddings": value_embedding,
         "value_residual": value_residual,
     },
-    "scores": {"attn_sink": attention_sink, "attn_forget": forgetting_gate},  # options of attention: bias_BSH, sink_H
-    "mixer": {"gated_delta": gated_delta},  # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of attention
+    "scores": {
+        "attn_sink": attention_sink,
+        "attn_forget": forgetting_gate,
+    },  # options of attention: bias_BSH, sink_H
+    "mixer": {
+        "gated_delta": gated_delta
+    },  # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of attention
     "heads": {  # o_BTHK, the output of the heads; and v_BTGK
         "attn_differential": differential_attention,
         "attn_exclusive": exclusive_attention,
@@ -70,9 +79,12 @@ SITES: dict[str, dict[str, Any]] = {
     },
     "ffn_hidden": {},  # h_BTF, inside the feed-forward layer; not of experts
     "last_residual": {},  # x_BTD, after the last block and before the final norm
-    "logits": {"multi_token_prediction": multi_token_prediction},  # logits_BTV, some at a time: without positions
+    "logits": {
+        "multi_token_prediction": multi_token_prediction
+    },  # logits_BTV, some at a time: without positions
 }
-# The sites of each module, which declares the parameters. Those of an idea in several modules are of the first one.
+# The sites of each module, which declares the parameters. Those of an idea in several modules are
+# of the first one.
 MODULES = {
     "model": ("embedding", "last_residual", "logits"),
     "block": ("block_input",),
@@ -80,9 +92,9 @@ MODULES = {
     "ffn": ("ffn_hidden",),
 }
 
-# Exclusive choices by value. config.model.residual: block(here, x_BTD, attention, ffn) -> x_BTD in place of the plain
-# sum; both branches include their norms. config.model.ffn: in place of the feed-forward layer, in the layers that have
-# it; the others have the one named OTHERS.
+# Exclusive choices by value. config.model.residual: block(here, x_BTD, attention, ffn) -> x_BTD in
+# place of the plain sum; both branches include their norms. config.model.ffn: in place of the
+# feed-forward layer, in the layers that have it; the others have the one named OTHERS.
 RESIDUALS = {
     "sum": None,  # the blocks of lm/model.py
     "depth_attention": depth_attention,
@@ -121,17 +133,25 @@ def everywhere(c: ResolvedModel) -> list[Any]:
 
 
 def layers_of(idea: Any, c: ResolvedModel):
-    """Return the layers that have an idea, a range or tuple. Raises ValueError if they are not ascending numbers."""
+    """Return the layers that have an idea, a range or tuple. Raises ValueError if they are not
+    ascending numbers.
+    """
     layers = idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
-    ascending = layers.step > 0 if isinstance(layers, range) else list(layers) == sorted(set(layers))
+    ascending = (
+        layers.step > 0 if isinstance(layers, range) else list(layers) == sorted(set(layers))
+    )
     if not ascending or (layers and not 0 <= layers[0] <= layers[-1] < c.n_layers):
-        raise ValueError(f"{_name(idea)}: layers {layers} must be ascending numbers from 0 to {c.n_layers - 1}")
+        raise ValueError(
+            f"{_name(idea)}: layers {layers} must be ascending numbers from 0 to {c.n_layers - 1}"
+        )
     return layers if isinstance(layers, range) else tuple(layers)
 
 
 def subsets(c: ResolvedModel) -> set:
     """Return the layers of each idea that is on in blocks, a set of ranges and tuples."""
-    return {layers_of(idea, c) for module in ("block", "attention", "ffn") for idea in active(c, module)}
+    return {
+        layers_of(idea, c) for module in ("block", "attention", "ffn") for idea in active(c, module)
+    }
 
 
 def _name(idea: Any) -> str:
@@ -142,13 +162,16 @@ def at(site: str, here, value, *others):
     """Return the value after the ideas of a site that are on in this layer."""
     for idea in _of_site(site, here.c):
         function = getattr(idea, site, None) or getattr(idea, "apply", None)
-        if function is None or (here.layer is not None and here.like not in layers_of(idea, here.c)):
+        if function is None or (
+            here.layer is not None and here.like not in layers_of(idea, here.c)
+        ):
             continue
         after = function(here, value, *others)
         if _kind(after) != _kind(value):
             raise TypeError(
-                f"{_name(idea)}: the site {site} gave {_kind(value)} and got {_kind(after)}; return the value alone, "
-                "with its dtype (x.astype(...)), and write what is carried to here.stream"
+                f"{_name(idea)}: the site {site} gave {_kind(value)} and got {_kind(after)}; "
+                "return the value alone, with its dtype (x.astype(...)), and write what is carried "
+                "to here.stream"
             )
         value = after
     return value
@@ -173,7 +196,9 @@ def mixer(c: ResolvedModel, layer: int) -> Any:
     """
     found = [idea for idea in _of_site("mixer", c) if layer in layers_of(idea, c)]
     if len(found) > 1:
-        raise ValueError(f"{_name(found[0])} and {_name(found[1])} replace attention in layer {layer}; use one")
+        raise ValueError(
+            f"{_name(found[0])} and {_name(found[1])} replace attention in layer {layer}; use one"
+        )
     return found[0] if found else None
 
 
@@ -192,7 +217,10 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     tables = _of_all(active(c, module), "table", c)
     if module == "model":
         return {name: p for name, (_, p) in tables.items()}
-    return {name: dataclasses.replace(p, layers=layers_of(idea, c)) for name, (idea, p) in tables.items()}
+    return {
+        name: dataclasses.replace(p, layers=layers_of(idea, c))
+        for name, (idea, p) in tables.items()
+    }
 
 
 def passed_on(c: ResolvedModel, module: str) -> list[str]:
@@ -214,9 +242,13 @@ def _of_all(ideas: Iterable[Any], function: str, *args) -> dict[str, tuple[Any, 
     """
     found: dict[str, tuple[Any, Any]] = {}
     for idea in ideas:
-        for name, value in (getattr(idea, function)(*args) if hasattr(idea, function) else {}).items():
+        for name, value in (
+            getattr(idea, function)(*args) if hasattr(idea, function) else {}
+        ).items():
             if (owner := found.setdefault(name, (idea, value))[0]) is not idea:
-                raise ValueError(f"{_name(idea)} and {_name(owner)} both declare {name}; rename one")
+                raise ValueError(
+                    f"{_name(idea)} and {_name(owner)} both declare {name}; rename one"
+                )
     return found
 
 
@@ -224,12 +256,16 @@ def carried(c: ResolvedModel, x_BTD) -> dict:
     """Return what all ideas carry from layer to layer."""
     found = _of_all(everywhere(c), "carry", c, x_BTD)
     if "x" in found:
-        raise ValueError(f"{_name(found['x'][0])}: carry has x, the residual stream; choose another name")
+        raise ValueError(
+            f"{_name(found['x'][0])}: carry has x, the residual stream; choose another name"
+        )
     return {name: array for name, (_, array) in found.items()}
 
 
 def products(c: ResolvedModel) -> float:
-    """Return the multiplications and additions of a token in all layers besides those of parameters and attention."""
+    """Return the multiplications and additions of a token in all layers besides those of parameters
+    and attention.
+    """
     total = 0
     for module in MODULES:
         for idea in active(c, module):
@@ -243,24 +279,38 @@ def loss_weights(c: ResolvedModel, progress) -> dict:
 
     `progress` is the fraction of the training steps that were taken, which may be traced.
     """
-    return {name: weight for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, progress).items()}
+    return {
+        name: weight
+        for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, progress).items()
+    }
 
 
 def changing_terms(c: ResolvedModel) -> str:
     """Return the names of the terms of the loss whose weights change in training."""
     first, *later = (loss_weights(c, step / 10) for step in range(11))
-    return ", ".join(name for name in first if any(weights[name] != first[name] for weights in later))
+    return ", ".join(
+        name for name in first if any(weights[name] != first[name] for weights in later)
+    )
 
 
-def loss_terms(c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress) -> dict[str, tuple]:
-    """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after the final norm.
+def loss_terms(
+    c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress
+) -> dict[str, tuple]:
+    """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after
+    the final norm.
 
-    stream["x"] is (B, T, D). `fields` are those of the batch, see lm/step.py; cross_entropy(targets, weights) returns
-    the `Sums` of lm/layers/losses.py for the model's logits; for `progress` see `loss_weights`.
+    stream["x"] is (B, T, D). `fields` are those of the batch, see lm/step.py;
+    cross_entropy(targets, weights) returns the `Sums` of lm/layers/losses.py for the model's
+    logits; for `progress` see `loss_weights`.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
-    sums |= {name: x for name, (_, x) in _of_all(everywhere(c), "losses", fields, cross_entropy).items()}
+    sums |= {
+        name: x for name, (_, x) in _of_all(everywhere(c), "losses", fields, cross_entropy).items()
+    }
     weights = loss_weights(c, progress)
     if differ := sorted(sums.keys() ^ weights.keys()):
-        raise ValueError(f"loss term {differ[0]!r} needs a sum (`losses` or `carry`) and a weight (`loss_weights`)")
+        raise ValueError(
+            f"loss term {differ[0]!r} needs a sum (`losses` or `carry`) and a weight "
+            "(`loss_weights`)"
+        )
     return {name: (sums[name], weights[name]) for name in weights}

@@ -1,8 +1,10 @@
-"""Attention over depth: h = sum_i softmax_i(w . RMSNorm(y_i)) y_i (Attention Residuals, Moonshot AI, March 2026).
+"""Attention over depth: h = sum_i softmax_i(w . RMSNorm(y_i)) y_i (Attention Residuals, Moonshot
+AI, March 2026).
 
-y_0 are the embeddings and y_1, y_2, ... the outputs of all branches so far; h, in place of their sum, is the input of
-the next branch, and at the end that of the final norm. Each branch has its own w, 0 at step 0. The mean then has the
-direction of the plain sum, which is all that a norm leaves of it.
+y_0 are the embeddings and y_1, y_2, ... the outputs of all branches so far; h, in place of their
+sum, is the input of the next branch, and at the end that of the final norm. Each branch has its own
+w, 0 at step 0. The mean then has the direction of the plain sum, which is all that a norm leaves of
+it.
 """
 
 import jax
@@ -33,7 +35,9 @@ def block(here, x_BTD, attention, ffn):
     def mean(outputs_BTYD, w_D, exists_Y):
         keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
         scores_BTY = jnp.einsum("...YD,D->...Y", keys_BTYD, w_D, preferred_element_type=jnp.float32)
-        weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf)).astype(outputs_BTYD.dtype)
+        weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf)).astype(
+            outputs_BTYD.dtype
+        )
         return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
 
     for i, (name, branch) in enumerate((("attention", attention), ("ffn", ffn))):

@@ -1,4 +1,5 @@
-"""Exclusive attention: o <- o - a (o . v / |v|^2) v, with the token's own value v (Zhai 2026, arXiv:2603.09078).
+"""Exclusive attention: o <- o - a (o . v / |v|^2) v, with the token's own value v (Zhai 2026,
+arXiv:2603.09078).
 
 Attention then adds only what the token itself does not have. Heads of a group share its value.
 

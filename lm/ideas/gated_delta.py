@@ -1,10 +1,12 @@
-"""Gated DeltaNet in place of attention: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, o_t = norm(S_t^T q_t).
+"""Gated DeltaNet in place of attention: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, o_t
+= norm(S_t^T q_t).
 
-Queries and keys are those of attention, divided by their L2 norm. Each head and token has a decay and a strength of
-writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1); A and d start as in Mamba-2 (Yang et
-al. 2024, arXiv:2412.06464). Short convolutions are conv_keys and conv_values, and the gate after the norm is attn_gate.
-Unlike the paper's layer, this one has no convolution of queries and no SiLU after the convolutions, and its gate is a
-sigmoid. Other code (fla, Qwen3-Next) divides queries by sqrt(K), too, which the norm of the output undoes but for its
+Queries and keys are those of attention, divided by their L2 norm. Each head and token has a decay
+and a strength of writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1); A
+and d start as in Mamba-2 (Yang et al. 2024, arXiv:2412.06464). Short convolutions are conv_keys and
+conv_values, and the gate after the norm is attn_gate. Unlike the paper's layer, this one has no
+convolution of queries and no SiLU after the convolutions, and its gate is a sigmoid. Other code
+(fla, Qwen3-Next) divides queries by sqrt(K), too, which the norm of the output undoes but for its
 eps.
 
 all            in every layer
@@ -23,7 +25,11 @@ CHUNK = 64  # positions that are computed together
 
 
 def layers(c):
-    return range(c.n_layers) if c.gated_delta == "all" else tuple(i for i in range(c.n_layers) if i % 4 != 3)
+    return (
+        range(c.n_layers)
+        if c.gated_delta == "all"
+        else tuple(i for i in range(c.n_layers) if i % 4 != 3)
+    )
 
 
 def table(c):
@@ -38,34 +44,48 @@ def table(c):
 
 
 def products(c):
-    """Three products with the state, four of all pairs of a chunk's positions, and `inverse`; see `chunk`."""
+    """Three products with the state, four of all pairs of a chunk's positions, and `inverse`; see
+    `chunk`.
+    """
     return c.n_heads * (c.d_head * (3 * c.d_head + 4 * CHUNK) + (CHUNK**2 - 1) / 3)
 
 
 def activations(c):
-    """Queries and keys before and after their norm, values, outputs before and after theirs, and a state per chunk."""
+    """Queries and keys before and after their norm, values, outputs before and after theirs, and a
+    state per chunk.
+    """
     return c.n_heads * c.d_head * (7 + c.d_head / CHUNK)
 
 
 def apply(here, qkv):
     c, p = here.c, here.p
-    q_BTHK, k_BTHK, v_BTHK = (jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv)
-    q_BTHK, k_BTHK = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q_BTHK, k_BTHK))
+    q_BTHK, k_BTHK, v_BTHK = (
+        jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv
+    )
+    q_BTHK, k_BTHK = (
+        x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q_BTHK, k_BTHK)
+    )
     decay_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_decay_DH"]).astype(jnp.float32)
     write_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_write_DH"]).astype(jnp.float32)
     step_BTH = jax.nn.softplus(decay_BTH + p["decay_step_H"].astype(jnp.float32))
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
     inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
-    chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))  # keeps inputs and states only
-    o_BTHK = here.recurrence("delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK)
+    chunk_of_heads = recomputed(
+        jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1))
+    )  # keeps inputs and states only
+    o_BTHK = here.recurrence(
+        "delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK
+    )
     return rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
 
 
 def chunk(S_KV, inputs, document_T):
-    """Return the state after T positions of one head, and their outputs (T, V); see `recurrence` of lm/past.py.
+    """Return the state after T positions of one head, and their outputs (T, V); see `recurrence` of
+    lm/past.py.
 
-    With g the running sum of log a in a document, the T steps are the system of equations u_t + sum over s < t of
-    b_t exp(g_t - g_s) (k_t . k_s) u_s = b_t (v_t - exp(g_t) S_0^T k_t) of what each position writes, k_t u_t^T.
+    With g the running sum of log a in a document, the T steps are the system of equations u_t + sum
+    over s < t of b_t exp(g_t - g_s) (k_t . k_s) u_s = b_t (v_t - exp(g_t) S_0^T k_t) of what each
+    position writes, k_t u_t^T.
 
     Args:
         S_KV: the state before the first position.
@@ -75,7 +95,9 @@ def chunk(S_KV, inputs, document_T):
     q_TK, k_TK, v_TV, log_a_T, b_T = inputs
     seen_TS = jnp.tri(len(b_T), dtype=bool) & (document_T[:, None] == document_T)
     g_T, b_T1 = jnp.sum(jnp.where(seen_TS, log_a_T, 0), axis=1), b_T[:, None]
-    decay_TS = jnp.exp(jnp.where(seen_TS, g_T[:, None] - g_T, -jnp.inf))  # masked before exp, which could overflow
+    decay_TS = jnp.exp(
+        jnp.where(seen_TS, g_T[:, None] - g_T, -jnp.inf)
+    )  # masked before exp, which could overflow
     decay_T1 = jnp.where(document_T == 0, jnp.exp(g_T), 0)[:, None]
     system_TS = b_T1 * decay_TS * (k_TK @ k_TK.T)  # below the diagonal, which is 1
     u_TV = inverse(system_TS) @ (b_T1 * (v_TV - decay_T1 * (k_TK @ S_KV)))
@@ -86,8 +108,9 @@ def chunk(S_KV, inputs, document_T):
 def inverse(L_TS):
     """Return (I + L)^-1 of the part of L below its diagonal; the rest is not read.
 
-    Pairs of diagonal blocks are joined: [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]. This is as exact as
-    substitution, which takes T steps one after the other, and is slow on all platforms for many small matrices.
+    Pairs of diagonal blocks are joined: [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]].
+    This is as exact as substitution, which takes T steps one after the other, and is slow on all
+    platforms for many small matrices.
 
     >>> inverse(jnp.array([[9.0, 9, 9], [2, 9, 9], [0, 3, 9]])).astype(int)
     Array([[ 1,  0,  0],
@@ -100,9 +123,18 @@ def inverse(L_TS):
     while size < n_rows:
         a_NIO, b_NIO = blocks_NIO[0::2], blocks_NIO[1::2]
         n = len(a_NIO)
-        own = jnp.eye(n, dtype=bool)[:, None, :, None]  # rows and columns of the same pair of blocks
-        c_NIO = jnp.sum(jnp.where(own, L_TS.reshape(n, 2 * size, n, 2 * size)[:, size:, :, :size], 0), axis=2)
-        c_NIO = jnp.matmul(jnp.matmul(b_NIO, c_NIO, precision="highest"), a_NIO, precision="highest")
-        above, below = jnp.concatenate([a_NIO, 0 * a_NIO], axis=2), jnp.concatenate([-c_NIO, b_NIO], axis=2)
+        own = jnp.eye(n, dtype=bool)[
+            :, None, :, None
+        ]  # rows and columns of the same pair of blocks
+        c_NIO = jnp.sum(
+            jnp.where(own, L_TS.reshape(n, 2 * size, n, 2 * size)[:, size:, :, :size], 0), axis=2
+        )
+        c_NIO = jnp.matmul(
+            jnp.matmul(b_NIO, c_NIO, precision="highest"), a_NIO, precision="highest"
+        )
+        above, below = (
+            jnp.concatenate([a_NIO, 0 * a_NIO], axis=2),
+            jnp.concatenate([-c_NIO, b_NIO], axis=2),
+        )
         blocks_NIO, size = jnp.concatenate([above, below], axis=1), 2 * size
     return blocks_NIO[0, :T, :T]

@@ -1,13 +1,16 @@
-"""Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017, arXiv:1701.06538).
+"""Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017,
+arXiv:1701.06538).
 
-p is the softmax of the router's logits x W. With normalize_experts it is divided by its sum over the k chosen, as in
-Mixtral and Qwen3; without, it is not, as in OLMoE (arXiv:2409.02060). No token is dropped: tokens are sorted by expert,
-and `jax.lax.ragged_dot` multiplies each group with the weights of its expert. model.d_ff is the width of one expert. A
-shared expert sees every token (DeepSeek-V2, arXiv:2405.04434).
+p is the softmax of the router's logits x W. With normalize_experts it is divided by its sum over
+the k chosen, as in Mixtral and Qwen3; without, it is not, as in OLMoE (arXiv:2409.02060). No token
+is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with the
+weights of its expert. model.d_ff is the width of one expert. A shared expert sees every token
+(DeepSeek-V2, arXiv:2405.04434).
 
-Terms of the loss: "moe_balance" is T sum_e f_e P_e for each sequence of T tokens, with f_e = E / (k T) times the number
-of tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3, arXiv:2412.19437, eq. 17 to 20);
-"router_z" is the sum of log(Z)^2 of the router's logits (ST-MoE, arXiv:2202.08906, eq. 5).
+Terms of the loss: "moe_balance" is T sum_e f_e P_e for each sequence of T tokens, with f_e = E / (k
+T) times the number of tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3,
+arXiv:2412.19437, eq. 17 to 20); "router_z" is the sum of log(Z)^2 of the router's logits (ST-MoE,
+arXiv:2202.08906, eq. 5).
 """
 
 import jax
@@ -27,17 +30,25 @@ def layers(c):
 
 def table(c):
     if c.experts_per_token > c.n_experts:
-        raise UserError(f"config.model.experts_per_token: {c.experts_per_token} of {c.n_experts} experts; use fewer")
+        raise UserError(
+            f"config.model.experts_per_token: {c.experts_per_token} of {c.n_experts} experts; use "
+            "fewer"
+        )
     if not layers(c):
         last = c.n_layers - 1
-        raise UserError(f"config.model.moe_first_layer: {c.moe_first_layer}, but the last layer is {last}; use {last}")
+        raise UserError(
+            f"config.model.moe_first_layer: {c.moe_first_layer}, but the last layer is {last}; use "
+            f"{last}"
+        )
     D, F, E = c.d_model, c.d_ff, c.n_experts
     used = c.experts_per_token / E
     found = {
         "w_router_DE": weight(c, (D, E), "DE"),
         "w_gate_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
         "w_up_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
-        "w_down_EFD": weight(c, (E, F, D), "EFD", contract="F", batch="E", products=used, residual=True),
+        "w_down_EFD": weight(
+            c, (E, F, D), "EFD", contract="F", batch="E", products=used, residual=True
+        ),
     }
     if c.shared_expert:
         found |= {f"w_shared_{name}_DF": weight(c, (D, F), "DF") for name in ("gate", "up")}
@@ -55,7 +66,9 @@ def loss_weights(c, progress):
 
 def apply(here, x_BTD):
     c, p = here.c, here.p
-    logits_BTE = jnp.einsum("...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32)
+    logits_BTE = jnp.einsum(
+        "...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32
+    )
     probabilities_BTE = jax.nn.softmax(logits_BTE)
     weights_BTk, experts_BTk = jax.lax.top_k(probabilities_BTE, c.experts_per_token)
     if c.normalize_experts:
@@ -74,10 +87,14 @@ def apply(here, x_BTD):
 def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
     """Return the weighted sum of the chosen experts' outputs for each token, (B, T, D)."""
     n_experts, k = len(p["w_gate_EDF"]), experts_BTk.shape[-1]
-    order = jnp.argsort(experts_BTk.reshape(-1), stable=True)  # of pairs of a token and one of its experts
+    order = jnp.argsort(
+        experts_BTk.reshape(-1), stable=True
+    )  # of pairs of a token and one of its experts
     sizes_E = jnp.bincount(experts_BTk.reshape(-1), length=n_experts).astype(jnp.int32)
     rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // k]
-    w_gate, w_up, w_down = (p[name].astype(x_BTD.dtype) for name in ("w_gate_EDF", "w_up_EDF", "w_down_EFD"))
+    w_gate, w_up, w_down = (
+        p[name].astype(x_BTD.dtype) for name in ("w_gate_EDF", "w_up_EDF", "w_down_EFD")
+    )
     gate, up = (jax.lax.ragged_dot(rows, w, sizes_E) for w in (w_gate, w_up))
     y = jax.lax.ragged_dot(activation(gate) * up, w_down, sizes_E)
     y_BTkD = y[jnp.argsort(order)].reshape(*experts_BTk.shape, -1)

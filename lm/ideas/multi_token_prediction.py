@@ -1,10 +1,12 @@
-"""Multi-token prediction: the logits of position t also predict tokens t+2 and t+3 (modded-nanogpt, November 2025).
+"""Multi-token prediction: the logits of position t also predict tokens t+2 and t+3 (modded-nanogpt,
+November 2025).
 
-The terms "mtp_2" and "mtp_3" have the weights 1/2 and 1/4, which fall linearly to 0 over the training (there in
-stages). The same head predicts all; nothing changes in evaluation. Other methods have a head or a block for each
-distance (Gloeckle et al. 2024, arXiv:2404.19737).
+The terms "mtp_2" and "mtp_3" have the weights 1/2 and 1/4, which fall linearly to 0 over the
+training (there in stages). The same head predicts all; nothing changes in evaluation. Other methods
+have a head or a block for each distance (Gloeckle et al. 2024, arXiv:2404.19737).
 
-The logits are those of the cross-entropy. In chunks (loss_chunk > 0) they are computed again for each distance.
+The logits are those of the cross-entropy. In chunks (loss_chunk > 0) they are computed again for
+each distance.
 """
 
 import jax.numpy as jnp
@@ -20,8 +22,11 @@ def losses(fields, cross_entropy):
     found = {}
     targets_BT, weights_BT = fields["targets"], fields["weights"]
     for distance in WEIGHTS:
-        # One token further. A target counts only if all nearer ones do, so that they are of one document or answer.
-        targets_BT, weights_BT = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in (targets_BT, weights_BT))
+        # One token further. A target counts only if all nearer ones do, so that they are of one
+        # document or answer.
+        targets_BT, weights_BT = (
+            jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in (targets_BT, weights_BT)
+        )
         weights_BT *= fields["weights"]
         found[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT).objective
     return found

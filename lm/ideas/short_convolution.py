@@ -1,10 +1,12 @@
-"""Short causal convolution: y_t = x_t + sum_j w_j x_{t-3+j}, j = 0 .. 3, with a filter for each feature.
+"""Short causal convolution: y_t = x_t + sum_j w_j x_{t-3+j}, j = 0 .. 3, with a filter for each
+feature.
 
-On the keys (after their rotation), the values or the stream before each block. w = 0 at step 0: the model starts as the
-one without it. The equation is that of Canon layers (Allen-Zhu 2025, arXiv:2512.17351), the places are others. There A
-and C are on the inputs of attention and the feed-forward layer, after the norm; here "stream" is before the norm, and
-what it adds stays in the residual stream. B is on queries, keys and values before the rotation, and D inside the
-feed-forward layer.
+On the keys (after their rotation), the values or the stream before each block. w = 0 at step 0: the
+model starts as the one without it. The equation is that of Canon layers (Allen-Zhu 2025,
+arXiv:2512.17351), the places are others. There A and C are on the inputs of attention and the
+feed-forward layer, after the norm; here "stream" is before the norm, and what it adds stays in the
+residual stream. B is on queries, keys and values before the rotation, and D inside the feed-forward
+layer.
 """
 
 import dataclasses
@@ -23,7 +25,9 @@ class ShortConvolution:
     place: str
 
     def table(self, c):
-        axes, shape = ("D", (c.d_model,)) if self.place == "stream" else ("GK", (c.n_kv_heads, c.d_head))
+        axes, shape = (
+            ("D", (c.d_model,)) if self.place == "stream" else ("GK", (c.n_kv_heads, c.d_head))
+        )
         name = f"w_conv_{self.place}_J{axes}"
         return {name: small_weight((KERNEL, *shape), f"J{axes}", "J", batch=axes)}
 
@@ -35,7 +39,9 @@ class ShortConvolution:
 
     def _convolve(self, here, x):
         flat_BTC = x if self.place == "stream" else x.reshape(*x.shape[:-2], -1)
-        w_JC = here.p[f"w_conv_{self.place}_J{'D' if self.place == 'stream' else 'GK'}"].reshape(KERNEL, -1)
+        w_JC = here.p[f"w_conv_{self.place}_J{'D' if self.place == 'stream' else 'GK'}"].reshape(
+            KERNEL, -1
+        )
         last_BTJC = here.last(f"conv_{self.place}", flat_BTC, KERNEL)
         return x + jnp.einsum("...JC,JC->...C", last_BTJC, w_JC.astype(x.dtype)).reshape(x.shape)
 

@@ -1,7 +1,9 @@
-"""Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last (nanochat, 2026).
+"""Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last
+(nanochat, 2026).
 
-E has one row of values for each token. Each of these layers has its own E and its own gate W (12, G). E starts with the
-standard deviation 1 / sqrt(D), as there (muP: that of the base width), and W at 0.
+E has one row of values for each token. Each of these layers has its own E and its own gate W (12,
+G). E starts with the standard deviation 1 / sqrt(D), as there (muP: that of the base width), and W
+at 0.
 """
 
 import math

@@ -1,9 +1,11 @@
 """Capture and patch named intermediates of a model, as pure functions.
 
-lm/model.py calls `here.tap(name, x)` with its intermediates, and lets positions see each other through a `Past`, which
-is replaced here. Without a hook these calls return their argument, so they leave no trace in a compiled program.
+lm/model.py calls `here.tap(name, x)` with its intermediates, and lets positions see each other
+through a `Past`, which is replaced here. Without a hook these calls return their argument, so they
+leave no trace in a compiled program.
 
-The layers are unrolled here, whether the run scanned over them or not, so that each has names of its own.
+The layers are unrolled here, whether the run scanned over them or not, so that each has names of
+its own.
 """
 
 import dataclasses
@@ -26,7 +28,8 @@ from lm.layers.losses import head_logits
 from lm.past import Past
 from lm.trained_model import TrainedModel
 
-# The axes of the intermediates by the last part of their names; see lm/layers/__init__.py for the letters.
+# The axes of the intermediates by the last part of their names; see lm/layers/__init__.py for the
+# letters.
 AXES = {
     "embedding": "TD",
     "q": "THK",
@@ -43,34 +46,46 @@ AXES = {
 
 
 def capture(
-    run: TrainedModel, ids, names: str | Iterable[str], patches: Mapping[str, jax.Array | Callable] | None = None
+    run: TrainedModel,
+    ids,
+    names: str | Iterable[str],
+    patches: Mapping[str, jax.Array | Callable] | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Return the logits of a text and named intermediates.
 
-    A pure function, which can be jitted and differentiated in reverse mode (products have no forward mode). It is
-    compiled for each new length of the text and set of names. With functions as patches it is compiled on every call,
-    unless it is called inside a jitted function.
+    A pure function, which can be jitted and differentiated in reverse mode (products have no
+    forward mode). It is compiled for each new length of the text and set of names. With functions
+    as patches it is compiled on every call, unless it is called inside a jitted function.
 
     Args:
         run: a trained model, as returned by `lm.load`.
         ids: a text, or token ids (T,) or (B, T).
-        names: names of intermediates, as returned by `names`, or patterns, in which * stands for any characters.
+        names: names of intermediates, as returned by `names`, or patterns, in which * stands for
+            any characters.
         patches: see `patch`. Intermediates are captured after their patch.
 
     Returns:
-        Logits (T, V) in float32, and the intermediates by name, in the order of the computation. With ids (B, T), every
+        Logits (T, V) in float32, and the intermediates by name, in the order of the computation.
+            With ids (B, T), every
         array has a first axis B.
 
     Raises:
-        UserError: if a name is unknown, no layer reads a patched intermediate, or the ids do not fit the model.
+        UserError: if a name is unknown, no layer reads a patched intermediate, or the ids do not
+            fit the model.
     """
     c, patches = run.config.model, patches or {}
     values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
     if lost := [name for name in values if name in _unread(c)]:
         instead = f"layers/0/ffn/output or layers/{c.n_layers - 1}/residual"
-        raise UserError(f"{lost[0]}: a patch has no effect, because no layer reads it; patch for example {instead}")
-    # A partial object is a new static argument: a function may depend on a variable that has changed.
-    functions = {name: functools.partial(value) for name, value in values.items() if callable(value)}
+        raise UserError(
+            f"{lost[0]}: a patch has no effect, because no layer reads it; patch for example "
+            f"{instead}"
+        )
+    # A partial object is a new static argument: a function may depend on a variable that has
+    # changed.
+    functions = {
+        name: functools.partial(value) for name, value in values.items() if callable(value)
+    }
     arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
     patterns = [names] if isinstance(names, str) else names
     wanted = frozenset(name for pattern in patterns for name in _matches(pattern, c))
@@ -84,27 +99,33 @@ def patch(run: TrainedModel, ids, patches: Mapping[str, jax.Array | Callable]) -
 
     Args:
         run, ids: see `capture`.
-        patches: what replaces an intermediate, by name or pattern: an array, which is broadcast to its shape, or a
-            function of it. The functions `lambda x: 0 * x` and `lambda x: x + v` ablate it and add v to it.
+        patches: what replaces an intermediate, by name or pattern: an array, which is broadcast to
+            its shape, or a function of it. The functions `lambda x: 0 * x` and `lambda x: x + v`
+            ablate it and add v to it.
 
     Raises:
-        UserError: if a name is unknown, a patch has the wrong shape or no effect, or the ids do not fit the model.
+        UserError: if a name is unknown, a patch has the wrong shape or no effect, or the ids do not
+            fit the model.
     """
     return capture(run, ids, (), patches)[0]
 
 
 def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
-    """Return the logits (T, V) that the model would compute if a residual stream were the output of its last layer.
+    """Return the logits (T, V) that the model would compute if a residual stream were the output of
+    its last layer.
 
-    This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the logit lens"), for
-    example to the intermediate "layers/0/residual".
+    This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
+    logit lens"), for example to the intermediate "layers/0/residual".
     """
-    ids_T = jnp.zeros(residual_TD.shape[:-1], jnp.int32)  # the last layer's output is replaced for all tokens
+    ids_T = jnp.zeros(
+        residual_TD.shape[:-1], jnp.int32
+    )  # the last layer's output is replaced for all tokens
     return patch(run, ids_T, {f"layers/{run.config.model.n_layers - 1}/residual": residual_TD})
 
 
 def names(run: TrainedModel) -> dict[str, str]:
-    """Return the names of all intermediates, in the order of the computation, and the letters of their axes.
+    """Return the names of all intermediates, in the order of the computation, and the letters of
+    their axes.
 
     The letters are those of lm/layers/__init__.py; "" stands for unknown axes.
     """
@@ -112,8 +133,12 @@ def names(run: TrainedModel) -> dict[str, str]:
 
 
 @functools.partial(jax.jit, static_argnames=("c", "wanted", "functions"))
-def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset[str], functions: tuple):
-    """Return what `capture` returns. Patches are arrays and functions by name, the functions as pairs."""
+def _capture(
+    params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset[str], functions: tuple
+):
+    """Return what `capture` returns. Patches are arrays and functions by name, the functions as
+    pairs.
+    """
     acts, by_name = {}, dict(functions)
     touched = wanted | arrays.keys() | by_name.keys()
 
@@ -123,7 +148,9 @@ def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset
             try:
                 x = jnp.broadcast_to(jnp.asarray(new, x.dtype), x.shape)
             except ValueError:
-                raise UserError(f"{name}: the patch has shape {jnp.shape(new)}; expected {x.shape}") from None
+                raise UserError(
+                    f"{name}: the patch has shape {jnp.shape(new)}; expected {x.shape}"
+                ) from None
         if name in wanted:
             acts[name] = x
         return x
@@ -137,8 +164,8 @@ def _capture(params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset
 def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes: Callable):
     """Return the logits of an unrolled model.
 
-    tap(name, x) returns what takes the place of an intermediate. materializes(name): whether the attention of this name
-    computes its scores and weights.
+    tap(name, x) returns what takes the place of an intermediate. materializes(name): whether the
+    attention of this name computes its scores and weights.
     """
 
     def hook(here, name, x):
@@ -170,14 +197,19 @@ def _axes(c: ResolvedModel) -> dict[str, str]:
         found[name] = AXES.get(name.rpartition("/")[2], "")
         return x
 
-    jax.eval_shape(lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True), _shapes(c))
+    jax.eval_shape(
+        lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True),
+        _shapes(c),
+    )
     return found
 
 
 def _shapes(c: ResolvedModel) -> dict:
     """Return the shapes of the parameters, nested."""
     table = parameters.parameter_table(c)
-    return parameters.nest({path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()})
+    return parameters.nest(
+        {path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()}
+    )
 
 
 @functools.lru_cache
@@ -189,7 +221,9 @@ def _unread(c: ResolvedModel) -> frozenset[str]:
         tap = lambda name, x: x + added[name].astype(x.dtype)  # noqa: E731
         return _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True)
 
-    program = jax.make_jaxpr(changed)(dict.fromkeys(names, jax.ShapeDtypeStruct((), np.float32)), _shapes(c))
+    program = jax.make_jaxpr(changed)(
+        dict.fromkeys(names, jax.ShapeDtypeStruct((), np.float32)), _shapes(c)
+    )
     _, reads = dce_jaxpr(program.jaxpr, [True])
     return frozenset(name for name, is_read in zip(names, reads, strict=False) if not is_read)
 
@@ -200,18 +234,23 @@ def _matches(pattern: str, c: ResolvedModel) -> list[str]:
         return found
     known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
     raise UserError(
-        f"{pattern}: the model has no intermediate of this name{close_match(pattern, [*_axes(c), *known])}",
+        f"{pattern}: the model has no intermediate of this "
+        f"name{close_match(pattern, [*_axes(c), *known])}",
         f"available (* is a layer, 0 to {c.n_layers - 1}): {', '.join(known)}",
     )
 
 
 def _token_ids(run: TrainedModel, ids) -> jax.Array:
-    """Return token ids (T,) or (B, T), checked. Traced ones cannot be checked against the vocabulary."""
+    """Return token ids (T,) or (B, T), checked. Traced ones cannot be checked against the
+    vocabulary.
+    """
     if isinstance(ids, str):
         ids = run.encode(ids)
     elif not isinstance(ids, jax.core.Tracer):
         ids = np.asarray(ids)
         run.encode(ids.ravel())  # checks the range
     if ids.ndim not in (1, 2) or not 0 < ids.shape[-1] <= run.seq_len:
-        raise UserError(f"ids: shape {ids.shape}; expected (T,) or (B, T) with T from 1 to {run.seq_len}")
+        raise UserError(
+            f"ids: shape {ids.shape}; expected (T,) or (B, T) with T from 1 to {run.seq_len}"
+        )
     return jnp.asarray(ids, jnp.int32)

@@ -17,7 +17,10 @@ from lm.trained_model import TrainedModel
 
 MAX_TOKENS = 1024  # on a page
 MAX_WEIGHTS = 2**24  # attention weights on a page, one byte each
-N_NEXT, N_LENS = 10, 5  # likely next tokens for each position, and for each position and layer of the logit lens
+N_NEXT, N_LENS = (
+    10,
+    5,
+)  # likely next tokens for each position, and for each position and layer of the logit lens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,9 @@ class Ranking:
 
     ids_TR: np.ndarray
     p_TR: np.ndarray  # their probabilities
-    actual_T: np.ndarray  # the probability of the token that follows in the text; NaN after the last one
+    actual_T: (
+        np.ndarray
+    )  # the probability of the token that follows in the text; NaN after the last one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +44,8 @@ class Measurements:
     next: Ranking
     lens: dict[str, Ranking]  # the same after each layer, by its name
     weights: dict[int, np.ndarray]  # attention weights (H, T, T) of some layers
-    # Mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual stream, and of what
-    # attention and the feed-forward layer add to it (NaN for the embedding).
+    # Mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual
+    # stream, and of what attention and the feed-forward layer add to it (NaN for the embedding).
     norms: dict[str, np.ndarray]
 
 
@@ -49,10 +54,12 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
 
     Args:
         text: at least one token, and not more than the context of the model or MAX_TOKENS.
-        layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS allows, evenly spaced.
+        layers: layers whose attention weights are kept; None: all, or as many as MAX_WEIGHTS
+            allows, evenly spaced.
 
     Raises:
-        UserError: if the text or the layers do not fit the model or the page, or its logits are not finite.
+        UserError: if the text or the layers do not fit the model or the page, or its logits are not
+            finite.
     """
     ids_T, n_layers = run.encode(text), run.config.model.n_layers
     limit = min(run.seq_len, MAX_TOKENS)
@@ -62,24 +69,36 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     n_pairs = len(ids_T) * (len(ids_T) + 1) // 2  # of a query and a key before it
     layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
     known = names(run)
-    branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]  # what a branch adds to the stream
-    branches = [name if f"layers/0/{name}" in known else name.replace("_post_norm", "") for name in branches]
+    branches = [
+        f"{name}_post_norm/output" for name in ("attention", "ffn")
+    ]  # what a branch adds to the stream
+    branches = [
+        name if f"layers/0/{name}" in known else name.replace("_post_norm", "") for name in branches
+    ]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
-    weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}  # of those with attention
+    weights = {
+        i: name for i in layers if (name := f"layers/{i}/attention/weights") in known
+    }  # of those with attention
     asked = [*residuals, *weights.values()]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
     logits_TV, acts = capture(run, ids_T, asked)
     if not jnp.isfinite(logits_TV).all():
-        raise UserError(f"{run.path}, step {run.step}: the logits are not finite; choose another --step")
+        raise UserError(
+            f"{run.path}, step {run.step}: the logits are not finite; choose another --step"
+        )
 
     assert run.tokenizer  # it has encoded the prompt
-    rows = {"embedding": "embedding"} | {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
+    rows = {"embedding": "embedding"} | {
+        f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)
+    }
     ranking = _rank(logits_TV, ids_T, N_NEXT)
     lens = {row: _rank(logit_lens(run, acts[name]), ids_T, N_LENS) for row, name in rows.items()}
     shown = {int(i) for r in (ranking, *lens.values()) for i in r.ids_TR.flat} | set(ids_T.tolist())
     norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in residuals])}
     for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
-        norms[title] = np.array([math.nan, *(_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers))])
+        norms[title] = np.array(
+            [math.nan, *(_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers))]
+        )
     return Measurements(
         ids_T=ids_T,
         labels={i: label(run.tokenizer, i) for i in sorted(shown)},
@@ -94,8 +113,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
 def choose_layers(layers: Sequence[int] | None, n_layers: int, n_weights: int) -> list[int]:
     """Return the layers whose attention a page shows, at most MAX_WEIGHTS weights.
 
-    With layers = None, these are all if they fit, else evenly spaced ones with the first and the last. A layer of the
-    model has n_weights.
+    With layers = None, these are all if they fit, else evenly spaced ones with the first and the
+    last. A layer of the model has n_weights.
 
     Raises:
         UserError: if a layer does not exist, or they do not fit.
@@ -105,15 +124,18 @@ def choose_layers(layers: Sequence[int] | None, n_layers: int, n_weights: int) -
     """
     n_fit = MAX_WEIGHTS // n_weights
     if layers is None:
-        chosen = np.linspace(0, n_layers - 1, min(n_layers, max(1, n_fit))).round().astype(int).tolist()
+        chosen = (
+            np.linspace(0, n_layers - 1, min(n_layers, max(1, n_fit))).round().astype(int).tolist()
+        )
     else:
         chosen = sorted(set(layers))
     if unknown := [i for i in chosen if not 0 <= i < n_layers]:
         raise UserError(f"--layers: {unknown[0]} is not a layer; expected 0 to {n_layers - 1}")
     if len(chosen) > n_fit:
         raise UserError(
-            f"--layers: the attention of {len(chosen)} layers has {len(chosen) * n_weights:,} weights; a page shows at "
-            f"most {MAX_WEIGHTS:,}: use {f'at most {n_fit} layers or ' if n_fit else ''}a shorter prompt"
+            f"--layers: the attention of {len(chosen)} layers has {len(chosen) * n_weights:,} "
+            f"weights; a page shows at most {MAX_WEIGHTS:,}: use "
+            f"{f'at most {n_fit} layers or ' if n_fit else ''}a shorter prompt"
         )
     return chosen
 
@@ -128,10 +150,14 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
     if token_id >= tokenizer.vocab_size:  # the model may have more ids than its tokenizer
         return f"<{token_id}>"
     text = tokenizer.decode([token_id])
-    token = tokenizer.model.id_to_token(token_id) or "" if isinstance(tokenizer, HFTokenizer) else ""
+    token = (
+        tokenizer.model.id_to_token(token_id) or "" if isinstance(tokenizer, HFTokenizer) else ""
+    )
     if "\ufffd" in text:  # part of a character
         return token or (f"<0x{token_id:02X}>" if tokenizer.kind == "byte" else text)
-    if token.startswith("▁") and not text.startswith(" "):  # SentencePiece drops the space before the first word
+    if token.startswith("▁") and not text.startswith(
+        " "
+    ):  # SentencePiece drops the space before the first word
         text = f" {text}"
     return "".join(map(_visible, text)) or f"<{token or token_id}>"
 

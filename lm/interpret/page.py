@@ -17,34 +17,52 @@ def to_html(run: TrainedModel, m: Measurements) -> str:
     """Return the page for the measurements of a text."""
     c = run.config.model
     title = for_terminal(f"{run.path}, step {run.step}")
-    size = f"{c.n_layers} layers of {c.n_heads} heads, width {c.d_model}, {c.vocab_size:,} token ids"
+    size = (
+        f"{c.n_layers} layers of {c.n_heads} heads, width {c.d_model}, {c.vocab_size:,} token ids"
+    )
     losses = m.losses_T[1:]
     loss = f", mean loss {losses.mean():.3f} nats per token" if len(losses) else ""
     sections = [
         f"<h1>{html.escape(title)}</h1><p>{size}. The text has {len(m.ids_T)} tokens{loss}.</p>",
-        _section("loss", "Loss per token", LOSS.format(uniform=math.log(c.vocab_size)), _text(m, c.vocab_size)),
+        _section(
+            "loss",
+            "Loss per token",
+            LOSS.format(uniform=math.log(c.vocab_size)),
+            _text(m, c.vocab_size),
+        ),
         _section("next", "Likely next tokens", NEXT, '<div id="bars"></div>'),
-        _section("lens", "Logit lens", LENS, '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>'),
+        _section(
+            "lens",
+            "Logit lens",
+            LENS,
+            '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>',
+        ),
         _section("attention", "Attention", _attention_help(m, c.n_layers), MAPS),
         _section("norms", "Norms by layer", NORMS, norms_table(m.norms)),
     ]
     files = resources.files("lm.interpret")
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     data = f'<script type="application/json" id="data">{data_json(m)}</script>'
     return html_page(title, style, "".join(sections) + data, script)
 
 
 LOSS = (
-    "The darker a token, the less the model expected it: its loss is the negative logarithm of its probability, from "
-    "white for 0 to orange for at least {uniform:.1f} nats, the loss of a uniform guess. The first token is not "
-    "predicted. Select a token to see what the model predicted after it."
+    "The darker a token, the less the model expected it: its loss is the negative logarithm of its "
+    "probability, from white for 0 to orange for at least {uniform:.1f} nats, the loss of a "
+    "uniform guess. The first token is not predicted. Select a token to see what the model "
+    "predicted after it."
 )
-NEXT = "The bars are the probabilities of the token that follows the selected one; the token that follows is marked."
+NEXT = (
+    "The bars are the probabilities of the token that follows the selected one; the token that "
+    "follows is marked."
+)
 LENS = (
-    "Each cell is the next token that the model would predict if it had no later layers: the final norm and the output "
-    "head are applied to the residual stream, the vector of a token to which each layer adds (nostalgebraist 2020). "
-    "Read a column downwards to see where the prediction is made. The darker, the more probable; a frame marks the "
-    "token that follows in the text."
+    "Each cell is the next token that the model would predict if it had no later layers: the final "
+    "norm and the output head are applied to the residual stream, the vector of a token to which "
+    "each layer adds (nostalgebraist 2020). Read a column downwards to see where the prediction is "
+    "made. The darker, the more probable; a frame marks the token that follows in the text."
 )
 MAPS = (
     '<div id="maps"></div><p id="weight"></p>'
@@ -52,19 +70,24 @@ MAPS = (
     '<p id="sources"></p></div>'
 )
 NORMS = (
-    "The mean length of the vectors that attention and the feed-forward layer add to the residual stream, and of the "
-    "residual stream after the layer: a short addition to a long stream changes little."
+    "The mean length of the vectors that attention and the feed-forward layer add to the residual "
+    "stream, and of the residual stream after the layer: a short addition to a long stream changes "
+    "little."
 )
 
 
 def _attention_help(m: Measurements, n_layers: int) -> str:
-    left_out = f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that have attention."
+    left_out = (
+        f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that "
+        "have attention."
+    )
     return (
-        "Each small map is a head. Its rows are the tokens that read, its columns the tokens that are read. The "
-        "darker, the larger the weight (a row adds up to 1). A dark line along the diagonal means that the head reads "
-        "the token itself or one just before it; a dark column is a token that many others read. Select a head, then "
-        "a row of its map to see the tokens that it reads. The shade is the square root of the weight, so that small "
-        f"weights are visible.{left_out if len(m.weights) < n_layers else ''}"
+        "Each small map is a head. Its rows are the tokens that read, its columns the tokens that "
+        "are read. The darker, the larger the weight (a row adds up to 1). A dark line along the "
+        "diagonal means that the head reads the token itself or one just before it; a dark column "
+        "is a token that many others read. Select a head, then a row of its map to see the tokens "
+        "that it reads. The shade is the square root of the weight, so that small weights are "
+        f"visible.{left_out if len(m.weights) < n_layers else ''}"
     )
 
 
@@ -77,7 +100,11 @@ def _text(m: Measurements, vocab_size: int) -> str:
     spans = []
     for t, (i, loss) in enumerate(zip(m.ids_T.tolist(), m.losses_T.tolist(), strict=True)):
         shade = 0.0 if math.isnan(loss) else min(1.0, loss / math.log(max(2, vocab_size)))
-        title = "not predicted" if math.isnan(loss) else f"loss {loss:.3f}, probability {100 * math.exp(-loss):.3g} %"
+        title = (
+            "not predicted"
+            if math.isnan(loss)
+            else f"loss {loss:.3f}, probability {100 * math.exp(-loss):.3g} %"
+        )
         text = html.escape(m.labels[i].replace("␣", " "))
         spans.append(
             f'<span data-t="{t}" title="position {t}: {title}" style="--shade:{shade:.3f}">{text}</span>'
@@ -87,13 +114,17 @@ def _text(m: Measurements, vocab_size: int) -> str:
 
 
 def data_json(m: Measurements) -> str:
-    """Return the data of the page's script. "<" is escaped, so that no token can end the script element."""
+    """Return the data of the page's script. "<" is escaped, so that no token can end the script
+    element.
+    """
     data = {
         "ids": m.ids_T.tolist(),
         "labels": {str(i): text for i, text in m.labels.items()},
         "next": _ranking(m.next),
         "lens": [{"name": name} | _ranking(ranking) for name, ranking in m.lens.items()],
-        "attention": [{"layer": i, "heads": len(w), "weights": pack(w)} for i, w in m.weights.items()],
+        "attention": [
+            {"layer": i, "heads": len(w), "weights": pack(w)} for i, w in m.weights.items()
+        ],
     }
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -102,11 +133,16 @@ def _ranking(r: Ranking) -> dict:
     def rounded(x):
         return [None if math.isnan(p) else float(f"{p:.4g}") for p in x.tolist()]
 
-    return {"ids": r.ids_TR.tolist(), "p": [rounded(row) for row in r.p_TR], "actual": rounded(r.actual_T)}
+    return {
+        "ids": r.ids_TR.tolist(),
+        "p": [rounded(row) for row in r.p_TR],
+        "actual": rounded(r.actual_T),
+    }
 
 
 def pack(weights_HTT: np.ndarray) -> str:
-    """Return the lower triangles of maps in base64, row by row, one byte per weight in units of 1/255.
+    """Return the lower triangles of maps in base64, row by row, one byte per weight in units of
+    1/255.
 
     >>> list(base64.b64decode(pack(np.array([[[1.0, 0.0], [0.2, 0.8]]]))))
     [255, 51, 204]
@@ -121,7 +157,9 @@ def norms_table(norms: dict[str, np.ndarray]) -> str:
     largest = max(np.nanmax(x) for x in norms.values()) or 1.0
     rows = ["".join(f"<th>{name}</th>" for name in ("", *norms))]
     for i, values in enumerate(zip(*norms.values(), strict=True)):
-        bars = [f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}' for value in values]
+        bars = [
+            f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}' for value in values
+        ]
         cells = ["" if math.isnan(value) else bar for value, bar in zip(values, bars, strict=True)]
         title = f"layer {i - 1}" if i else "embedding"
         rows.append(f"<th>{title}</th>" + "".join(f"<td>{cell}</td>" for cell in cells))

@@ -1,7 +1,8 @@
 """Fast matrix products on CPUs, in bfloat16 and float32. No other backend uses this file.
 
-XLA:CPU would leave a transposed factor in its transposed layout, at a quarter of the speed in bfloat16 and a third in
-float32. It uses a processor's 16-bit matrix units only if the result is float32.
+XLA:CPU would leave a transposed factor in its transposed layout, at a quarter of the speed in
+bfloat16 and a third in float32. It uses a processor's 16-bit matrix units only if the result is
+float32.
 """
 
 import functools
@@ -17,23 +18,29 @@ from lm.kernels import platform
 def enabled(x) -> bool:
     """Return whether products of `x` should use this module.
 
-    True on CPUs for bfloat16, and for float32 unless parameters are sharded over `fsdp` or `tensor`. Over `fsdp` the
-    derivative of `matmul` would keep the gathered parameters for the backward pass. Over `tensor` it was not measured.
+    True on CPUs for bfloat16, and for float32 unless parameters are sharded over `fsdp` or
+    `tensor`. Over `fsdp` the derivative of `matmul` would keep the gathered parameters for the
+    backward pass. Over `tensor` it was not measured.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
-    return platform.target() == "cpu" and (x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded))
+    return platform.target() == "cpu" and (
+        x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded)
+    )
 
 
 def project(x, w, n_in):
-    """Contract the n_in last axes of x (R, *in) with the first of w (*in, *out), and return (R, *out) in float32."""
+    """Contract the n_in last axes of x (R, *in) with the first of w (*in, *out), and return (R,
+    *out) in float32.
+    """
     size = math.prod(w.shape[:n_in])
     return matmul(x.reshape(-1, size), w.reshape(size, -1), False).reshape(-1, *w.shape[n_in:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(a, b, transposed):
-    """Return the matrix product over the last two axes, in float32. The gradient multiplies in the dtype of `a`.
+    """Return the matrix product over the last two axes, in float32. The gradient multiplies in the
+    dtype of `a`.
 
     Args:
         a, b: (..., M, K) and (..., K, N), or (..., N, K) if `transposed`.
@@ -49,7 +56,9 @@ def _matmul_backward(transposed, saved, g):
     a, b = saved
     g = g.astype(a.dtype)
     left, right = (g, a) if transposed else (a, g)
-    return _product(g, b, not transposed).astype(a.dtype), transposed_matmul(left, right).astype(b.dtype)
+    return _product(g, b, not transposed).astype(a.dtype), transposed_matmul(left, right).astype(
+        b.dtype
+    )
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
@@ -58,34 +67,46 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 def transposed_matmul(a, b):
     """Return a^T b over the last two axes, in float32."""
     if a.dtype == jnp.float32 and a.shape[-1] > b.shape[-1]:
-        # The same product with the wider factor on the right is faster; without the barrier XLA would undo this.
+        # The same product with the wider factor on the right is faster; without the barrier XLA
+        # would undo this.
         return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)
     if _is_plain(a):
         if a.shape[-1] == b.shape[-1] and a.shape[-1] in (64, 128):
-            return jax.lax.optimization_barrier(a.T) @ b  # at these widths faster than without a transpose
+            return (
+                jax.lax.optimization_barrier(a.T) @ b
+            )  # at these widths faster than without a transpose
         return jnp.tensordot(a, b, (0, 0))
     return _product(jnp.swapaxes(a, -1, -2), b, False)
 
 
-@functools.partial(jax.jit, static_argnames="transposed")  # layouts can be constrained only in compiled programs
+@functools.partial(
+    jax.jit, static_argnames="transposed"
+)  # layouts can be constrained only in compiled programs
 def _product(a, b, transposed):
     contracted = (a.ndim - 1,), (b.ndim - 1 if transposed else b.ndim - 2,)
     batch = tuple(range(a.ndim - 2))
     product = jax.lax.dot_general(
-        _row_major(a), _row_major(b), (contracted, (batch, batch)), preferred_element_type=jnp.float32
+        _row_major(a),
+        _row_major(b),
+        (contracted, (batch, batch)),
+        preferred_element_type=jnp.float32,
     )
-    # Behind a barrier: with a constraint as the last operation, jax.vmap outside of jit would return the numbers in the
-    # wrong order (jax 0.10.2).
+    # Behind a barrier: with a constraint as the last operation, jax.vmap outside of jit would
+    # return the numbers in the wrong order (jax 0.10.2).
     return jax.lax.optimization_barrier(_row_major(product))
 
 
 def _is_plain(a) -> bool:
-    """Return whether products of `a` are fast in the layout that XLA chooses: float32 matrices without a batch."""
+    """Return whether products of `a` are fast in the layout that XLA chooses: float32 matrices
+    without a batch.
+    """
     return a.dtype == jnp.float32 and a.ndim == 2
 
 
 def _row_major(a):
     mesh = jax.sharding.get_abstract_mesh()
     if _is_plain(a) or any(mesh.shape[axis] > 1 for axis in mesh.auto_axes):
-        return a  # XLA's partitioner does not support the constraint and would gather the full array
+        return (
+            a  # XLA's partitioner does not support the constraint and would gather the full array
+        )
     return with_layout_constraint(a, Layout(tuple(range(a.ndim))))

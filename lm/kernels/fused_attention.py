@@ -15,17 +15,29 @@ LANES = 128  # splash attention divides sequences into blocks of a multiple of i
 
 
 def choose_implementation(
-    implementation, *, platform, dtype, d_head, softcap, window, segments, contiguous, n_queries, more_scores=False
+    implementation,
+    *,
+    platform,
+    dtype,
+    d_head,
+    softcap,
+    window,
+    segments,
+    contiguous,
+    n_queries,
+    more_scores=False,
 ):
-    """Return the implementation that runs, and why. A pure function, so a config can be checked before compilation.
+    """Return the implementation that runs, and why. A pure function, so a config can be checked
+    before compilation.
 
-    "einsum" is the reference and supports everything. "chunked" skips the keys that come after a chunk of queries or
-    before its window, which leaves little more than half of the work; it needs contiguous positions and no segments.
-    "xla" is jax.nn.dot_product_attention, without softcap. "cudnn" is its flash attention on NVIDIA GPUs: 16-bit
-    inputs, d_head a multiple of 8 up to 128, contiguous positions, no softcap, and a window that is an int; it reads
-    segments as a mask from memory. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128
-    tokens, and a window that is an int. "auto" is splash or cudnn if possible, else chunked if there are several chunks
-    and it is possible, else einsum.
+    "einsum" is the reference and supports everything. "chunked" skips the keys that come after a
+    chunk of queries or before its window, which leaves little more than half of the work; it needs
+    contiguous positions and no segments. "xla" is jax.nn.dot_product_attention, without softcap.
+    "cudnn" is its flash attention on NVIDIA GPUs: 16-bit inputs, d_head a multiple of 8 up to 128,
+    contiguous positions, no softcap, and a window that is an int; it reads segments as a mask from
+    memory. "splash" is JAX's flash attention on TPUs: contiguous positions, a multiple of 128
+    tokens, and a window that is an int. "auto" is splash or cudnn if possible, else chunked if
+    there are several chunks and it is possible, else einsum.
 
     Args:
         platform: as from lm.kernels.platform.target.
@@ -35,7 +47,8 @@ def choose_implementation(
         more_scores: whether there is a bias or a sink, which only "einsum" and "chunked" have.
 
     Raises:
-        ValueError: unknown implementation, or one that does not support the arguments; names one that does.
+        ValueError: unknown implementation, or one that does not support the arguments; names one
+            that does.
 
     >>> model = {"dtype": "float32", "d_head": 64, "softcap": None, "window": None, "segments": False}
     >>> choose_implementation("auto", platform="cpu", contiguous=True, n_queries=1024, **model)
@@ -45,13 +58,29 @@ def choose_implementation(
     no_softcap = [(f"has no softcap (softcap is {softcap})", softcap is not None)]
     one_document = [("has no document mask (segments are given)", segments)]
     whole_sequences = [("needs positions that are 0..T-1 (contiguous is False)", not contiguous)]
-    static_window = [("needs one window for all layers, known before compilation", not isinstance(window, int | None))]
+    static_window = [
+        (
+            "needs one window for all layers, known before compilation",
+            not isinstance(window, int | None),
+        )
+    ]
     gpu = [
         (f"needs an NVIDIA GPU (the platform is {platform})", platform not in ("gpu", "cuda")),
-        (f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})", jnp.dtype(dtype).itemsize != 2),
-        (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", d_head % 8 != 0 or d_head > 128),
+        (
+            f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})",
+            jnp.dtype(dtype).itemsize != 2,
+        ),
+        (
+            f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})",
+            d_head % 8 != 0 or d_head > 128,
+        ),
     ]
-    even = [(f"needs an even number of tokens for documents (they are {n_queries})", segments and n_queries % 2 == 1)]
+    even = [
+        (
+            f"needs an even number of tokens for documents (they are {n_queries})",
+            segments and n_queries % 2 == 1,
+        )
+    ]
     tpu = [
         (f"needs a TPU (the platform is {platform})", platform != "tpu"),
         (f"needs a multiple of {LANES} tokens (they are {n_queries})", n_queries % LANES != 0),
@@ -65,24 +94,32 @@ def choose_implementation(
         "splash": tpu + flash,
     }
     if implementation not in ("auto", *limits):
-        raise ValueError(f"attention is {implementation!r}; expected one of auto, {', '.join(limits)}")
-    problems = {name: [what for what, violated in found if violated] for name, found in limits.items()}
+        raise ValueError(
+            f"attention is {implementation!r}; expected one of auto, {', '.join(limits)}"
+        )
+    problems = {
+        name: [what for what, violated in found if violated] for name, found in limits.items()
+    }
     if implementation == "auto":
         fused = "splash" if platform == "tpu" else "cudnn"
         if not problems[fused]:
-            return fused, "flash attention on a TPU" if platform == "tpu" else "flash attention on a GPU"
+            return (
+                fused,
+                "flash attention on a TPU" if platform == "tpu" else "flash attention on a GPU",
+            )
         several_chunks = not problems["chunked"] and n_queries > CHUNK
         return "chunked" if several_chunks else "einsum", f"{fused} {problems[fused][0]}"
     if problems[implementation]:
         raise ValueError(
-            f"attention implementation {implementation!r} {', and '.join(problems[implementation])}; "
-            "use 'auto' or 'einsum'"
+            f"attention implementation {implementation!r} "
+            f"{', and '.join(problems[implementation])}; use 'auto' or 'einsum'"
         )
     return implementation, "set in the config"
 
 
 def chunk_size(n_queries: int) -> int:
-    """Return the number of queries per chunk: CHUNK, or more so that there are at most 16 chunks to compile.
+    """Return the number of queries per chunk: CHUNK, or more so that there are at most 16 chunks to
+    compile.
 
     >>> chunk_size(256), chunk_size(8192)
     (128, 512)
@@ -100,18 +137,26 @@ def xla(q_BTHK, k_BSGK, v_BSGK, visible_BTS, *, scale):
 
 
 def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on NVIDIA GPUs over contiguous positions, with the scale of `Scoring` and nothing else.
+    """Return flash attention on NVIDIA GPUs over contiguous positions, with the scale of `Scoring`
+    and nothing else.
 
     For the arguments see `IMPLEMENTATIONS` of lm/layers/attention.py.
     """
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    segments = (
+        [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    )
     segments = [a.reshape(q.shape[:2]) for a in segments]
     left_right = None if mask.window is None else (mask.window - 1, 0)
 
     def attend(q, k, v, segments_BT=None):
-        # The causal and window masks cost nothing; documents need one (B, 1, T, T), the same for all heads.
-        same = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        # The causal and window masks cost nothing; documents need one (B, 1, T, T), the same for
+        # all heads.
+        same = (
+            None
+            if segments_BT is None
+            else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        )
         options = {"is_causal": True, "local_window_size": left_right, "scale": scoring.scale}
         return jax.nn.dot_product_attention(q, k, v, mask=same, **options, implementation="cudnn")
 
@@ -119,9 +164,13 @@ def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
 
 
 def splash(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on TPUs over contiguous positions, without a bias or a sink; arguments as of `cudnn`."""
+    """Return flash attention on TPUs over contiguous positions, without a bias or a sink; arguments
+    as of `cudnn`.
+    """
     q, k, v = (jnp.swapaxes(a.reshape(-1, *a.shape[-3:]), 1, 2) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    segments = (
+        [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+    )
     attend = functools.partial(_splash_by_head, window=mask.window, softcap=scoring.softcap)
     q = (q.astype(jnp.float32) * scoring.scale).astype(q.dtype)  # the kernel has no scale
     out = _over_heads(attend, q, k, v, *segments, axis=1)
@@ -132,23 +181,32 @@ def _splash_by_head(q_BHTK, k_BGTK, v_BGTK, segments_BT=None, *, window, softcap
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     n_heads, n = q_BHTK.shape[1:3]
-    mask = splash.CausalMask((n, n)) if window is None else splash.LocalMask((n, n), (window - 1, 0), 0)
+    mask = (
+        splash.CausalMask((n, n))
+        if window is None
+        else splash.LocalMask((n, n), (window - 1, 0), 0)
+    )
     block = next(size for size in (512, 384, 256, LANES) if n % size == 0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * n_heads), head_shards=1, q_seq_shards=1, attn_logits_soft_cap=softcap,
+        splash.MultiHeadMask([mask] * n_heads),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=softcap,
         block_sizes=splash.BlockSizes(**{f"block_{name}": block for name in names}),
         interpret=platform.target() != "tpu",
-    )  # fmt: skip
+    )
     segments = None if segments_BT is None else splash.SegmentIds(segments_BT, segments_BT)
     return jax.vmap(kernel)(q_BHTK, k_BGTK, v_BGTK, segments)
 
 
 def _over_heads(attend, q, k, v, *others, axis=2):
-    """Return attend(q, k, v, *others), mapped over the mesh axes that XLA's partitioner would share heads over.
+    """Return attend(q, k, v, *others), mapped over the mesh axes that XLA's partitioner would share
+    heads over.
 
-    Heads are in dimension `axis` of q, k, v and the result. Inside a map over some axes of a mesh, cuDNN's own rule for
-    the others fails (jax 0.10.2: "'GSPMDSharding' object has no attribute 'spec'"). Kernels of TPUs have no rule.
+    Heads are in dimension `axis` of q, k, v and the result. Inside a map over some axes of a mesh,
+    cuDNN's own rule for the others fails (jax 0.10.2: "'GSPMDSharding' object has no attribute
+    'spec'"). Kernels of TPUs have no rule.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
@@ -156,6 +214,10 @@ def _over_heads(attend, q, k, v, *others, axis=2):
         return attend(q, k, v, *others)
     heads = jax.P(*[None] * axis, axes)
     mapped = jax.shard_map(
-        attend, in_specs=(heads,) * 3 + (jax.P(),) * len(others), out_specs=heads, axis_names=set(axes), check_vma=False
+        attend,
+        in_specs=(heads,) * 3 + (jax.P(),) * len(others),
+        out_specs=heads,
+        axis_names=set(axes),
+        check_vma=False,
     )
     return mapped(q, k, v, *others)

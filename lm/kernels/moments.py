@@ -1,8 +1,9 @@
 """Mean and sum of squared deviations over the last axis, in two passes over the features or one.
 
-The algorithms take x (..., D) in float32 or wider and a block size, and return the mean (..., 1) and the sum of squared
-deviations (..., 1). None uses E[x^2] - E[x]^2, which cancels: in float32 with an offset of 1000 and unit variance it is
-off by up to 29 % (2000 rows of 768), and can be negative. LayerNorm (lm/layers/layer_norms.py) chooses between them.
+The algorithms take x (..., D) in float32 or wider and a block size, and return the mean (..., 1)
+and the sum of squared deviations (..., 1). None uses E[x^2] - E[x]^2, which cancels: in float32
+with an offset of 1000 and unit variance it is off by up to 29 % (2000 rows of 768), and can be
+negative. LayerNorm (lm/layers/layer_norms.py) chooses between them.
 """
 
 import jax
@@ -25,9 +26,10 @@ def two_pass(x, block_size):
 def welford(x, block_size):
     """Evaluate the exact one-pass recurrence (Welford 1962, Technometrics 4:419) without its loop.
 
-    The recurrence adds (x_i - m_(i-1)) (x_i - m_i) for feature i, where m_i is the mean of the first i features. As
-    x_i - m_(i-1) = i/(i-1) (x_i - m_i), the i-th increment is i/(i-1) (x_i - m_i)^2 (0 for i = 1), and all m_i follow
-    from one running sum. All increments are positive, so nothing cancels. For the rounding see `_running_means`.
+    The recurrence adds (x_i - m_(i-1)) (x_i - m_i) for feature i, where m_i is the mean of the
+    first i features. As x_i - m_(i-1) = i/(i-1) (x_i - m_i), the i-th increment is i/(i-1) (x_i -
+    m_i)^2 (0 for i = 1), and all m_i follow from one running sum. All increments are positive, so
+    nothing cancels. For the rounding see `_running_means`.
 
     >>> [round(float(moment[0]), 4) for moment in welford(jnp.array([1.0, 2.0, 6.0]), 32)]
     [3.0, 14.0]
@@ -39,11 +41,12 @@ def welford(x, block_size):
 
 
 def chan(x, block_size):
-    """Merge the moments of blocks in one pass (Chan, Golub and LeVeque 1983, Am. Stat. 37:242), all blocks at once.
+    """Merge the moments of blocks in one pass (Chan, Golub and LeVeque 1983, Am. Stat. 37:242), all
+    blocks at once.
 
-    Each block of n_b features has a mean m_b and a sum of squared deviations M_b. Merged, mean = sum n_b m_b / n and
-    M = sum M_b + sum n_b (m_b - mean)^2. The last block may be shorter. Rounds like `two_pass` with shorter sums, and
-    is `two_pass` if there is one block.
+    Each block of n_b features has a mean m_b and a sum of squared deviations M_b. Merged, mean =
+    sum n_b m_b / n and M = sum M_b + sum n_b (m_b - mean)^2. The last block may be shorter. Rounds
+    like `two_pass` with shorter sums, and is `two_pass` if there is one block.
 
     >>> [round(float(moment[0]), 4) for moment in chan(jnp.array([1.0, 2.0, 6.0]), 2)]
     [3.0, 14.0]
@@ -56,7 +59,9 @@ def chan(x, block_size):
     if n_whole < n:
         tail_mean, tail_total = two_pass(x[..., n_whole:], block_size)
         mean = mean + tail_mean * ((n - n_whole) / n)
-    total = jnp.sum(totals, axis=-2) + block_size * jnp.sum(jnp.square(means - mean[..., None]), axis=-2)
+    total = jnp.sum(totals, axis=-2) + block_size * jnp.sum(
+        jnp.square(means - mean[..., None]), axis=-2
+    )
     if n_whole < n:
         total = total + tail_total + (n - n_whole) * jnp.square(tail_mean - mean)
     return mean, total
@@ -66,11 +71,12 @@ MOMENTS = {"two_pass": two_pass, "welford": welford, "chan": chan}
 
 
 def running_mean(x, block_size):
-    """Return x - mean and the *biased* variance sum_i (x_i - m_i)^2 / (n - 1), m_i the mean of the first i features.
+    """Return x - mean and the *biased* variance sum_i (x_i - m_i)^2 / (n - 1), m_i the mean of the
+    first i features.
 
-    People write this when they mean Welford's recurrence, whose factor i/(i-1) it lacks. For independent features
-    E[var] / sigma^2 = (n - H_n) / (n - 1), with H_n the n-th harmonic number (0.90 at n = 32, 0.99 at n = 768), and the
-    variance depends on the order of the features.
+    People write this when they mean Welford's recurrence, whose factor i/(i-1) it lacks. For
+    independent features E[var] / sigma^2 = (n - H_n) / (n - 1), with H_n the n-th harmonic number
+    (0.90 at n = 32, 0.99 at n = 768), and the variance depends on the order of the features.
 
     >>> centered, var = running_mean(jnp.array([1.0, 2.0, 6.0]), 32)
     >>> float(var[0])  # (0.5^2 + 3^2) / 2 instead of 14 / 3
@@ -84,9 +90,10 @@ def running_mean(x, block_size):
 def _running_means(x, block_size):
     """Return x_1, x - x_1, the running means m_i of x - x_1, and the indices i = 1..D as floats.
 
-    Deviations do not depend on the origin. With the first feature as origin, a common offset never enters the running
-    sum, whose rounding would otherwise grow with it. The first feature is always close enough to the mean: it lies
-    within sqrt(D) sigma, because its own square is part of the variance.
+    Deviations do not depend on the origin. With the first feature as origin, a common offset never
+    enters the running sum, whose rounding would otherwise grow with it. The first feature is always
+    close enough to the mean: it lies within sqrt(D) sigma, because its own square is part of the
+    variance.
     """
     shift = jax.lax.stop_gradient(x[..., :1])
     x = x - shift
@@ -95,9 +102,11 @@ def _running_means(x, block_size):
 
 
 def _running_sum(x, block_size):
-    """Return the cumulative sum over the last axis: within tiles, then over their totals, by triangular products.
+    """Return the cumulative sum over the last axis: within tiles, then over their totals, by
+    triangular products.
 
-    Several times faster than jnp.cumsum on a CPU, with a smaller error, since no sum is longer than a tile.
+    Several times faster than jnp.cumsum on a CPU, with a smaller error, since no sum is longer than
+    a tile.
     """
     n = x.shape[-1]
     if n <= block_size:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import jax
 
-# XLA's options of training programs. On TPUs collectives then run at the same time as products (measured in compiled
-# programs, benchmarks/NOTES.md).
+# XLA's options of training programs. On TPUs collectives then run at the same time as products
+# (measured in compiled programs, benchmarks/NOTES.md).
 OPTIONS = {
     "tpu": dict.fromkeys(
         (
@@ -37,7 +37,8 @@ def target() -> str:
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Return a context in which programs are traced for another platform than the one of this process.
+    """Return a context in which programs are traced for another platform than the one of this
+    process.
 
     JAX reuses traces of the same function: jit a function of its own within the context.
 
@@ -52,11 +53,16 @@ def compiling_for(platform: str) -> Iterator[None]:
         _target.reset(token)
 
 
-def compiler_options(platform: str, changed: tuple[str, ...] | None = None) -> dict[str, str | bool]:
-    """Return XLA's options of a training program; `changed`, config.train.compiler_options, adds or changes some.
+def compiler_options(
+    platform: str, changed: tuple[str, ...] | None = None
+) -> dict[str, str | bool]:
+    """Return XLA's options of a training program; `changed`, config.train.compiler_options, adds or
+    changes some.
 
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': True}
     """
     own = dict(option.split("=", 1) for option in changed or ())
-    return OPTIONS.get(platform, {}) | {name: {"true": True, "false": False}.get(v, v) for name, v in own.items()}
+    return OPTIONS.get(platform, {}) | {
+        name: {"true": True, "false": False}.get(v, v) for name, v in own.items()
+    }

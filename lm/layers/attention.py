@@ -1,4 +1,6 @@
-"""Causal attention for training and for cached decoding, with several implementations behind one function."""
+"""Causal attention for training and for cached decoding, with several implementations behind one
+function.
+"""
 
 import dataclasses
 import math
@@ -17,18 +19,22 @@ UNLIMITED = 2**30  # a traced window of this size limits nothing
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: those of its own segment, at its own and earlier positions, within the window.
+    """Which keys a query sees: those of its own segment, at its own and earlier positions, within
+    the window.
 
     Attributes:
-        q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples. Keys at negative
-            positions are never seen: empty slots of a cache, which may hold any finite numbers.
-        q_segments, k_segments: integers shaped like the positions, or both None: documents that must not see each
-            other.
-        window: only keys at positions in (p - window, p] are seen from position p. None, an int, or a traced int32
-            scalar (so that a scan over layers may vary it), for which UNLIMITED means no window.
-        contiguous: promises, unchecked, that queries and keys are the same tokens, and that the positions of tokens of
-            one segment differ by as much as their indices. This allows "chunked" attention, which skips keys that no
-            query of a chunk sees, and "cudnn" and "splash", which build their own causal mask.
+        q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples.
+            Keys at negative positions are never seen: empty slots of a cache, which may hold any
+            finite numbers.
+        q_segments, k_segments: integers shaped like the positions, or both None: documents that
+            must not see each other.
+        window: only keys at positions in (p - window, p] are seen from position p. None, an int, or
+            a traced int32 scalar (so that a scan over layers may vary it), for which UNLIMITED
+            means no window.
+        contiguous: promises, unchecked, that queries and keys are the same tokens, and that the
+            positions of tokens of one segment differ by as much as their indices. This allows
+            "chunked" attention, which skips keys that no query of a chunk sees, and "cudnn" and
+            "splash", which build their own causal mask.
 
     Raises:
         ValueError: only one of the segments is given, or `window` is less than 1.
@@ -45,7 +51,9 @@ class Mask:
         if (self.q_segments is None) != (self.k_segments is None):
             raise ValueError("Mask: give q_segments and k_segments, or neither")
         if isinstance(self.window, int) and self.window < 1:
-            raise ValueError(f"Mask: window is {self.window}; it counts the query's own key, so it is at least 1")
+            raise ValueError(
+                f"Mask: window is {self.window}; it counts the query's own key, so it is at least 1"
+            )
 
     @classmethod
     def causal(cls, n: int, window=None) -> "Mask":
@@ -60,7 +68,10 @@ class Mask:
                [1, 1, 0],
                [0, 1, 1]], dtype=int32)
         """
-        distance = jnp.asarray(self.q_positions)[..., :, None] - jnp.asarray(self.k_positions)[..., None, :]
+        distance = (
+            jnp.asarray(self.q_positions)[..., :, None]
+            - jnp.asarray(self.k_positions)[..., None, :]
+        )
         mask = (distance >= 0) & (jnp.asarray(self.k_positions) >= 0)[..., None, :]
         if self.window is not None:
             mask &= distance < self.window
@@ -70,33 +81,44 @@ class Mask:
 
 
 def causal_attention(
-    q_BTHK, k_BSGK, v_BSGK, mask: Mask, *, softcap=None, scale=None, bias_BSH=None, sink_H=None, implementation="auto",
+    q_BTHK,
+    k_BSGK,
+    v_BSGK,
+    mask: Mask,
+    *,
+    softcap=None,
+    scale=None,
+    bias_BSH=None,
+    sink_H=None,
+    implementation="auto",
     tap=None,
-):  # fmt: skip
-    """Return softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
+):
+    """Return softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017,
+    arXiv:1706.03762, eq. 1).
 
     Scores and softmax are float32. A query that sees no key returns zeros and passes no gradient.
 
     Args:
         q_BTHK: queries, with any leading dimensions for B.
-        k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query head h uses key and value head
-            h // (H / G).
+        k_BSGK, v_BSGK: keys and values with the same leading dimensions. Query head h uses key and
+            value head h // (H / G).
         mask: which keys each query sees.
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
         scale: factor of the scores, a number; None: 1 / sqrt(K).
-        bias_BSH: added to the scores of each key after the cap, or None. It may be the part of the key in a difference
-            a_t - a_s: the part of query t is the same for all keys, so without a sink it does not change the softmax.
+        bias_BSH: added to the scores of each key after the cap, or None. It may be the part of the
+            key in a difference a_t - a_s: the part of query t is the same for all keys, so without
+            a sink it does not change the softmax.
         sink_H: logits of one more key for each head, whose value is 0, or None.
         implementation: see `choose_implementation` of lm/kernels/fused_attention.py.
-        tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after the softmax; its
-            results take their places. All scores then exist at once.
+        tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after
+            the softmax; its results take their places. All scores then exist at once.
 
     Returns:
         (B, T, H, K) in the dtype of q.
 
     Raises:
-        ValueError: shapes do not fit each other, or the implementation does not support the arguments, or none an array
-            as scale.
+        ValueError: shapes do not fit each other, or the implementation does not support the
+            arguments, or none an array as scale.
 
     >>> q, k, v = (jnp.ones((5, 2, 4)) for _ in range(3))  # 5 positions, 2 heads of width 4
     >>> causal_attention(q, k, v, Mask.causal(5)).shape
@@ -104,13 +126,23 @@ def causal_attention(
     """
     _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
     if not isinstance(scale, int | float | None):
-        raise ValueError("causal_attention: scale is not a number; multiply the queries by what is learned or varies")
+        raise ValueError(
+            "causal_attention: scale is not a number; multiply the queries by what is learned or "
+            "varies"
+        )
     d_head = q_BTHK.shape[-1]
     chosen, _ = choose_implementation(
-        implementation, platform=platform.target(), dtype=q_BTHK.dtype, d_head=d_head, softcap=softcap,
-        window=mask.window, segments=mask.q_segments is not None, contiguous=mask.contiguous,
-        n_queries=q_BTHK.shape[-3], more_scores=bias_BSH is not None or sink_H is not None,
-    )  # fmt: skip
+        implementation,
+        platform=platform.target(),
+        dtype=q_BTHK.dtype,
+        d_head=d_head,
+        softcap=softcap,
+        window=mask.window,
+        segments=mask.q_segments is not None,
+        contiguous=mask.contiguous,
+        n_queries=q_BTHK.shape[-3],
+        more_scores=bias_BSH is not None or sink_H is not None,
+    )
     bias_BHTS = None if bias_BSH is None else jnp.swapaxes(bias_BSH, -1, -2)[..., None, :]
     scale = 1 / math.sqrt(d_head) if scale is None else scale
     scoring = Scoring(scale, softcap, bias_BHTS, None if sink_H is None else sink_H[:, None])
@@ -132,31 +164,41 @@ class Scoring(NamedTuple):
 
 
 def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
-    """Return softmax(scores) v, (B, T, H, K): the equation of all attention that JAX's own kernels do not compute.
+    """Return softmax(scores) v, (B, T, H, K): the equation of all attention that JAX's own kernels
+    do not compute.
 
-    Decoding has it in the layout of its cache (`attend_one` of lm/generation/kv_cache.py). A query that sees nothing
-    returns the mean of all values. `tap`: see `causal_attention`.
+    Decoding has it in the layout of its cache (`attend_one` of lm/generation/kv_cache.py). A query
+    that sees nothing returns the mean of all values. `tap`: see `causal_attention`.
     """
-    # Key heads are repeated for the queries that share them. An einsum with separate group and query axes needs no
-    # extra memory but is not a plain batched product, which takes 1.6 times as long on a CPU.
+    # Key heads are repeated for the queries that share them. An einsum with separate group and
+    # query axes needs no extra memory but is not a plain batched product, which takes 1.6 times as
+    # long on a CPU.
     n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
-    k_BSHK, v_BSHK = (jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK))
+    k_BSHK, v_BSHK = (
+        jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK)
+    )
     scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scoring.scale, scoring.softcap)
     if scoring.bias_BHTS is not None:
         scores_BHTS += scoring.bias_BHTS
     scores_BHTS = scores_BHTS if tap is None else tap("scores", scores_BHTS)
-    scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min)
+    scores_BHTS = jnp.where(
+        visible_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min
+    )
     if scoring.sink_HT is not None:  # one more key, whose value is 0
         sink_BHT1 = jnp.broadcast_to(scoring.sink_HT[..., None], (*scores_BHTS.shape[:-1], 1))
         scores_BHTS = jnp.concatenate([scores_BHTS, sink_BHT1.astype(scores_BHTS.dtype)], axis=-1)
         v_BSHK = jnp.pad(v_BSHK, [(0, 0)] * (v_BSHK.ndim - 3) + [(0, 1), (0, 0), (0, 0)])
     if tap is not None:
         S = k_BSHK.shape[-3]  # the tap does not see the sink
-        out_BTHK = weighted_sums(tap("weights", jax.nn.softmax(scores_BHTS)[..., :S]), v_BSHK[..., :S, :, :])
+        out_BTHK = weighted_sums(
+            tap("weights", jax.nn.softmax(scores_BHTS)[..., :S]), v_BSHK[..., :S, :, :]
+        )
     elif softmax_means.enabled(v_BSHK):
         out_BTHK = softmax_means.softmax_means(scores_BHTS, v_BSHK)
     else:  # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is the derivative.
-        weights_BHTS = jnp.exp(scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True)))
+        weights_BHTS = jnp.exp(
+            scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True))
+        )
         sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
         out_BTHK = weighted_sums(weights_BHTS, v_BSHK) / sum_BTH[..., None]
     return out_BTHK.astype(v_BSHK.dtype)
@@ -164,30 +206,43 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap=None):
     visible_BTS = mask.visible()
-    return _zero_blind_queries(attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap), visible_BTS)
+    return _zero_blind_queries(
+        attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap), visible_BTS
+    )
 
 
 def _zero_blind_queries(out_BTHK, visible_BTS):
-    """Set the output of queries that see no key to zero. It was finite, so its gradient is zero, too."""
+    """Set the output of queries that see no key to zero. It was finite, so its gradient is zero,
+    too.
+    """
     return jnp.where(jnp.any(visible_BTS, axis=-1)[..., None, None], out_BTHK, 0)
 
 
 def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Attention for one chunk of queries at a time, without the keys after it or before its first query's window."""
+    """Attention for one chunk of queries at a time, without the keys after it or before its first
+    query's window.
+    """
     n = q_BTHK.shape[-3]
     starts = range(0, n, fused_attention.chunk_size(n))
-    # Joined chunks, not slices of all keys: the derivative of a slice is an array of all keys for every chunk.
-    q_chunks, k_chunks, v_chunks = (jnp.split(a, list(starts[1:]), axis=-3) for a in (q_BTHK, k_BTGK, v_BTGK))
+    # Joined chunks, not slices of all keys: the derivative of a slice is an array of all keys for
+    # every chunk.
+    q_chunks, k_chunks, v_chunks = (
+        jnp.split(a, list(starts[1:]), axis=-3) for a in (q_BTHK, k_BTGK, v_BTGK)
+    )
     outs = []
     for i, begin in enumerate(starts):
         end = begin + q_chunks[i].shape[-3]
         oldest = max(0, begin + 1 - mask.window) if isinstance(mask.window, int) else 0
         first, unseen = divmod(oldest, starts.step)
         k, v = (
-            jnp.concatenate([chunks[first][..., unseen:, :, :], *chunks[first + 1 : i + 1]], axis=-3)
+            jnp.concatenate(
+                [chunks[first][..., unseen:, :, :], *chunks[first + 1 : i + 1]], axis=-3
+            )
             for chunks in (k_chunks, v_chunks)
         )
-        visible_TS = Mask(jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window).visible()
+        visible_TS = Mask(
+            jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window
+        ).visible()
         bias_BHTS = None if scoring.bias_BHTS is None else scoring.bias_BHTS[..., oldest:end]
         outs.append(attend(q_chunks[i], k, v, visible_TS, scoring._replace(bias_BHTS=bias_BHTS)))
     return jnp.concatenate(outs, axis=-3)
@@ -214,8 +269,12 @@ def _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask):
     if k_BSGK.shape != v_BSGK.shape:
         raise ValueError(f"causal_attention: keys and values differ in shape: {shapes}")
     if q_BTHK.shape[:-3] != k_BSGK.shape[:-3] or q_BTHK.shape[-1] != k_BSGK.shape[-1]:
-        raise ValueError(f"causal_attention: queries and keys differ in batch or head width: {shapes}")
+        raise ValueError(
+            f"causal_attention: queries and keys differ in batch or head width: {shapes}"
+        )
     if q_BTHK.shape[-2] % k_BSGK.shape[-2]:
         raise ValueError(f"causal_attention: key heads must divide query heads: {shapes}")
     if mask.contiguous and q_BTHK.shape[-3] != k_BSGK.shape[-3]:
-        raise ValueError(f"causal_attention: contiguous positions need as many queries as keys: {shapes}")
+        raise ValueError(
+            f"causal_attention: contiguous positions need as many queries as keys: {shapes}"
+        )

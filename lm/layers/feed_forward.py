@@ -28,12 +28,13 @@ def silu(x):
 
 
 def gelu(x, *, approximate=False):
-    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016,
+    arXiv:1606.08415).
 
     Args:
         x: any array.
-        approximate: use the paper's tanh form, as GPT-2 does. The default is the exact erf form, as in PyTorch; JAX's
-            own default is the tanh form.
+        approximate: use the paper's tanh form, as GPT-2 does. The default is the exact erf form, as
+            in PyTorch; JAX's own default is the tanh form.
 
     >>> gelu(jnp.array([-100.0, 0.0, 100.0]))
     Array([ -0.,   0., 100.], dtype=float32)
@@ -55,8 +56,8 @@ ACTIVATIONS |= {"gelu_tanh": functools.partial(gelu, approximate=True), "sigmoid
 
 
 def activate(x, activation: str):
-    """Return an activation of x, a key of ACTIVATIONS, which the backward pass computes again: this is cheaper than to
-    store and read its parts.
+    """Return an activation of x, a key of ACTIVATIONS, which the backward pass computes again: this
+    is cheaper than to store and read its parts.
 
     >>> activate(jnp.array([-1.0, 2.0]), "relu")
     Array([0., 2.], dtype=float32)
@@ -67,8 +68,8 @@ def activate(x, activation: str):
 def gated(gate, up, activation: str):
     """Return activation(gate) * up, what a gated linear unit multiplies with its last weight.
 
-    With sigmoid this is the GLU of Dauphin et al. 2017 (arXiv:1612.08083), with silu SwiGLU, with gelu GEGLU (Shazeer
-    2020, arXiv:2002.05202, section 2). The backward pass computes it again.
+    With sigmoid this is the GLU of Dauphin et al. 2017 (arXiv:1612.08083), with silu SwiGLU, with
+    gelu GEGLU (Shazeer 2020, arXiv:2002.05202, section 2). The backward pass computes it again.
 
     >>> gated(jnp.array([1.0, 2.0]), jnp.array([3.0, 3.0]), "relu")
     Array([3., 6.], dtype=float32)
@@ -77,6 +78,10 @@ def gated(gate, up, activation: str):
 
 
 def _activate(activation, x):
-    if platform.target() == "cpu":  # XLA:CPU rounds to 16 bits after every operation, which takes twice as long
-        return ACTIVATIONS[activation](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+    if (
+        platform.target() == "cpu"
+    ):  # XLA:CPU rounds to 16 bits after every operation, which takes twice as long
+        return ACTIVATIONS[activation](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(
+            x.dtype
+        )
     return ACTIVATIONS[activation](x)

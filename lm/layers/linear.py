@@ -8,21 +8,24 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lm.kernels import cpu_products
 
-PRODUCT = "product"  # marks products for jax.checkpoint policies that cannot recognize them by their primitive
+# marks products for jax.checkpoint policies that cannot recognize them by their primitive
+PRODUCT = "product"
 
 
 def einsum(equation, x, w, b=None):
-    """Return the product of activations with a weight, plus a bias, as in einsum("BTD,DHK->BTHK", x, w).
+    """Return the product of activations with a weight, plus a bias, as in einsum("BTD,DHK->BTHK",
+    x, w).
 
-    B stands for any leading axes, also for none. The axes that the weight begins with and the result lacks are summed,
-    and are the last of x. The sum is accumulated in float32 or wider, and rounded to the dtype of x. This is the only
-    function that multiplies with weights in a layer, in the form that is fast on the platform.
+    B stands for any leading axes, also for none. The axes that the weight begins with and the
+    result lacks are summed, and are the last of x. The sum is accumulated in float32 or wider, and
+    rounded to the dtype of x. This is the only function that multiplies with weights in a layer, in
+    the form that is fast on the platform.
 
     Args:
         equation: the letters of x, w and the result.
         x: activations.
-        w: weight, cast to the dtype of x (mixed precision keeps float32 weights). Its gradient has the weight's own
-            dtype.
+        w: weight, cast to the dtype of x (mixed precision keeps float32 weights). Its gradient has
+            the weight's own dtype.
         b: bias, of the axes that w adds; or None.
 
     Raises:
@@ -34,8 +37,12 @@ def einsum(equation, x, w, b=None):
     n_in = _n_summed(equation)
     leading, inputs = x.shape[: x.ndim - n_in], x.shape[x.ndim - n_in :]
     if inputs != w.shape[:n_in]:
-        raise ValueError(f"einsum: {equation}: x {x.shape} does not end in the first axes of the weight {w.shape}")
-    # One leading axis: with two, XLA:CPU copies and transposes to sum the weight's gradient, at half the speed.
+        raise ValueError(
+            f"einsum: {equation}: x {x.shape} does not end in the first axes of the weight "
+            f"{w.shape}"
+        )
+    # One leading axis: with two, XLA:CPU copies and transposes to sum the weight's gradient, at
+    # half the speed.
     x = x.reshape(-1, *inputs)
     w = w.astype(x.dtype)
     if cpu_products.enabled(x):
@@ -57,15 +64,18 @@ def _n_summed(equation: str) -> int:
     of_x, of_w, out = equation.replace("->", ",").split(",")
     n = sum(letter not in out for letter in of_w)
     if not n or of_x[-n:] != of_w[:n] or of_x[:-n] + of_w[n:] != out:
-        raise ValueError(f"einsum: {equation}: the weight must begin with the last axes of x, as in BTHK,HKD->BTD")
+        raise ValueError(
+            f"einsum: {equation}: the weight must begin with the last axes of x, as in "
+            "BTHK,HKD->BTD"
+        )
     return n
 
 
 def project_to_float32(x, w, b=None, *, transposed=False):
     """Multiply like `einsum`, but return the unrounded accumulator, float32 or wider.
 
-    Logits need this: in bfloat16 a logit of 10 would be rounded to a multiple of 1/16. The products of the backward
-    pass still multiply in the dtype of `x`.
+    Logits need this: in bfloat16 a logit of 10 would be rounded to a multiple of 1/16. The products
+    of the backward pass still multiply in the dtype of `x`.
 
     Args:
         x: activations (..., D).
@@ -91,7 +101,9 @@ def _equation(transposed):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _matmul_to_float32(x, w, transposed):
-    return jnp.einsum(_equation(transposed), x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.einsum(
+        _equation(transposed), x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32)
+    )
 
 
 def _matmul_to_float32_forward(x, w, transposed):
@@ -99,7 +111,8 @@ def _matmul_to_float32_forward(x, w, transposed):
 
 
 def _matmul_to_float32_backward(transposed, saved, g):
-    # JAX's own rule multiplies the float32 cotangent with the 16-bit factor, at a fraction of the 16-bit speed.
+    # JAX's own rule multiplies the float32 cotangent with the 16-bit factor, at a fraction of the
+    # 16-bit speed.
     x, w = saved
     _, vjp = jax.vjp(functools.partial(jnp.einsum, _equation(transposed)), x, w)
     return vjp(g.astype(x.dtype))
@@ -121,7 +134,8 @@ def scores(q_BTHK, k_BSHK):
 
 
 def weighted_sums(weights_BHTS, v_BSHK):
-    """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the dtype of the values.
+    """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the
+    dtype of the values.
 
     On a CPU bfloat16 values give a float32 result, which is not rounded yet.
 
@@ -130,12 +144,15 @@ def weighted_sums(weights_BHTS, v_BSHK):
     """
     weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
     if cpu_products.enabled(v_BSHK):
-        return jnp.swapaxes(cpu_products.matmul(weights_BHTS, jnp.swapaxes(v_BSHK, -2, -3), False), -2, -3)
+        return jnp.swapaxes(
+            cpu_products.matmul(weights_BHTS, jnp.swapaxes(v_BSHK, -2, -3), False), -2, -3
+        )
     return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
 
 
 def softcap(x, cap):
-    """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2, arXiv:2408.00118, section 2).
+    """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2,
+    arXiv:2408.00118, section 2).
 
     Args:
         x: logits or attention scores.

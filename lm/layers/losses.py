@@ -1,7 +1,7 @@
 """Cross-entropy of the output head, computed from all logits at once or in chunks.
 
-Losses are weighted sums, returned with the sum of the weights. Only the caller knows what both must be summed over
-(micro-batches, devices) before one is divided by the other.
+Losses are weighted sums, returned with the sum of the weights. Only the caller knows what both must
+be summed over (micro-batches, devices) before one is divided by the other.
 """
 
 import dataclasses
@@ -20,7 +20,9 @@ from lm.layers.linear import project_to_float32, softcap
 class Head:
     """The output head: logits = after(p, softcap(h w + b))."""
 
-    w: jax.Array  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
+    w: (
+        jax.Array
+    )  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
     b_V: jax.Array | None = None
     # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
@@ -57,8 +59,8 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
         logits_BTV: (..., V), of any float dtype.
         targets_BT: integers (...) in [0, V).
         weights_BT: (...), or None for 1.
-        z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM, arXiv:2204.02311,
-            section 5).
+        z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM,
+            arXiv:2204.02311, section 5).
 
     >>> sums = softmax_cross_entropy(jnp.zeros((3, 8)), jnp.array([0, 5, 7]), jnp.array([1.0, 1.0, 0.0]))
     >>> round(float(sums.nll / sums.weight), 4), float(sums.weight)  # log(8) for each token
@@ -69,13 +71,16 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
     return Sums(objective, nll, square_log_z, jnp.sum(weights_BT))
 
 
-def chunked_softmax_cross_entropy(h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0) -> Sums:
-    """Return softmax_cross_entropy(head_logits(h, head), ...) with the logits of about `chunk_size` tokens at a time.
+def chunked_softmax_cross_entropy(
+    h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0
+) -> Sums:
+    """Return softmax_cross_entropy(head_logits(h, head), ...) with the logits of about `chunk_size`
+    tokens at a time.
 
-    Value and gradients are the same. A chunk has the same positions of every example, so a batch that is sharded over
-    devices is not moved. The gradients are computed in the forward pass, chunk by chunk: the loss is one number, so the
-    backward pass only scales them, and no logits are saved or computed twice. Supports first derivatives in reverse
-    mode only.
+    Value and gradients are the same. A chunk has the same positions of every example, so a batch
+    that is sharded over devices is not moved. The gradients are computed in the forward pass, chunk
+    by chunk: the loss is one number, so the backward pass only scales them, and no logits are saved
+    or computed twice. Supports first derivatives in reverse mode only.
 
     Args:
         h_BTD: hidden states (..., D).
@@ -107,7 +112,8 @@ def token_losses(logits, targets):
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    # A comparison instead of a gather: its gradient needs no scatter, and logits may be sharded over the vocabulary.
+    # A comparison instead of a gather: its gradient needs no scatter, and logits may be sharded
+    # over the vocabulary.
     is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
     return log_z - jnp.sum(jnp.where(is_target, logits, 0), axis=-1), log_z
 
@@ -145,11 +151,15 @@ def _chunked_loss_forward(chunks, head, z_loss):
             sums, losses = _sums(head_logits(h, head), targets, weights, z_loss)
             return sums[0], (sums, losses)
 
-        (_, (sums, losses)), (d_h, d_head_chunk) = jax.value_and_grad(objective, (0, 1), has_aux=True)(h, head)
+        (_, (sums, losses)), (d_h, d_head_chunk) = jax.value_and_grad(
+            objective, (0, 1), has_aux=True
+        )(h, head)
         d_head = jax.tree.map(lambda a, b: a + b.astype(a.dtype), d_head, d_head_chunk)
         return (jax.tree.map(jnp.add, totals, sums), d_head), (d_h, losses.astype(weights.dtype))
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), head)
+    zeros = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), head
+    )
     (sums, d_head), (d_h, losses) = jax.lax.scan(step, (_zeros(chunks), zeros), chunks)
     return sums, (d_h, losses, jax.tree.map(lambda g, a: g.astype(a.dtype), d_head, head))
 
@@ -167,7 +177,9 @@ _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)
 
 
 def _chunks(chunk_size, h_BTD, *arrays_BT):
-    """Split T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape (C, B, t, ...)."""
+    """Split T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape
+    (C, B, t, ...).
+    """
     T, D = h_BTD.shape[-2:]
     h_BTD = h_BTD.reshape(-1, T, D)
     B = h_BTD.shape[0]

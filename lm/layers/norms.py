@@ -23,12 +23,17 @@ def rms_norm(x, scale, *, eps=1e-5):
     Array([-1.,  1.], dtype=float32)
     """
     # On CPUs JAX's derivative is as good, and its rounding is that of earlier runs.
-    return _rms_norm_forward(x, scale, eps)[0] if platform.target() == "cpu" else _rms_norm(x, scale, eps)
+    return (
+        _rms_norm_forward(x, scale, eps)[0]
+        if platform.target() == "cpu"
+        else _rms_norm(x, scale, eps)
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(x, scale, eps):
-    """RMSNorm that saves x and one statistic for the backward pass, so that 16-bit inputs cost no float32 copies.
+    """RMSNorm that saves x and one statistic for the backward pass, so that 16-bit inputs cost no
+    float32 copies.
 
     With y = x r, r = 1 / sqrt(mean(x^2) + eps) and h = g scale: dx = r (h - y mean(h y)).
     """
@@ -47,7 +52,9 @@ def _rms_norm_backward(eps, saved, g):
     h = affine(g, scale, None)
     dx = r * (h - y * jnp.mean(h * y, axis=_normalized(scale), keepdims=True))
     leading = tuple(range(x.ndim - (0 if scale is None else scale.ndim)))
-    return dx.astype(x.dtype), None if scale is None else jnp.sum(g * y, axis=leading).astype(scale.dtype)
+    return dx.astype(x.dtype), None if scale is None else jnp.sum(g * y, axis=leading).astype(
+        scale.dtype
+    )
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
@@ -58,7 +65,9 @@ def _normalized(scale) -> tuple[int, ...]:
 
 
 def dyt(x, alpha, scale, bias):
-    """Return tanh(alpha x) * scale + bias, a norm without statistics (DyT, Zhu et al. 2025, arXiv:2503.10622)."""
+    """Return tanh(alpha x) * scale + bias, a norm without statistics (DyT, Zhu et al. 2025,
+    arXiv:2503.10622).
+    """
     return affine(jnp.tanh(alpha * widen(x)), scale, bias).astype(x.dtype)
 
 

@@ -17,10 +17,11 @@ SINUSOID_ORDERS = {"sine_first": 1, "cosine_first": -1}
 
 
 def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions, **_):
-    """Divide low frequencies by `factor`, to extend the context as Llama 3.1 does (Grattafiori et al. 2024).
+    """Divide low frequencies by `factor`, to extend the context as Llama 3.1 does (Grattafiori et
+    al. 2024).
 
-    A frequency that makes n turns in the original context is divided if n is at most low_freq_factor, unchanged if it
-    is at least high_freq_factor, and interpolated in between.
+    A frequency that makes n turns in the original context is divided if n is at most
+    low_freq_factor, unchanged if it is at least high_freq_factor, and interpolated in between.
 
     >>> factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 100}
     >>> frequencies = 2 * jnp.pi * jnp.array([0.5, 2.5, 4.0]) / 100  # half a turn, 2.5 and 4 turns in 100 positions
@@ -33,11 +34,12 @@ def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_m
 
 
 def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_slow, **_):
-    """Divide low frequencies by `factor`, to extend the context as YaRN does (Peng et al. 2023, arXiv:2309.00071).
+    """Divide low frequencies by `factor`, to extend the context as YaRN does (Peng et al. 2023,
+    arXiv:2309.00071).
 
-    Of d features, pair k = d ln(L / 2 pi n) / (2 ln theta) makes n turns in the original context L. The pairs before
-    that of beta_fast turns, rounded down, are unchanged, those after that of beta_slow turns, rounded up, are divided,
-    and those in between are interpolated.
+    Of d features, pair k = d ln(L / 2 pi n) / (2 ln theta) makes n turns in the original context L.
+    The pairs before that of beta_fast turns, rounded down, are unchanged, those after that of
+    beta_slow turns, rounded up, are divided, and those in between are interpolated.
 
     >>> frequencies = 100.0 ** (-jnp.arange(0, 8, 2) / 8)  # pairs 0.6 and 2.8 make 8 and 0.65 turns in 100 positions
     >>> factors = {"theta": 100.0, "factor": 4.0, "original_max_positions": 100, "beta_fast": 8.0, "beta_slow": 0.65}
@@ -55,11 +57,12 @@ def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_
 
 
 def dynamic(frequencies, *, factor, max_positions, original_max_positions, **_):
-    """Raise the base for a context L of more than the original L_0 positions: NTK-aware scaling (bloc97 2023).
+    """Raise the base for a context L of more than the original L_0 positions: NTK-aware scaling
+    (bloc97 2023).
 
-    The base is multiplied by s^(d / (d - 2)) for d features, s = factor L / L_0 - (factor - 1). The longest wavelengths
-    grow by s and the shortest ones stay. transformers takes the length of each text for L, which would make a cache of
-    keys wrong.
+    The base is multiplied by s^(d / (d - 2)) for d features, s = factor L / L_0 - (factor - 1). The
+    longest wavelengths grow by s and the shortest ones stay. transformers takes the length of each
+    text for L, which would make a cache of keys wrong.
 
     >>> frequencies = 100.0 ** (-jnp.arange(0, 6, 2) / 6)
     >>> longer = dynamic(frequencies, factor=2.0, max_positions=200, original_max_positions=100)  # s = 3
@@ -67,11 +70,14 @@ def dynamic(frequencies, *, factor, max_positions, original_max_positions, **_):
     Array([1.   , 0.577, 0.333], dtype=float32)
     """
     n = frequencies.shape[-1]
-    stretch = factor * max(max_positions, original_max_positions) / original_max_positions - (factor - 1)
+    stretch = factor * max(max_positions, original_max_positions) / original_max_positions - (
+        factor - 1
+    )
     return frequencies * stretch ** (-jnp.arange(n) / max(n - 1, 1))
 
 
-# Frequencies for a longer context than the model was trained with: (frequencies, **factors) -> frequencies.
+# Frequencies for a longer context than the model was trained with: (frequencies, **factors) ->
+# frequencies.
 ROPE_SCALINGS = {
     "none": lambda f, **_: f,
     "linear": lambda f, factor, **_: f / factor,
@@ -82,14 +88,17 @@ ROPE_SCALINGS = {
 
 
 def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=None, **factors):
-    """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021, arXiv:2104.09864).
+    """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021,
+    arXiv:2104.09864).
 
     Args:
         positions: integers (..., T), starting anywhere.
         d_head: width of a head, or of the part of it that is rotated.
         theta: base of the wavelengths, which grow from 2 pi to almost 2 pi theta positions.
-        scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head), and its arguments.
-        amplitude: yarn: factor of cos and sin, which multiplies scores by its square; None: 0.1 ln(factor) + 1.
+        scaling, factors: a key of ROPE_SCALINGS, applied to the frequencies theta^(-2k / d_head),
+            and its arguments.
+        amplitude: yarn: factor of cos and sin, which multiplies scores by its square; None: 0.1
+            ln(factor) + 1.
 
     Returns:
         Two float32 arrays (..., T, d_head / 2).
@@ -111,13 +120,16 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
 
 
 def apply_rope(x, cos, sin, *, pairing="adjacent"):
-    """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq. 34), in float32.
+    """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq.
+    34), in float32.
 
     Args:
         x: queries or keys (..., T, H, K).
-        cos, sin: (..., T, R / 2) from `rope_table`, the same for all heads. Only the first R <= K features are rotated.
-        pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k + R/2) as in
-            Hugging Face's Llama. They are equal up to a permutation of the features of w_q and w_k.
+        cos, sin: (..., T, R / 2) from `rope_table`, the same for all heads. Only the first R <= K
+            features are rotated.
+        pairing: which features form pair k: "adjacent" (2k, 2k + 1) as in the paper, "halves" (k, k
+            + R/2) as in Hugging Face's Llama. They are equal up to a permutation of the features of
+            w_q and w_k.
 
     Returns:
         The shape and dtype of `x`.
@@ -129,7 +141,9 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
-        return jnp.concatenate([apply_rope(x[..., :width], cos, sin, pairing=pairing), x[..., width:]], axis=-1)
+        return jnp.concatenate(
+            [apply_rope(x[..., :width], cos, sin, pairing=pairing), x[..., width:]], axis=-1
+        )
     cos, sin = cos[..., None, :], sin[..., None, :]
     split, join = PAIRINGS[pairing]
     first, second = split(x)
@@ -138,13 +152,14 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
 
 
 def sinusoidal(positions, d_model, *, order="sine_first"):
-    """Return fixed position embeddings: feature pair k holds sin and cos of position * 10000^(-2k / d_model).
+    """Return fixed position embeddings: feature pair k holds sin and cos of position * 10000^(-2k /
+    d_model).
 
     Args:
         positions: integers (..., T).
         d_model: width of the embeddings.
-        order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), "cosine_first"
-            cos, sin.
+        order: "sine_first" interleaves sin, cos (Vaswani et al. 2017, arXiv:1706.03762, section
+            3.5), "cosine_first" cos, sin.
 
     Returns:
         float32 (..., T, d_model).

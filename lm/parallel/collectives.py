@@ -1,8 +1,10 @@
-"""Collectives that are written explicitly, for parameters over `fsdp` and positions over `sequence`.
+"""Collectives that are written explicitly, for parameters over `fsdp` and positions over
+`sequence`.
 
-Inside `map_over_batch` a device sees its own examples and positions, and its own shards of parameters over `fsdp`.
-`gather_parameter` all-gathers a parameter where it is used, and its derivative reduce-scatters the gradient. Over
-`tensor` XLA's partitioner inserts the communication. Outside of `map_over_batch` all functions do nothing.
+Inside `map_over_batch` a device sees its own examples and positions, and its own shards of
+parameters over `fsdp`. `gather_parameter` all-gathers a parameter where it is used, and its
+derivative reduce-scatters the gradient. Over `tensor` XLA's partitioner inserts the communication.
+Outside of `map_over_batch` all functions do nothing.
 """
 
 import functools
@@ -24,29 +26,39 @@ MANUAL_AXES = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` 
 
 
 def map_over_batch(f, table: Table, params_out: bool = False):
-    """Return f(params, fields) mapped over the devices, each with its own shards; f itself without a mesh.
+    """Return f(params, fields) mapped over the devices, each with its own shards; f itself without
+    a mesh.
 
     Args:
-        f: function of params and fields. Its result must be summed over the devices (`sum_over_batch`). With
-            `params_out` it is followed by a tree that is sharded like the parameters.
+        f: function of params and fields. Its result must be summed over the devices
+            (`sum_over_batch`). With `params_out` it is followed by a tree that is sharded like the
+            parameters.
 
     Returns:
-        A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
+        A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name
+            ends in _B.
     """
     mesh = traced_mesh()
     if mesh is None:
         return f
     params = nest({path: _manual(_spec(p)) for path, p in table.items()})
-    # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2): leave none if possible.
+    # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2): leave
+    # none if possible.
     axes = set(MANUAL_AXES) | ({"tensor"} if mesh.shape["tensor"] == 1 else set())
 
     def mapped(params_, fields):
-        specs = {name: PartitionSpec(BATCH_AXES, *(() if name.endswith("_B") else ("sequence",))) for name in fields}
+        specs = {
+            name: PartitionSpec(BATCH_AXES, *(() if name.endswith("_B") else ("sequence",)))
+            for name in fields
+        }
         replicated = PartitionSpec()
         return jax.shard_map(
-            f, in_specs=(params, specs), out_specs=(replicated, params) if params_out else replicated,
-            axis_names=axes, check_vma=False,
-        )(params_, fields)  # fmt: skip
+            f,
+            in_specs=(params, specs),
+            out_specs=(replicated, params) if params_out else replicated,
+            axis_names=axes,
+            check_vma=False,
+        )(params_, fields)
 
     return mapped
 
@@ -80,7 +92,8 @@ def max_over_batch(tree):
 def sum_gradients(grads: dict, table: Table) -> dict:
     """Sum gradients of each device's own loss, in float32, over the devices that share the batch.
 
-    Over fsdp the derivative of `gather_parameter` has already summed the gradients of sharded parameters.
+    Over fsdp the derivative of `gather_parameter` has already summed the gradients of sharded
+    parameters.
     """
     if not (axes := tuple(filter(_is_mapped, MANUAL_AXES))):
         return grads
@@ -93,7 +106,8 @@ def sum_gradients(grads: dict, table: Table) -> dict:
 
 
 def gather_parameter(w, p: Parameter, dtype):
-    """All-gather the device's shard w of a parameter over fsdp, if it is sharded there; else return it as it is.
+    """All-gather the device's shard w of a parameter over fsdp, if it is sharded there; else return
+    it as it is.
 
     It is sent and returned in `dtype`. Its gradient is summed in float32.
     """
@@ -115,7 +129,8 @@ def _all_gather(w, axis, tensor_spec, dtype, shard_dtype):
 
 
 def _all_gather_forward(w, *static):
-    # Call the primitive all_gather, which `save_all_but_gathered` recognizes, and not the function with a derivative.
+    # Call the primitive all_gather, which `save_all_but_gathered` recognizes, and not the function
+    # with a derivative.
     return _all_gather(w, *static), None
 
 
@@ -123,7 +138,9 @@ def _all_gather_backward(axis, tensor_spec, dtype, shard_dtype, _, g):
     def scatter(g):
         g = g.astype(jnp.float32)
         for groups in _stages():
-            g = jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True, axis_index_groups=groups)
+            g = jax.lax.psum_scatter(
+                g, "fsdp", scatter_dimension=axis, tiled=True, axis_index_groups=groups
+            )
         return g
 
     return (_map_over_tensor(scatter, tensor_spec)(g).astype(shard_dtype),)
@@ -134,10 +151,12 @@ _differentiable_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 
 
 def _stages() -> list[list[list[int]] | None]:
-    """Return the groups of devices of each stage in which gradients are scattered over fsdp; None: all in one group.
+    """Return the groups of devices of each stage in which gradients are scattered over fsdp; None:
+    all in one group.
 
-    XLA:TPU sums over all chips of a slice in full, in place of a reduce-scatter (libtpu 0.0.42). It keeps two stages,
-    over the rows and then the columns of a square, which together send as many bytes as one.
+    XLA:TPU sums over all chips of a slice in full, in place of a reduce-scatter (libtpu 0.0.42). It
+    keeps two stages, over the rows and then the columns of a square, which together send as many
+    bytes as one.
     """
     n = axis_size("fsdp")
     rows = max(d for d in divisors(n) if d * d <= n)
@@ -150,7 +169,8 @@ def _stages() -> list[list[list[int]] | None]:
 def _map_over_tensor(f, spec: PartitionSpec):
     """Return f applied to each shard over tensor.
 
-    Otherwise the partitioner would gather the shards for f's collective over another axis, and split them again.
+    Otherwise the partitioner would gather the shards for f's collective over another axis, and
+    split them again.
     """
     if axis_size("tensor") == 1:
         return f
@@ -158,7 +178,9 @@ def _map_over_tensor(f, spec: PartitionSpec):
 
 
 def gather_sequence(x, axis: int):
-    """All-gather positions, or arrays with one entry per position, over the devices that share a sequence."""
+    """All-gather positions, or arrays with one entry per position, over the devices that share a
+    sequence.
+    """
     return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _is_mapped("sequence") else x
 
 
@@ -179,8 +201,11 @@ def local_positions(n_local: int):
     index = jnp.arange(n_local)
     if not _is_mapped("sequence"):
         return index
-    # XLA:TPU's partitioner would divide them over tensor, and gather them, tables and masks wherever they are used.
-    whole = _map_over_tensor(lambda index: index + jax.lax.axis_index("sequence") * n_local, PartitionSpec())
+    # XLA:TPU's partitioner would divide them over tensor, and gather them, tables and masks
+    # wherever they are used.
+    whole = _map_over_tensor(
+        lambda index: index + jax.lax.axis_index("sequence") * n_local, PartitionSpec()
+    )
     return whole(index)
 
 
@@ -190,15 +215,25 @@ def gathers_parameters() -> bool:
 
 
 def save_all_but_gathered(primitive, *_, **options) -> bool:
-    """Policy for jax.checkpoint: gather parameters again in the backward pass, and save everything else."""
+    """Policy for jax.checkpoint: gather parameters again in the backward pass, and save everything
+    else.
+    """
     gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
-    return not gathered and primitive.name != "name"  # the output of "name" is as large as its input
+    return (
+        not gathered and primitive.name != "name"
+    )  # the output of "name" is as large as its input
 
 
 def gather_per_micro_batch(params, micro_batch):
-    """Return both arguments behind a barrier that keeps the gathers of parameters inside the loop over micro-batches.
+    """Return both arguments behind a barrier that keeps the gathers of parameters inside the loop
+    over micro-batches.
 
-    The parameters do not change in the loop. Without the barrier XLA may therefore move the gathers of unrolled layers
-    out of the loop and keep the gathered parameters of all layers in memory. XLA's CPU compiler removes the barrier.
+    The parameters do not change in the loop. Without the barrier XLA may therefore move the gathers
+    of unrolled layers out of the loop and keep the gathered parameters of all layers in memory.
+    XLA's CPU compiler removes the barrier.
     """
-    return jax.lax.optimization_barrier((params, micro_batch)) if gathers_parameters() else (params, micro_batch)
+    return (
+        jax.lax.optimization_barrier((params, micro_batch))
+        if gathers_parameters()
+        else (params, micro_batch)
+    )

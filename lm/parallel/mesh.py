@@ -1,8 +1,9 @@
-"""The device mesh: its axes, their sizes for a number of devices, and checks that a config fits on it.
+"""The device mesh: its axes, their sizes for a number of devices, and checks that a config fits on
+it.
 
-The mesh has four axes. `replica` and `fsdp` shard the examples of a batch; `fsdp` also shards the parameters (ZeRO-3,
-Rajbhandari et al. 2020, arXiv:1910.02054); `tensor` shards heads and feed-forward features (Shoeybi et al. 2019,
-arXiv:1909.08053); `sequence` shards the positions.
+The mesh has four axes. `replica` and `fsdp` shard the examples of a batch; `fsdp` also shards the
+parameters (ZeRO-3, Rajbhandari et al. 2020, arXiv:1910.02054); `tensor` shards heads and
+feed-forward features (Shoeybi et al. 2019, arXiv:1909.08053); `sequence` shards the positions.
 
 Launchers check a config on a login node, so jax is imported only where a mesh is made or read.
 """
@@ -43,7 +44,8 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
         else:
             advice = "set one axis to -1 and the product of the others to"
         raise UserError(
-            f"config.mesh: {shown} does not fit {n_devices} devices; {advice} {_listed(divisors(n_devices))}"
+            f"config.mesh: {shown} does not fit {n_devices} devices; {advice} "
+            f"{_listed(divisors(n_devices))}"
         )
     return sizes | ({open_axis: n_devices // given} if open_axis else {})
 
@@ -57,12 +59,14 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
     """Check that a config can be sharded over its mesh, and return the size of each axis.
 
     Args:
-        config: the config, resolved or not. Keys that are unset in an unresolved config are not checked.
+        config: the config, resolved or not. Keys that are unset in an unresolved config are not
+            checked.
         n_devices: the number of devices of all processes.
         n_slices: the number of TPU slices that the devices form.
 
     Raises:
-        UserError: the config cannot be sharded over this mesh; lists all problems and what would fit.
+        UserError: the config cannot be sharded over this mesh; lists all problems and what would
+            fit.
     """
     m, t, sizes = config.model, config.train, mesh_sizes(config.mesh, n_devices)
     data = sizes["replica"] * sizes["fsdp"]
@@ -80,24 +84,34 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
         if value is not None and value % parts:
             near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
             found.append(
-                f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, or a config.mesh "
-                f"with {what} = {_listed([n for n in divisors(n_devices) if value % n == 0])}"
+                f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, "
+                f"or a config.mesh with {what} = "
+                f"{_listed([n for n in divisors(n_devices) if value % n == 0])}"
             )
     if sizes["replica"] % n_slices:
         found.append(
-            f"config.mesh.replica: {sizes['replica']} is not a multiple of the {n_slices} TPU slices; the other axes "
-            "would cross the network between them"
+            f"config.mesh.replica: {sizes['replica']} is not a multiple of the {n_slices} TPU "
+            "slices; the other axes would cross the network between them"
         )
     if m.dropout and sizes["sequence"] > 1:
-        found.append("config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use dropout 0")
+        found.append(
+            "config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use "
+            "dropout 0"
+        )
     if (whole := need_whole_sequences(m)) and sizes["sequence"] > 1:
-        found.append(f"config.mesh.sequence: model.{whole[0]} needs whole sequences on a device; use 1")
+        found.append(
+            f"config.mesh.sequence: model.{whole[0]} needs whole sequences on a device; use 1"
+        )
     if t.debug and n_devices > 1:
         found.append(
-            f"config.train.debug: without jit only one device works, and {n_devices} are visible; hide the others"
+            f"config.train.debug: without jit only one device works, and {n_devices} are visible; "
+            "hide the others"
         )
     if m.attention in ("chunked", "cudnn", "splash") and sizes["sequence"] > 1:
-        found.append(f"config.model.attention: {m.attention} does not support config.mesh.sequence > 1; use auto")
+        found.append(
+            f"config.model.attention: {m.attention} does not support config.mesh.sequence > 1; use "
+            "auto"
+        )
     if found:
         raise UserError(*found)
     return sizes
@@ -121,8 +135,8 @@ def make_mesh(sizes: dict[str, int], devices=None) -> "jax.sharding.Mesh":
 def over_slices(shape: tuple[int, ...], devices: "list[jax.Device]") -> np.ndarray:
     """Return the devices of several slices in the order of a mesh; jax.make_mesh refuses them.
 
-    A node of GPUs is a slice, too: there every axis may cross the network, the last one fastest. Of TPUs only the first
-    axis, `replica`, does.
+    A node of GPUs is a slice, too: there every axis may cross the network, the last one fastest. Of
+    TPUs only the first axis, `replica`, does.
 
     Raises:
         UserError: the first axis is not a multiple of the number of TPU slices.
@@ -135,14 +149,20 @@ def over_slices(shape: tuple[int, ...], devices: "list[jax.Device]") -> np.ndarr
     if shape[0] % n:
         raise UserError(f"config.mesh.replica: {shape[0]} is not a multiple of the {n} TPU slices")
     within, across = (shape[0] // n, *shape[1:]), (n, *(1 for _ in shape[1:]))
-    return mesh_utils.create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return mesh_utils.create_hybrid_device_mesh(
+        within, across, devices, allow_split_physical_axes=True
+    )
 
 
 def use_mesh(sizes: dict[str, int]):
     """Return a context manager that sets the mesh; it does nothing for a single device."""
     import jax
 
-    return jax.set_mesh(make_mesh(sizes)) if math.prod(sizes.values()) > 1 else contextlib.nullcontext()
+    return (
+        jax.set_mesh(make_mesh(sizes))
+        if math.prod(sizes.values()) > 1
+        else contextlib.nullcontext()
+    )
 
 
 def current_mesh() -> "jax.sharding.Mesh | None":
@@ -154,7 +174,9 @@ def current_mesh() -> "jax.sharding.Mesh | None":
 
 
 def traced_mesh():
-    """Return the mesh of the current trace; None for a single device, and for another mesh than ours (a sweep's)."""
+    """Return the mesh of the current trace; None for a single device, and for another mesh than
+    ours (a sweep's).
+    """
     import jax
 
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,10 +1,11 @@
 """Several processes that train one model: how they connect, agree on decisions, and end.
 
-jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0 alone writes files and
-prints. With one process there is nothing to connect, to agree on or to wait for.
+jax.distributed connects them; JAX recognizes SLURM, Open MPI, Kubernetes and TPU pods. Process 0
+alone writes files and prints. With one process there is nothing to connect, to agree on or to wait
+for.
 
-Processes exchange small texts through the key-value store of JAX's coordination service. Collectives on devices would
-fail if one process is late: Gloo, on CPUs, waits 30 s.
+Processes exchange small texts through the key-value store of JAX's coordination service.
+Collectives on devices would fail if one process is late: Gloo, on CPUs, waits 30 s.
 """
 
 import contextlib
@@ -26,8 +27,12 @@ from lm.files import to_json
 from lm.parallel import rendezvous
 from lm.text_tables import say
 
-HEARTBEAT_SECONDS = 30  # after this time without a heartbeat a process counts as lost, and all others end
-GRACE_SECONDS = 10  # how long process 0 waits before it exits, so that the others can print their error
+HEARTBEAT_SECONDS = (
+    30  # after this time without a heartbeat a process counts as lost, and all others end
+)
+GRACE_SECONDS = (
+    10  # how long process 0 waits before it exits, so that the others can print their error
+)
 WAIT_HOURS = 12  # how long a process waits for another one, which may be tokenizing a text
 POLL_SECONDS = 1
 QUIET_SECONDS = 10  # process 0 prints which process it waits for after this time
@@ -35,13 +40,18 @@ _FAILURES = "lm/failures/"  # prefix in the key-value store of the errors of pro
 _exchanges = itertools.count()  # numbers the exchanges; all processes make them in the same order
 
 
-# ---- Connecting ------------------------------------------------------------------------------------------------------
+# ---- Connecting ----------------------------------------------------------------------------------
 
 
 def connect(
-    coordinator_address: str | None, num_processes: int | None, process_id: int | None, multihost: bool, timeout: int
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    multihost: bool,
+    timeout: int,
 ) -> None:
-    """Connect to the other processes of the run, if there are any. Call it before anything uses a device.
+    """Connect to the other processes of the run, if there are any. Call it before anything uses a
+    device.
 
     Args:
         coordinator_address: HOST:PORT of process 0; None: JAX asks the cluster's environment.
@@ -63,16 +73,23 @@ def connect(
     keep_stdout_to_python()
     try:
         jax.distributed.initialize(
-            address, n, i, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
+            address,
+            n,
+            i,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (ValueError, RuntimeError) as error:
-        raise TemporaryError(f"the other processes could not be reached: {first_line(error)}") from None
+        raise TemporaryError(
+            f"the other processes could not be reached: {first_line(error)}"
+        ) from None
 
 
 def _find_cluster(
     address: str | None, num_processes: int | None, process_id: int | None, timeout: int
 ) -> tuple[str, int, int]:
-    """Return the address of process 0, the number of processes, and the number of this one; raises UserError.
+    """Return the address of process 0, the number of processes, and the number of this one; raises
+    UserError.
 
     JAX has no public function for what `jax.distributed.initialize` finds in the environment.
     """
@@ -82,13 +99,16 @@ def _find_cluster(
     found: tuple = (None,)
     reason = "JAX recognizes no cluster here"
     try:
-        found = ClusterEnv.auto_detect_unset_distributed_params(address, num_processes, process_id, None, None, timeout)
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            address, num_processes, process_id, None, None, timeout
+        )
     except Exception as error:  # each cluster raises its own exceptions
         reason = first_line(error)
     if None in found[:3]:
         raise UserError(
-            f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods and Kubernetes (with "
-            "extra [k8s]) give --coordinator_address HOST:PORT --num_processes N --process_id I"
+            f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods "
+            "and Kubernetes (with extra [k8s]) give --coordinator_address HOST:PORT "
+            "--num_processes N --process_id I"
         )
     return found[:3]
 
@@ -99,7 +119,9 @@ def has_several_tasks(environment) -> bool:
     >>> has_several_tasks({"OMPI_COMM_WORLD_SIZE": "2"}), has_several_tasks({})
     (True, False)
     """
-    slurm = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1  # of the step: a shell of salloc -n4 is one task
+    slurm = (
+        int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    )  # of the step: a shell of salloc -n4 is one task
     return slurm or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
 
 
@@ -108,14 +130,16 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-# ---- Agreeing --------------------------------------------------------------------------------------------------------
+# ---- Agreeing ------------------------------------------------------------------------------------
 
 
 def from_first(function: Callable, *args, **kwargs) -> Any:
-    """Call function(*args, **kwargs) in process 0 only, and return its result, which JSON encodes, in all processes.
+    """Call function(*args, **kwargs) in process 0 only, and return its result, which JSON encodes,
+    in all processes.
 
     Raises:
-        UserError, TemporaryError: in the other processes, if process 0 ends with an error (see `leave`).
+        UserError, TemporaryError: in the other processes, if process 0 ends with an error (see
+            `leave`).
     """
     if jax.process_count() == 1:
         return function(*args, **kwargs)
@@ -135,12 +159,14 @@ def gather(text: str) -> list[str]:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Wait for all processes, and raise UserError in all of them if their texts differ; `what` names the text."""
+    """Wait for all processes, and raise UserError in all of them if their texts differ; `what`
+    names the text.
+    """
     digests = gather(hashlib.sha256(text.encode()).hexdigest())
     if different := [i for i, digest in enumerate(digests) if digest != digests[0]]:
         raise UserError(
-            f"{what} differs between processes 0 and {', '.join(map(str, different))}; give each process the same "
-            "files and the same command"
+            f"{what} differs between processes 0 and {', '.join(map(str, different))}; give each "
+            "process the same files and the same command"
         )
 
 
@@ -149,10 +175,11 @@ def _store():
 
 
 def _coordination():
-    """Return JAX's record of the coordination service: client (None if not connected), process_id, num_processes.
+    """Return JAX's record of the coordination service: client (None if not connected), process_id,
+    num_processes.
 
-    This is a private interface of JAX. The public ones do not suffice: collectives fail if a process is 30 s late, and
-    `jax.process_count()` raises an error if there is no device.
+    This is a private interface of JAX. The public ones do not suffice: collectives fail if a
+    process is 30 s late, and `jax.process_count()` raises an error if there is no device.
     """
     from jax._src.distributed import global_state
 
@@ -160,7 +187,9 @@ def _coordination():
 
 
 def _wait_for(key: str, sender: int) -> str:
-    """Return the text that another process stores under a key; raises the error of a process that exited with one."""
+    """Return the text that another process stores under a key; raises the error of a process that
+    exited with one.
+    """
     began, printed = time.monotonic(), not is_first()
     while (waited := time.monotonic() - began) < WAIT_HOURS * 3600:
         try:
@@ -168,7 +197,9 @@ def _wait_for(key: str, sender: int) -> str:
             return _store().blocking_key_value_get(key, POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                raise TemporaryError(f"the connection to process 0 was lost: {first_line(error)}") from None
+                raise TemporaryError(
+                    f"the connection to process 0 was lost: {first_line(error)}"
+                ) from None
         for process, text in _store().key_value_dir_get(_FAILURES):
             failure = json.loads(text)
             kind = UserError if failure["code"] == UserError.code else TemporaryError
@@ -176,14 +207,16 @@ def _wait_for(key: str, sender: int) -> str:
         if not printed and waited > QUIET_SECONDS:
             say(f"waiting for process {sender}, at most {WAIT_HOURS} hours")
             printed = True
-    raise TemporaryError(f"process {sender} did not respond within {WAIT_HOURS} hours; see its output")
+    raise TemporaryError(
+        f"process {sender} did not respond within {WAIT_HOURS} hours; see its output"
+    )
 
 
 def agreed_to_stop(n_polls: int) -> bool:
     """Return whether a process received SIGTERM and all processes stop here.
 
-    Every process must call this with n_polls = 1, 2, 3, ...: JAX chooses the first number that no process has passed,
-    and waits forever for a process that skips it.
+    Every process must call this with n_polls = 1, 2, 3, ...: JAX chooses the first number that no
+    process has passed, and waits forever for a process that skips it.
     """
     if jax.process_count() == 1:
         return False
@@ -192,7 +225,7 @@ def agreed_to_stop(n_polls: int) -> bool:
     return reached_preemption_sync_point(n_polls)
 
 
-# ---- Ending ----------------------------------------------------------------------------------------------------------
+# ---- Ending --------------------------------------------------------------------------------------
 
 
 def interrupt_as_sigterm(number, _frame) -> None:
@@ -208,8 +241,9 @@ def are_several() -> bool:
 def leave(code: int, message: str) -> None:
     """End this process at once if it is one of several; otherwise do nothing.
 
-    A normal exit would wait for the other processes, which may not exit. Processes that wait for this one exit with its
-    code and message. All are connected to process 0, which waits for GRACE_SECONDS so that they can print the message.
+    A normal exit would wait for the other processes, which may not exit. Processes that wait for
+    this one exit with its code and message. All are connected to process 0, which waits for
+    GRACE_SECONDS so that they can print the message.
     """
     if are_several():
         with contextlib.suppress(jax.errors.JaxRuntimeError):
@@ -221,14 +255,17 @@ def leave(code: int, message: str) -> None:
 
 
 def leave_after(error: Exception) -> None:
-    """Print an exception and end this process at once if it is one of several; otherwise do nothing."""
+    """Print an exception and end this process at once if it is one of several; otherwise do
+    nothing.
+    """
     if not are_several():
         return
     say(str(error) if isinstance(error, UserError) else traceback.format_exc(), sys.stderr)
     say(
-        f"process {_coordination().process_id} of {_coordination().num_processes} ends: {type(error).__name__}. The "
-        "loss of another process can also cause this error. Rerun the same command with --resume to continue from the "
-        "last intact checkpoint, with any number of processes",
+        f"process {_coordination().process_id} of {_coordination().num_processes} ends: "
+        f"{type(error).__name__}. The loss of another process can also cause this error. Rerun "
+        "the same command with --resume to continue from the last intact checkpoint, with any "
+        "number of processes",
         sys.stderr,
     )
     leave(error.code if isinstance(error, UserError) else 1, f"{type(error).__name__}: {error}")
@@ -236,7 +273,8 @@ def leave_after(error: Exception) -> None:
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Return a context in which an exception in one of several processes is printed and ends that process at once.
+    """Return a context in which an exception in one of several processes is printed and ends that
+    process at once.
 
     The other processes detect the loss and end as well.
     """

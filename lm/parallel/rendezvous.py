@@ -1,9 +1,9 @@
 """Connect all processes of a run before JAX does, so that an error can name the missing ones.
 
-`jax.distributed.initialize` aborts with a C++ stack trace if a process is missing, or if the address or an id is wrong.
-Therefore each process first sends the line "process_id num_processes" to process 0, at the address that JAX uses
-afterwards. Process 0 answers all of them when all have connected or the time is over: "0", or an exit code and a
-message.
+`jax.distributed.initialize` aborts with a C++ stack trace if a process is missing, or if the
+address or an id is wrong. Therefore each process first sends the line "process_id num_processes" to
+process 0, at the address that JAX uses afterwards. Process 0 answers all of them when all have
+connected or the time is over: "0", or an exit code and a message.
 """
 
 import contextlib
@@ -31,10 +31,13 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
     """
     if not 0 <= process_id < num_processes:
         raise UserError(
-            f"--process_id: {process_id} must be less than --num_processes = {num_processes}; ids start at 0"
+            f"--process_id: {process_id} must be less than --num_processes = {num_processes}; ids "
+            "start at 0"
         )
     if not is_address(address):
-        raise UserError(f"--coordinator_address: {address[:200]!r} is not HOST:PORT with a port from 1 to 65535")
+        raise UserError(
+            f"--coordinator_address: {address[:200]!r} is not HOST:PORT with a port from 1 to 65535"
+        )
     host, _, port = address.rpartition(":")
     if process_id == 0:
         _collect(int(port), num_processes, timeout)
@@ -45,7 +48,9 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 def _collect(port: int, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
-    waiting: dict[int, socket.socket] = {}  # by process id; a restarted process replaces its connection
+    waiting: dict[
+        int, socket.socket
+    ] = {}  # by process id; a restarted process replaces its connection
     answer = "1 process 0 was interrupted"
     with _listen(port) as server, contextlib.ExitStack() as opened:
         try:
@@ -53,19 +58,23 @@ def _collect(port: int, n: int, timeout: float) -> None:
                 if time.monotonic() > deadline:
                     ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
                     raise TemporaryError(
-                        f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to process 0 within "
-                        f"{timeout} s (--connect_timeout); see their output, and check that they can reach "
-                        "--coordinator_address and that each process has its own --process_id"
+                        f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to "
+                        f"process 0 within {timeout} s (--connect_timeout); see their output, and "
+                        "check that they can reach --coordinator_address and that each process has "
+                        "its own --process_id"
                     )
                 server.settimeout(max(0.01, deadline - time.monotonic()))
-                with contextlib.suppress(OSError, ValueError):  # the time is over, or this is another program
+                with contextlib.suppress(
+                    OSError, ValueError
+                ):  # the time is over, or this is another program
                     connection = opened.enter_context(server.accept()[0])
                     connection.settimeout(CONNECT_SECONDS)
                     i, count = map(int, connection.recv(100).split())
                     waiting[i] = connection
                     if count != n:
                         raise UserError(
-                            f"process {i} has --num_processes {count}, and process 0 has {n}; give all the same number"
+                            f"process {i} has --num_processes {count}, and process 0 has {n}; give "
+                            "all the same number"
                         )
             answer = "0"
         except UserError as error:
@@ -96,7 +105,9 @@ def _report(host: str, port: int, n: int, process_id: int, timeout: float) -> No
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with socket.create_connection((host, port), min(timeout, CONNECT_SECONDS)) as connection:
+            with socket.create_connection(
+                (host, port), min(timeout, CONNECT_SECONDS)
+            ) as connection:
                 connection.sendall(f"{process_id} {n}\n".encode())
                 connection.settimeout(timeout + CONNECT_SECONDS)
                 code, _, message = connection.makefile("r").readline().strip().partition(" ")
@@ -109,7 +120,8 @@ def _report(host: str, port: int, n: int, process_id: int, timeout: float) -> No
             reason = getattr(error, "strerror", None) or error
         if time.monotonic() > deadline:
             raise TemporaryError(
-                f"process {process_id} could not reach process 0 at {host}:{port} within {timeout} s "
-                f"(--connect_timeout): {reason}; see the output of process 0, and check --coordinator_address"
+                f"process {process_id} could not reach process 0 at {host}:{port} within {timeout} "
+                f"s (--connect_timeout): {reason}; see the output of process 0, and check "
+                "--coordinator_address"
             )
         time.sleep(RETRY_SECONDS)

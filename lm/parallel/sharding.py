@@ -14,9 +14,10 @@ RULES = {"D": "fsdp", "V": "tensor", "H": "tensor", "G": "tensor", "F": "tensor"
 def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
     """Return the PartitionSpec of a parameter.
 
-    Small parameters, such as gains and biases, are replicated over fsdp: a gather would cost more than it saves. A
-    vocabulary that tensor does not divide is replicated over tensor. An axis of the mesh divides one axis of a
-    parameter, the last one that it can: tables of values by token are divided by heads, as the values are.
+    Small parameters, such as gains and biases, are replicated over fsdp: a gather would cost more
+    than it saves. A vocabulary that tensor does not divide is replicated over tensor. An axis of
+    the mesh divides one axis of a parameter, the last one that it can: tables of values by token
+    are divided by heads, as the values are.
     """
 
     def axis_of(letter: str, length: int) -> str | None:
@@ -26,14 +27,18 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
         return axis
 
     found = list(map(axis_of, p.axes, p.shape))
-    return PartitionSpec(*(None if axis in found[i + 1 :] else axis for i, axis in enumerate(found)))
+    return PartitionSpec(
+        *(None if axis in found[i + 1 :] else axis for i, axis in enumerate(found))
+    )
 
 
 def shard_state(abstract_state, table: Table, mesh=None):
-    """Add shardings to the shapes of a train state: parameters by the rules, moments like their parameter.
+    """Add shardings to the shapes of a train state: parameters by the rules, moments like their
+    parameter.
 
-    A leaf belongs to a parameter if its path ends with the parameter's path and both have the same shape. All other
-    leaves (counters) are replicated. Without a mesh the state is returned unchanged.
+    A leaf belongs to a parameter if its path ends with the parameter's path and both have the same
+    shape. All other leaves (counters) are replicated. Without a mesh the state is returned
+    unchanged.
 
     `mesh` is a concrete or an abstract mesh; None: the mesh set by jax.set_mesh.
     """
@@ -71,17 +76,21 @@ def shard_examples(mesh, shape: tuple[int, ...], axis: int, rows):
         mesh: the mesh; None: return the array of `rows`, on the host.
         shape: shape of the full array.
         axis: the dimension of examples.
-        rows: function of a tuple of slices for dimensions 0 .. axis, which returns that part of the array. Each process
-            calls it for its own parts only.
+        rows: function of a tuple of slices for dimensions 0 .. axis, which returns that part of the
+            array. Each process calls it for its own parts only.
     """
     if mesh is None:
         return rows((slice(None),) * (axis + 1))
     sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
-    return jax.make_array_from_callback(shape, sharding, lambda index: rows((index or ())[: axis + 1]))
+    return jax.make_array_from_callback(
+        shape, sharding, lambda index: rows((index or ())[: axis + 1])
+    )
 
 
 def replicate(mesh, array):
     """Copy an array of the host to every device of the mesh (None: to the one device)."""
     if mesh is None:
         return jnp.asarray(array)
-    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, PartitionSpec()), array.__getitem__)
+    return jax.make_array_from_callback(
+        array.shape, NamedSharding(mesh, PartitionSpec()), array.__getitem__
+    )

@@ -33,7 +33,8 @@ def sample(run: Run, params: dict, step: int, directory: Path) -> str | None:
 
 
 def task_scorer(run: Run, directory: Path) -> Scorer:
-    """Load the tasks of the config, with their data, and return what scores them on the first device.
+    """Load the tasks of the config, with their data, and return what scores them on the first
+    device.
 
     Raises:
         UserError: the harness cannot load a task, or a task cannot be computed in this run.
@@ -41,10 +42,13 @@ def task_scorer(run: Run, directory: Path) -> Scorer:
     c, tokenizer = run.config, run.corpus.tokenizer
     if jax.process_count() > 1:
         raise UserError(
-            "config.eval.harness_every: a run of several processes has no tasks; use 0, and lm.harness later"
+            "config.eval.harness_every: a run of several processes has no tasks; use 0, and "
+            "lm.harness later"
         )
     if tokenizer is None:
-        raise UserError("config.eval.harness_every: tasks are texts, and this data has no tokenizer; use 0")
+        raise UserError(
+            "config.eval.harness_every: tasks are texts, and this data has no tokenizer; use 0"
+        )
     from lm import evaluation_harness  # imports lm_eval, which takes seconds
 
     tasks = evaluation_harness.load_tasks(c.eval.harness_tasks or ())
@@ -54,7 +58,9 @@ def task_scorer(run: Run, directory: Path) -> Scorer:
         first = jax.devices()[:1]
         alone = make_mesh(dict.fromkeys(MESH_AXES, 1), first)
         with jax.set_mesh(alone) if current_mesh() else contextlib.nullcontext():
-            model = TrainedModel(directory, 0, config, jax.device_put(jax.device_get(params), first[0]), tokenizer)
+            model = TrainedModel(
+                directory, 0, config, jax.device_put(jax.device_get(params), first[0]), tokenizer
+            )
             return evaluation_harness.task_scores(model, tasks, c.eval.harness_limit or None)
 
     return scores

@@ -23,7 +23,8 @@ def score_split(
     batch_size: int | None = None,
     title: str = "",
 ) -> Scores:
-    """Predict every token of a split once, and sum up losses and hits by block and by length of the context.
+    """Predict every token of a split once, and sum up losses and hits by block and by length of the
+    context.
 
     The memory that this takes does not depend on the length of the split.
 
@@ -44,17 +45,23 @@ def score_split(
         starts_B, weights_BT = eval_windows(split, config, first // B, stride)
         batch = gather(split.arrays, starts_B, T)
         contexts_BT = context_lengths(batch)
-        weights_BT, losses_BT, hits_BT = score_batch(params, batch | {"weights": weights_BT}, config.model)
+        weights_BT, losses_BT, hits_BT = score_batch(
+            params, batch | {"weights": weights_BT}, config.model
+        )
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((np.ones_like(losses_BT), losses_BT, hits_BT)):
             counted = np.where(weights_BT > 0, values_BT, 0.0)
-            sums[..., i] += np.bincount(cells_BT.ravel(), counted.ravel(), sums[..., 0].size).reshape(sums.shape[:2])
+            sums[..., i] += np.bincount(
+                cells_BT.ravel(), counted.ravel(), sums[..., 0].size
+            ).reshape(sums.shape[:2])
     return Scores(sums, T, stride or T, split.bytes_per_token)
 
 
 def context_lengths(batch: dict) -> np.ndarray:
-    """Return the number of tokens of the same document that the model sees for each target of a batch, int (B, T)."""
+    """Return the number of tokens of the same document that the model sees for each target of a
+    batch, int (B, T).
+    """
     segments_BT = batch.get("segments", np.ones_like(batch["tokens"]))[:, :-1]
     index_T = np.arange(segments_BT.shape[1])
     starts_BT = np.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))

@@ -11,7 +11,10 @@ from lm.text_tables import plural, table
 def short_names(results: list[TextResult]) -> list[str]:
     """Return the names of the texts; where two are equal, their sources."""
     found = [r.text.name or r.text.corpus.name for r in results]
-    return [r.text.source if found.count(name) > 1 else name for r, name in zip(results, found, strict=True)]
+    return [
+        r.text.source if found.count(name) > 1 else name
+        for r, name in zip(results, found, strict=True)
+    ]
 
 
 def losses_table(results: list[TextResult]) -> str:
@@ -23,14 +26,23 @@ def losses_table(results: list[TextResult]) -> str:
         if result.sliding:
             rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
         for baseline, loss in reversed(result.baselines.items()):
-            rows.append(("", baseline, "", *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token), "-"))
+            rows.append(
+                (
+                    "",
+                    baseline,
+                    "",
+                    *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token),
+                    "-",
+                )
+            )
     if mean := weighted_mean(results):
         rows.append(("weighted mean", "model", "", str(mean), str(perplexity(mean)), "-", "-"))
     return table(rows, right=[2])
 
 
 def weighted_mean(results: list[TextResult]) -> Estimate | None:
-    """Return the mean loss over the sources of a mixture by their weights; None if they are not all there.
+    """Return the mean loss over the sources of a mixture by their weights; None if they are not all
+    there.
 
     The texts of the sources are independent, so the squares of the weighted standard errors add up.
     """
@@ -43,7 +55,11 @@ def weighted_mean(results: list[TextResult]) -> Estimate | None:
 
 
 def _cells(scores: Scores) -> tuple[str, ...]:
-    return f"{scores.tokens:,}", *_loss_cells(scores.loss, scores.bytes_per_token), f"{scores.accuracy.scaled(100)} %"
+    return (
+        f"{scores.tokens:,}",
+        *_loss_cells(scores.loss, scores.bytes_per_token),
+        f"{scores.accuracy.scaled(100)} %",
+    )
 
 
 def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str, str]:
@@ -52,7 +68,9 @@ def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str
 
 def context_table(results: list[TextResult]) -> str:
     """Return a table of the loss by length of the context, with a column for each text."""
-    columns = [{(b.first, b.last): str(b.loss) for b in result.plain.by_context} for result in results]
+    columns = [
+        {(b.first, b.last): str(b.loss) for b in result.plain.by_context} for result in results
+    ]
     rows = [("context", *short_names(results))]
     for first, last in sorted(set().union(*columns)):
         lengths = f"{first:,}" if first == last else f"{first:,}-{last:,}"
@@ -62,9 +80,14 @@ def context_table(results: list[TextResult]) -> str:
 
 def footnotes(results: list[TextResult]) -> list[str]:
     """Return the lines below the table of losses."""
-    lines = ["Loss in nats per token.", *(line for r in results for line in shards.describe(r.text.corpus.record))]
+    lines = [
+        "Loss in nats per token.",
+        *(line for r in results for line in shards.describe(r.text.corpus.record)),
+    ]
     if any(result.text.split.targets for result in results):
-        lines.append("Of chats, only answers are predicted and counted (config.data.targets = assistant).")
+        lines.append(
+            "Of chats, only answers are predicted and counted (config.data.targets = assistant)."
+        )
     if any(result.baselines for result in results):
         lines.append("Baselines: n-gram models of the train split of the run.")
     blocks = {result.plain.blocks for result in results}
@@ -72,7 +95,9 @@ def footnotes(results: list[TextResult]) -> list[str]:
         counts = " or ".join(f"{n}" for n in sorted(n for n in blocks if n >= MIN_BLOCKS))
         lines.append(f"±: standard error over {counts} blocks of consecutive windows.")
     if min(blocks) < MIN_BLOCKS:
-        lines.append(f"No standard error where a text has fewer than {plural(MIN_BLOCKS, 'window')}.")
+        lines.append(
+            f"No standard error where a text has fewer than {plural(MIN_BLOCKS, 'window')}."
+        )
     return lines
 
 
@@ -98,7 +123,9 @@ def _scores_record(scores: Scores) -> dict:
     for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
         record |= _pair(name, getattr(scores, name))
     bins = [
-        {"first": b.first, "last": b.last, "tokens": b.tokens} | _pair("loss", b.loss) | _pair("accuracy", b.accuracy)
+        {"first": b.first, "last": b.last, "tokens": b.tokens}
+        | _pair("loss", b.loss)
+        | _pair("accuracy", b.accuracy)
         for b in scores.by_context
     ]
     return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}

@@ -1,10 +1,12 @@
-"""Means over the tokens of a text, and their standard errors from the variation between blocks of the text.
+"""Means over the tokens of a text, and their standard errors from the variation between blocks of
+the text.
 
-The losses of neighboring tokens are correlated: a difficult passage raises many of them. The standard error of
-independent tokens would be too small. The method of batch means (Schmeiser 1982, Operations Research 30(3), 556-568)
-cuts the text into about 30 consecutive blocks, much longer than the correlation, and takes their means as independent.
-Schmeiser found little benefit in more blocks than 30. Blocks consist of whole windows, because the loss varies within
-a window in the same way in all of them.
+The losses of neighboring tokens are correlated: a difficult passage raises many of them. The
+standard error of independent tokens would be too small. The method of batch means (Schmeiser 1982,
+Operations Research 30(3), 556-568) cuts the text into about 30 consecutive blocks, much longer than
+the correlation, and takes their means as independent. Schmeiser found little benefit in more blocks
+than 30. Blocks consist of whole windows, because the loss varies within a window in the same way in
+all of them.
 """
 
 import dataclasses
@@ -41,7 +43,9 @@ class Estimate(NamedTuple):
 
 
 def _digits(x: float, following: int) -> int:
-    """Return the number of decimals, 0 to 6, that show x with `following` digits after its first significant one."""
+    """Return the number of decimals, 0 to 6, that show x with `following` digits after its first
+    significant one.
+    """
     if x == 0 or not math.isfinite(x):
         return following
     return min(6, max(0, following - math.floor(math.log10(abs(x)))))
@@ -61,8 +65,8 @@ class ContextBin(NamedTuple):
 class Scores:
     """Sums over the predictions of a text, by block and by length of the context."""
 
-    # float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the number of
-    # predictions whose likeliest token is right.
+    # float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the
+    # number of predictions whose likeliest token is right.
     sums: np.ndarray
     seq_len: int  # the longest context
     stride: int  # distance between two windows
@@ -83,7 +87,9 @@ class Scores:
 
     @property
     def block_losses(self) -> np.ndarray:
-        """Return the mean loss of each block, to compare two models on the same blocks; NaN of one without targets."""
+        """Return the mean loss of each block, to compare two models on the same blocks; NaN of one
+        without targets.
+        """
         with np.errstate(invalid="ignore"):
             return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
 
@@ -102,12 +108,16 @@ class Scores:
 
     @functools.cached_property
     def by_context(self) -> list[ContextBin]:
-        """Return loss and accuracy by length of the context, in the bins of `bin_edges`, without empty ones."""
+        """Return loss and accuracy by length of the context, in the bins of `bin_edges`, without
+        empty ones.
+        """
         found, edges = [], bin_edges(self.seq_len)
         for i, (before, last) in enumerate(itertools.pairwise([0, *edges])):
             counts, losses, hits = self.sums[:, i].T
             if n := int(counts.sum()):
-                found.append(ContextBin(before + 1, last, n, ratio(losses, counts), ratio(hits, counts)))
+                found.append(
+                    ContextBin(before + 1, last, n, ratio(losses, counts), ratio(hits, counts))
+                )
         return found
 
 
@@ -138,9 +148,10 @@ def bin_edges(seq_len: int) -> list[int]:
 def ratio(sums_B, counts_B) -> Estimate:
     """Return sum(sums) / sum(counts) over the blocks with a count, with its standard error.
 
-    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4): for n blocks of
-    counts c_i and sums s_i, taken as independent, error^2 = n / (n - 1) * sum((s_i - r c_i)^2) / sum(c)^2. For equal
-    counts its square is the sample variance of the means of the blocks, divided by n.
+    This is the linearized error of a ratio (Cochran 1977, Sampling Techniques, chapter 6, eq. 6.4):
+    for n blocks of counts c_i and sums s_i, taken as independent, error^2 = n / (n - 1) * sum((s_i
+    - r c_i)^2) / sum(c)^2. For equal counts its square is the sample variance of the means of the
+    blocks, divided by n.
 
     >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
     Estimate(value=2.5, error=0.4225771273642583)

@@ -45,7 +45,9 @@ class TextResult:
     text: Text
     plain: Scores  # in consecutive windows, as in the evaluation of a run
     sliding: Scores | None  # in sliding windows; None without a stride
-    baselines: dict[str, float]  # losses of unigram to trigram models of the run's train split, in nats per token
+    baselines: dict[
+        str, float
+    ]  # losses of unigram to trigram models of the run's train split, in nats per token
 
 
 def evaluate(
@@ -63,9 +65,10 @@ def evaluate(
 
     Args:
         run: the model, as `lm.load` returns it.
-        split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all splits.
-        data: the text, as in config.data.source, or the name of a source of the run's mixture; None: the text of the
-            run. It is encoded with the model's tokenizer.
+        split: "train", "validation" or "test"; "validation+test" joins two, and "all" joins all
+            splits.
+        data: the text, as in config.data.source, or the name of a source of the run's mixture;
+            None: the text of the run. It is encoded with the model's tokenizer.
         seq_len: tokens that the model sees at once; None: as many as in training.
         stride: also evaluate in sliding windows, which begin this many tokens apart.
         batch_size: windows per batch; None: as many as have about 8,000 tokens.
@@ -73,8 +76,8 @@ def evaluate(
         say: receives lines of information and warnings.
 
     Raises:
-        UserError: if the text cannot be read or encoded, has no such split or too few tokens, or seq_len or the
-            stride is out of range.
+        UserError: if the text cannot be read or encoded, has no such split or too few tokens, or
+            seq_len or the stride is out of range.
         BelowEntropy: see `score_text`.
     """
     run = with_seq_len(run, seq_len)
@@ -92,17 +95,21 @@ def score_text(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> TextResult:
-    """Evaluate a model on an open text; `baselines` has the losses of other models on it, in nats per token.
+    """Evaluate a model on an open text; `baselines` has the losses of other models on it, in nats
+    per token.
 
     For the stride and the batch size see `evaluate`.
 
     Raises:
-        BelowEntropy: the loss is below that of the best possible model, where it is known (`lm/data/entropy_floor.py`).
+        BelowEntropy: the loss is below that of the best possible model, where it is known
+            (`lm/data/entropy_floor.py`).
     """
 
     def score(stride: int | None, windows: str) -> Scores:
         title = f"{text}, {windows}"
-        scores = score_split(run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title)
+        scores = score_split(
+            run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title
+        )
         check_loss(text.split, scores.loss.value, scores.tokens)
         return scores
 
@@ -112,11 +119,15 @@ def score_text(
 
 
 def with_seq_len(run: TrainedModel, seq_len: int | None) -> TrainedModel:
-    """Return a model that sees this many tokens at once, at most those of its training; None: the same model."""
+    """Return a model that sees this many tokens at once, at most those of its training; None: the
+    same model.
+    """
     if seq_len is None:
         return run
     if not 1 <= seq_len <= run.seq_len:
-        raise UserError(f"--seq-len: {seq_len} must be at least 1 and at most {run.seq_len}, as in training")
+        raise UserError(
+            f"--seq-len: {seq_len} must be at least 1 and at most {run.seq_len}, as in training"
+        )
     train = dataclasses.replace(run.config.train, seq_len=seq_len)
     return dataclasses.replace(run, config=dataclasses.replace(run.config, train=train))
 
@@ -124,15 +135,21 @@ def with_seq_len(run: TrainedModel, seq_len: int | None) -> TrainedModel:
 def check_stride(run: TrainedModel, stride: int | None) -> None:
     """Raise UserError if a model cannot be evaluated in windows with this distance."""
     if stride is not None and not 1 <= stride <= run.seq_len:
-        raise UserError(f"--stride: {stride} must be at least 1 and at most {run.seq_len}, the length of a window")
+        raise UserError(
+            f"--stride: {stride} must be at least 1 and at most {run.seq_len}, the length of a "
+            "window"
+        )
     if stride is not None and run.config.data.packing == "documents":
         raise UserError(
-            f"--stride: {run.path} packs documents into rows and is evaluated in these rows; leave out the stride"
+            f"--stride: {run.path} packs documents into rows and is evaluated in these rows; leave "
+            "out the stride"
         )
 
 
 def own_texts(run: TrainedModel) -> dict[str | None, tuple[str, float | None]]:
-    """Return the source and the weight of each text of a run, by name; without a mixture, name and weight are None."""
+    """Return the source and the weight of each text of a run, by name; without a mixture, name and
+    weight are None.
+    """
     data = run.config.data
     if not data.mixture:
         return {None: (data.source, None)}
@@ -143,13 +160,18 @@ def own_texts(run: TrainedModel) -> dict[str | None, tuple[str, float | None]]:
 def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[str], None]) -> Text:
     """Open a text, and check it before the model runs; see `evaluate`.
 
-    A text that only the run names is read if the user has trained with it; see `lm/data/trusted.py`.
+    A text that only the run names is read if the user has trained with it; see
+    `lm/data/trusted.py`.
     """
     own = own_texts(run)
     if data is None and not _has_text(run):
-        raise UserError(f"--data: {run.path} has no text of its own; give one, such as text:novel.txt")
+        raise UserError(
+            f"--data: {run.path} has no text of its own; give one, such as text:novel.txt"
+        )
     if data is None and None not in own:
-        raise UserError(f"--data: {run.path} has a mixture; name one of its sources: {', '.join(map(str, own))}")
+        raise UserError(
+            f"--data: {run.path} has a mixture; name one of its sources: {', '.join(map(str, own))}"
+        )
     source, weight = own.get(data, (data or "", None))
     names = split.split("+")
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -166,25 +188,32 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         raise UserError(f"--data: {text} has no document of two tokens; {advice}")
     if not found.packed and n <= run.seq_len:
         raise UserError(
-            f"--data: {text} has {n:,} tokens, and a window of this model has {run.seq_len + 1:,}; {advice}"
+            f"--data: {text} has {n:,} tokens, and a window of this model has {run.seq_len + 1:,}; "
+            f"{advice}"
         )
     if found.targets and not found.targets.n_tokens:
-        raise UserError(f"--data: {text} has no answers, which alone count in this run (config.data.targets)")
+        raise UserError(
+            f"--data: {text} has no answers, which alone count in this run (config.data.targets)"
+        )
     if not corpus.ids_are_checked and (largest := largest_id(found.tokens)) >= vocab_size:
         raise UserError(
-            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has {vocab_size:,} ids; these "
-            "shards have another tokenizer"
+            f"--data: {text} has the id {largest:,}, but the vocabulary of this model has "
+            f"{vocab_size:,} ids; these shards have another tokenizer"
         )
     return text
 
 
 def _has_text(run: TrainedModel) -> bool:
-    """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or not."""
+    """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or
+    not.
+    """
     imported = _data_record(run).get("name", "").startswith(WEIGHTS_OF)
     return (run.path / "checkpoints").is_dir() and not imported
 
 
-def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None], *, is_given: bool = False) -> Corpus:
+def _open_corpus(
+    run: TrainedModel, source: str, say: Callable[[str], None], *, is_given: bool = False
+) -> Corpus:
     """Open a text with the tokenizer of a model, and with the splits and the packing of its run.
 
     `is_given` says whether the user named the source, not only the run.
@@ -195,33 +224,52 @@ def _open_corpus(run: TrainedModel, source: str, say: Callable[[str], None], *, 
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = trusted.local(run.config.data)
-    config = config.of_source(source) if not is_own or config.mixture else dataclasses.replace(config, source=source)
+    config = (
+        config.of_source(source)
+        if not is_own or config.mixture
+        else dataclasses.replace(config, source=source)
+    )
     if not is_given:  # the tokenizer is the model's
-        trusted.check(dataclasses.replace(run.config.data.of_source(source), tokenizer="char"), run.path)
+        trusted.check(
+            dataclasses.replace(run.config.data.of_source(source), tokenizer="char"), run.path
+        )
     if source.startswith("tokens:") and config.packing != "none":
-        raise UserError(f"--data: {run.path} packs documents, and token shards do not record documents; give a text")
+        raise UserError(
+            f"--data: {run.path} packs documents, and token shards do not record documents; give a "
+            "text"
+        )
     try:
         corpus = open_corpus(config, seq_len=run.seq_len, tokenizer=run.tokenizer, say=say)
     except UserError as error:
         lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
-        error.problems = tuple(line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines)
+        error.problems = tuple(
+            line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines
+        )
         raise
     if is_own and corpus.fingerprint not in (_trained_on(run) or {corpus.fingerprint}):
-        say(f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on them")
+        say(
+            f"WARNING: the text or the tokens of {source} have changed since {run.path} trained on "
+            "them"
+        )
     return corpus
 
 
-def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], None]) -> list[dict[str, float]]:
-    """Return the losses of n-gram models of the run's train split on each text; see `lm/baselines/ngrams.py`.
+def find_baselines(
+    run: TrainedModel, texts: list[Text], say: Callable[[str], None]
+) -> list[dict[str, float]]:
+    """Return the losses of n-gram models of the run's train split on each text; see
+    `lm/baselines/ngrams.py`.
 
-    They are empty if the model was not trained by a run, or on a mixture; and, with a warning, if the text of the run
-    cannot be read.
+    They are empty if the model was not trained by a run, or on a mixture; and, with a warning, if
+    the text of the run cannot be read.
     """
     if not _has_text(run) or run.config.data.mixture:
         return [{} for _ in texts]
     source, recorded = run.config.data.source, without_secrets(run.config.data.source)
     try:
-        own = next((text.corpus for text in texts if text.source == recorded), None) or _open_corpus(run, source, say)
+        own = next(
+            (text.corpus for text in texts if text.source == recorded), None
+        ) or _open_corpus(run, source, say)
         return [ngram_losses(own, text.split, run.config.model.vocab_size) for text in texts]
     except UserError as error:
         say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")
@@ -229,7 +277,9 @@ def find_baselines(run: TrainedModel, texts: list[Text], say: Callable[[str], No
 
 
 def _data_record(run: TrainedModel) -> dict[str, Any]:
-    """Return the name and the fingerprint of the tokens that a run trained on; empty if they are unknown."""
+    """Return the name and the fingerprint of the tokens that a run trained on; empty if they are
+    unknown.
+    """
     try:
         return read_json(run.path / "run.json", _RUN)["data"] or {}
     except FileNotFoundError:
@@ -237,12 +287,17 @@ def _data_record(run: TrainedModel) -> dict[str, Any]:
 
 
 def _trained_on(run: TrainedModel) -> set[str]:
-    """Return the fingerprints of the texts that a run trained on; empty if unknown, or of rows of another length."""
+    """Return the fingerprints of the texts that a run trained on; empty if unknown, or of rows of
+    another length.
+    """
     record, data = _data_record(run), run.config.data
     if data.mixture:
         return {made["fingerprint"] for made in record.get("record", {}).values()}
     if not record:
         return set()
-    if data.packing != "none" and read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len:
+    if (
+        data.packing != "none"
+        and read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len
+    ):
         return set()
     return {record["fingerprint"]}

@@ -1,7 +1,9 @@
-"""Add a change to a published study: python -m lm.sweep --study changes_2026 --add "my change" --set model.key=value
+"""Add a change to a published study: python -m lm.sweep --study changes_2026 --add "my change"
+--set model.key=value
 
-The change is tuned and trained in the published cells with the study's seeds, and compared with the published baseline.
-As a check, one run of the baseline in each cell is trained again. This module does not import jax.
+The change is tuned and trained in the published cells with the study's seeds, and compared with the
+published baseline. As a check, one run of the baseline in each cell is trained again. This module
+does not import jax.
 """
 
 import dataclasses
@@ -18,7 +20,11 @@ from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, read_page_record, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
 
-SHARED = ("train.steps", "train.batch_size", "train.seq_len")  # one value per study: they decide the tokens
+SHARED = (
+    "train.steps",
+    "train.batch_size",
+    "train.seq_len",
+)  # one value per study: they decide the tokens
 RESULTS, STUDIES = Path("docs/results"), Path("configs/studies")
 
 
@@ -29,16 +35,22 @@ class Published(NamedTuple):
     runs: list[Run]
 
     def check(self, record: dict) -> None:
-        """Raise UserError if the present code or data make another experiment of the published variants.
+        """Raise UserError if the present code or data make another experiment of the published
+        variants.
 
         `record` is the `sweep_record` of the plan.
         """
         git = self.record["starts"][-1].get("git") or {}
         for name in dict.fromkeys(run.variant for run in self.runs):
             was, now = self.record["variants"][name], record["variants"][name]
-            if other := variant_differences(was, now, only_shared=True):  # a key that one lacks is newer than the page
-                raise UserError(f"--study: {name} is not what was published: {'; '.join(other)}; check the data, or "
-                                f"use commit {git.get('commit', 'of the page')}")  # fmt: skip
+            if other := variant_differences(
+                was, now, only_shared=True
+            ):  # a key that one lacks is newer than the page
+                raise UserError(
+                    f"--study: {name} is not what was published: "
+                    f"{'; '.join(other)}; check the data, or use commit "
+                    f"{git.get('commit', 'of the page')}"
+                )
 
     def copy_to(self, workdir: Path) -> None:
         """Append the runs that a sweep's directory lacks."""
@@ -48,19 +60,25 @@ class Published(NamedTuple):
 
 
 def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
-    """Return the plan of a study's baseline and one more change, and the published runs of the baseline.
+    """Return the plan of a study's baseline and one more change, and the published runs of the
+    baseline.
 
-    The settings of the change are config values, "model.key=value" each. Parameters are matched to the baseline's
-    through model.d_ff, unless the change sets it.
+    The settings of the change are config values, "model.key=value" each. Parameters are matched to
+    the baseline's through model.d_ff, unless the change sets it.
 
     Raises:
         UserError: there is no such study, it has a change of this name, or the values are wrong.
     """
-    paths = {path.stem: path for path in sorted(STUDIES.glob("*/*.py"))
-             if all((RESULTS / path.stem / name).is_file() for name in ("runs.csv", "sweep.json"))}  # fmt: skip
+    paths = {
+        path.stem: path
+        for path in sorted(STUDIES.glob("*/*.py"))
+        if all((RESULTS / path.stem / name).is_file() for name in ("runs.csv", "sweep.json"))
+    }
     if study not in paths:
         known = ", ".join(paths) or "none"
-        raise UserError(f"--study: there is no published study {short(study)} here; published: {known}")
+        raise UserError(
+            f"--study: there is no published study {short(study)} here; published: {known}"
+        )
     page, sweep = RESULTS / study, read_sweep(str(paths[study]))
     record, base = read_page_record(page), sweep.baseline
     if name in (*sweep.variants, PLACEBO):
@@ -69,10 +87,15 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     if problems:
         raise UserError(*(f"--set {short(key)}: {problem}" for key, problem in problems.items()))
     if tuned := sweep.lists.keys() & values.keys():
-        raise UserError(f"--set {min(tuned)}: the study tunes this key over its own list; leave it out")
+        raise UserError(
+            f"--set {min(tuned)}: the study tunes this key over its own list; leave it out"
+        )
     if others := [key for key in SHARED if key in values]:
-        raise UserError(f"--set {others[0]}: the published baseline was trained with the study's value; for another "
-                        "one write a sweep file with its own baseline (docs/sweeps.md)")  # fmt: skip
+        raise UserError(
+            f"--set {others[0]}: the published baseline was trained with the "
+            "study's value; for another one write a sweep file with its own "
+            "baseline (docs/sweeps.md)"
+        )
     sweep = dataclasses.replace(
         sweep,
         question=f"Is {name} better than the baseline of {study}?",
@@ -89,4 +112,6 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         variants=variants,
         comparisons=tuple(pair for pair in plan.comparisons if variants.keys() >= set(pair)),
     )
-    return plan, Published(record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in variants])
+    return plan, Published(
+        record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in variants]
+    )

@@ -1,8 +1,9 @@
-"""Analyze the finished runs of a sweep. Everything here returns numbers; `report.md.jinja` makes the sentences.
+"""Analyze the finished runs of a sweep. Everything here returns numbers; `report.md.jinja` makes
+the sentences.
 
-The claims of a sweep are its comparisons. With several cells (sizes or texts) they are the means over the cells, and
-the comparisons within a cell are secondary. Holm's correction is over the claims, and separately over the secondary
-comparisons; a placebo is not corrected.
+The claims of a sweep are its comparisons. With several cells (sizes or texts) they are the means
+over the cells, and the comparisons within a cell are secondary. Holm's correction is over the
+claims, and separately over the secondary comparisons; a placebo is not corrected.
 """
 
 import dataclasses
@@ -19,13 +20,21 @@ from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
 from lm.sweeps.tuning import Choice
 
-CLAIM, CELL, PLACEBO = "claim", "cell", "placebo"  # kinds of comparisons; CELL: secondary, in one of several cells
+CLAIM, CELL, PLACEBO = (
+    "claim",
+    "cell",
+    "placebo",
+)  # kinds of comparisons; CELL: secondary, in one of several cells
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
-# Largest difference in nats of a run trained again: on the same kind of processor, and, by rounding, on another one.
+# Largest difference in nats of a run trained again: on the same kind of processor, and, by
+# rounding, on another one.
 SAME_MACHINE, OTHER_MACHINE = 0.001, 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
-NO_CONCLUSION, NO_RESULT = "no conclusion", "no result"  # verdicts besides those of statistics.VERDICTS
+NO_CONCLUSION, NO_RESULT = (
+    "no conclusion",
+    "no result",
+)  # verdicts besides those of statistics.VERDICTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +54,10 @@ class Variant:
     @functools.cached_property
     def losses(self) -> dict[int, float]:
         """Return the test losses by seed; nan if the run diverged."""
-        return {seed: math.nan if run.test_loss is None else run.test_loss for seed, run in self.runs.items()}
+        return {
+            seed: math.nan if run.test_loss is None else run.test_loss
+            for seed, run in self.runs.items()
+        }
 
     @property
     def n_diverged(self) -> int:
@@ -64,18 +76,26 @@ class Variant:
     @property
     def bits_per_byte(self) -> float:
         bytes_per_token = self.about["data"].get("test_bytes_per_token")
-        return self.loss.mean / math.log(2) / bytes_per_token if self.loss and bytes_per_token else math.nan
+        return (
+            self.loss.mean / math.log(2) / bytes_per_token
+            if self.loss and bytes_per_token
+            else math.nan
+        )
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the median over the runs, else what an earlier page has; nan if it was not measured."""
+        """Return the median over the runs, else what an earlier page has; nan if it was not
+        measured.
+        """
         speeds = [run.tokens_per_second for run in self.runs.values() if run.tokens_per_second]
         return float(np.median(speeds)) if speeds else self.about.get("tokens_per_second", math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A comparison of two variants: the difference in test loss of the first minus the second, in nats per token."""
+    """A comparison of two variants: the difference in test loss of the first minus the second, in
+    nats per token.
+    """
 
     kind: str  # CLAIM, CELL or PLACEBO
     variant: str  # names without the cell
@@ -90,7 +110,9 @@ class Claim:
     missing: str = ""  # why there is no difference
     tau: float = math.nan  # of a mean, see `statistics.MeanOverCells`
     prediction: tuple[float, float] = (-math.inf, math.inf)
-    log_multiplier: Estimate | None = None  # with sizes: ln m, where `against` needs m times the training compute
+    log_multiplier: Estimate | None = (
+        None  # with sizes: ln m, where `against` needs m times the training compute
+    )
 
     @property
     def p(self) -> float:
@@ -108,9 +130,13 @@ class Claim:
 
     @property
     def is_general(self) -> bool:
-        """Return whether a mean is significant, with the same sign in all cells and a prediction interval without 0."""
+        """Return whether a mean is significant, with the same sign in all cells and a prediction
+        interval without 0.
+        """
         low, high = self.prediction
-        return self.cell == MEAN and self.is_significant and 0 in self.signs and not low <= 0 <= high
+        return (
+            self.cell == MEAN and self.is_significant and 0 in self.signs and not low <= 0 <= high
+        )
 
     @property
     def is_significant(self) -> bool:
@@ -125,14 +151,17 @@ class Analysis:
     runs: list[Run]  # all that are finished
     variants: dict[str, Variant]  # by name, those with final runs
     claims: list[Claim]  # in the order of the record: means first, then cell by cell, then placebos
-    warnings: dict[str, list[str]]  # by kind, what a reader should know: names of variants, or of pairs
+    warnings: dict[
+        str, list[str]
+    ]  # by kind, what a reader should know: names of variants, or of pairs
     failed: dict[str, str]  # by name, the error of each variant without final runs
 
     def by_source(self) -> list[tuple[str, str, str, Estimate]]:
-        """Return variant, baseline, source and the difference in test loss by source of a mixture, or by probe.
+        """Return variant, baseline, source and the difference in test loss by source of a mixture,
+        or by probe.
 
-        The weights of the two mixtures may differ, but their sources are the same. After the cells of a comparison come
-        the means over them; if there are many comparisons, only these.
+        The weights of the two mixtures may differ, but their sources are the same. After the cells
+        of a comparison come the means over them; if there are many comparisons, only these.
         """
         found: dict[tuple[str, str, str], dict[str, Estimate]] = {}
         for pair in self.record["comparisons"]:
@@ -143,16 +172,24 @@ class Analysis:
                 continue
             if any(v.n_diverged or v.n_stuck == len(v.losses) for v in (a, b)):
                 continue
-            losses = [(run.sources, b.runs[seed].sources) for seed, run in a.runs.items() if seed in b.runs]
+            losses = [
+                (run.sources, b.runs[seed].sources)
+                for seed, run in a.runs.items()
+                if seed in b.runs
+            ]
             losses = [(ours, theirs) for ours, theirs in losses if ours and theirs]
             for source in losses[0][0] if len(losses) > 1 else ():
                 in_cells = found.setdefault((a.about["arm"], b.about["arm"], source), {})
-                in_cells[a.about["cell"]] = statistics.estimate([x[source] - y[source] for x, y in losses])
+                in_cells[a.about["cell"]] = statistics.estimate(
+                    [x[source] - y[source] for x, y in losses]
+                )
         rows, has_cells = [], len({v.about["cell"] for v in self.variants.values()}) > 1
         for (arm, against, source), of in found.items():
             if len(of) == 1 or not self.are_many:
                 for cell, difference in of.items():
-                    first, second = (in_cell(name, cell) if has_cells else name for name in (arm, against))
+                    first, second = (
+                        in_cell(name, cell) if has_cells else name for name in (arm, against)
+                    )
                     rows.append((first, second, source, difference))
             if len(of) > 1:
                 name = f"{against} over {len(of)} {self.record['axis']}s"
@@ -160,13 +197,17 @@ class Analysis:
         return rows
 
     def trained_again(self) -> list[tuple[str, int, float, float, bool]]:
-        """Return of each run that an addition repeats: variant, seed, test loss, published one, whether they agree."""
+        """Return of each run that an addition repeats: variant, seed, test loss, published one,
+        whether they agree.
+        """
         found = []
         for run in self.runs:
             known = self.variants[run.variant].runs if run.variant in self.variants else {}
             if run.phase == "again" and (first := known.get(run.seed)):
                 is_same = (run.processor, run.device) == (first.processor, first.device)
-                now, published = (math.nan if r.test_loss is None else r.test_loss for r in (run, first))
+                now, published = (
+                    math.nan if r.test_loss is None else r.test_loss for r in (run, first)
+                )
                 agree = abs(now - published) <= (SAME_MACHINE if is_same else OTHER_MACHINE)
                 both_diverged = math.isnan(now) and math.isnan(published)
                 found.append((run.variant, run.seed, now, published, agree or both_diverged))
@@ -187,7 +228,8 @@ class Analysis:
     def shown(self) -> list[Claim]:
         """Return the rows of the first table and of the forest plot.
 
-        If there are many, they are sorted, below the placebo, and those of single cells are left out.
+        If there are many, they are sorted, below the placebo, and those of single cells are left
+        out.
         """
         claims, cells, placebos = (self.of_kind(kind) for kind in (CLAIM, CELL, PLACEBO))
         if not self.are_many:
@@ -202,30 +244,41 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     Runs and failures of variants that are not in the record, which is sweep.json, are left out.
     """
     failed = {name: error for name, error in (failed or {}).items() if name in record["variants"]}
-    variants = {name: Variant(name, about, choice_of(record, runs, name), final_runs(record, runs, name))
-                for name, about in record["variants"].items() if name not in failed}  # fmt: skip
+    variants = {
+        name: Variant(name, about, choice_of(record, runs, name), final_runs(record, runs, name))
+        for name, about in record["variants"].items()
+        if name not in failed
+    }
     kind = CELL if record["axis"] else CLAIM
     comparisons = [_comparison(record, variants, pair, kind) for pair in record["comparisons"]]
     if record["axis"] == "size":
-        comparisons = [c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)]
+        comparisons = [
+            c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)
+        ]
     placebos = [_comparison(record, variants, pair, PLACEBO) for pair in record["placebos"]]
     claims = []
     if record["axis"]:
         claims += _judged(record, [_mean(record, group, CLAIM) for group in _by_arms(comparisons)])
-        placebos += [_mean(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1]
+        placebos += [
+            _mean(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1
+        ]
     claims += _judged(record, comparisons) + [_judged(record, [placebo])[0] for placebo in placebos]
     order = list(record["variants"])
     runs = [run for run in runs if run.variant in record["variants"]]
 
     def place(run: Run) -> tuple:
-        point = [(value is not None, value) for value in run.point.values()]  # None is before all numbers
+        point = [
+            (value is not None, value) for value in run.point.values()
+        ]  # None is before all numbers
         return order.index(run.variant), run.phase == "final", point, run.seed
 
     runs = sorted(runs, key=place)
     return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
 
 
-def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[str], kind: str) -> Claim:
+def _comparison(
+    record: dict, variants: Mapping[str, Variant], pair: Sequence[str], kind: str
+) -> Claim:
     first, second = (record["variants"][name] for name in pair)
     claim = Claim(kind, first["arm"], second["arm"], first["cell"])
     if lost := [name for name in pair if name not in variants]:
@@ -241,7 +294,9 @@ def _comparison(record: dict, variants: Mapping[str, Variant], pair: Sequence[st
     differences = tuple(a.losses[seed] - b.losses[seed] for seed in a.losses if seed in b.losses)
     if not differences:
         return dataclasses.replace(claim, missing="no common seeds")
-    return dataclasses.replace(claim, difference=statistics.estimate(differences), differences=differences)
+    return dataclasses.replace(
+        claim, difference=statistics.estimate(differences), differences=differences
+    )
 
 
 def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
@@ -262,7 +317,9 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     found = statistics.mean_over_cells(differences)
     if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
         # An earlier page: all cells have the same seeds, so that their differences are correlated.
-        found = found._replace(mean=statistics.estimate(np.mean([c.differences for c in group], axis=0)))
+        found = found._replace(
+            mean=statistics.estimate(np.mean([c.differences for c in group], axis=0))
+        )
     multipliers = [c.log_multiplier for c in group if c.log_multiplier]
     return dataclasses.replace(
         claim,
@@ -270,68 +327,119 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
         differences=tuple(d.mean for d in differences),
         tau=found.tau,
         prediction=found.prediction,
-        log_multiplier=statistics.mean_over_cells(multipliers).mean if len(multipliers) == len(group) else None,
+        log_multiplier=statistics.mean_over_cells(multipliers).mean
+        if len(multipliers) == len(group)
+        else None,
     )
 
 
 def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -> list[Claim]:
-    """Add the compute multipliers to a comparison at several sizes, if there is a difference at each, on one text."""
+    """Add the compute multipliers to a comparison at several sizes, if there is a difference at
+    each, on one text.
+    """
     if any(c.difference is None for c in group):
         return list(group)
     pairs = [tuple(variants[in_cell(arm, c.cell)] for arm in (c.variant, c.against)) for c in group]
-    compute_S2 = np.array([[v.about["flops_per_token"] * v.about["tokens"] for v in pair] for pair in pairs], float)
-    if len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1 or not compute_S2.all():
+    compute_S2 = np.array(
+        [[v.about["flops_per_token"] * v.about["tokens"] for v in pair] for pair in pairs], float
+    )
+    if (
+        len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1
+        or not compute_S2.all()
+    ):
         return list(group)
-    losses_S2N = [[[v.losses[seed] for seed in a.losses if seed in b.losses] for v in (a, b)] for a, b in pairs]
+    losses_S2N = [
+        [[v.losses[seed] for seed in a.losses if seed in b.losses] for v in (a, b)]
+        for a, b in pairs
+    ]
     found = statistics.log_multipliers(compute_S2, losses_S2N)
     if found is None:
         return list(group)
-    return [dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)]
+    return [
+        dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)
+    ]
 
 
 def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
-    """Give the claims of one family their corrected p-values, and verdicts from the intervals at Holm's level."""
+    """Give the claims of one family their corrected p-values, and verdicts from the intervals at
+    Holm's level.
+    """
     p_values, judged = [claim.p for claim in family], []
-    corrected = zip(family, statistics.holm_factors(p_values), statistics.holm(p_values), strict=True)
+    corrected = zip(
+        family, statistics.holm_factors(p_values), statistics.holm(p_values), strict=True
+    )
     for claim, factor, p_holm in corrected:
         if claim.difference:
             level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
             low, high = claim.difference.interval(level)
-            verdict = NO_CONCLUSION if record["budget"] != "full" else statistics.verdict(low, high, record["margin"])
+            verdict = (
+                NO_CONCLUSION
+                if record["budget"] != "full"
+                else statistics.verdict(low, high, record["margin"])
+            )
             p_holm = math.nan if claim.kind == PLACEBO else p_holm
-            claim = dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict, p_holm=p_holm)
+            claim = dataclasses.replace(
+                claim, holm_low=low, holm_high=high, verdict=verdict, p_holm=p_holm
+            )
         judged.append(claim)
     return judged
 
 
-def _warnings(record: dict, variants: Mapping[str, Variant], failed: Mapping[str, str]) -> dict[str, list[str]]:
+def _warnings(
+    record: dict, variants: Mapping[str, Variant], failed: Mapping[str, str]
+) -> dict[str, list[str]]:
     """Return what a reader should know before trusting the numbers, by kind, without empty kinds."""
-    pairs = [pair for pair in [*record["comparisons"], *record["placebos"]] if set(pair) <= variants.keys()]
+    pairs = [
+        pair
+        for pair in [*record["comparisons"], *record["placebos"]]
+        if set(pair) <= variants.keys()
+    ]
     named = {" and ".join(pair): [variants[name] for name in pair] for pair in pairs}
     found = {
         "failed": [f"{name} ({error})" for name, error in failed.items()],
-        "diverged": [f"{v.name} ({v.n_diverged} of {len(v.losses)})" for v in variants.values() if v.n_diverged],
-        "stuck": [f"{v.name} ({v.n_stuck} of {len(v.losses)})" for v in variants.values() if v.n_stuck],
-        "edge": [f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.choice.at_edge)})"
-                 for v in variants.values() if v.choice.at_edge],
-        "tokens": [name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]],
+        "diverged": [
+            f"{v.name} ({v.n_diverged} of {len(v.losses)})"
+            for v in variants.values()
+            if v.n_diverged
+        ],
+        "stuck": [
+            f"{v.name} ({v.n_stuck} of {len(v.losses)})" for v in variants.values() if v.n_stuck
+        ],
+        "edge": [
+            f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.choice.at_edge)})"
+            for v in variants.values()
+            if v.choice.at_edge
+        ],
+        "tokens": [
+            name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]
+        ],
         "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
         "identical": [" and ".join(group) for group in _identical(variants.values())],
         "cells": record.get("unfinished", []),
-        "data": list(dict.fromkeys(note for v in record["variants"].values() for note in v["data"]["notices"])),
-    }  # fmt: skip
+        "data": list(
+            dict.fromkeys(
+                note for v in record["variants"].values() for note in v["data"]["notices"]
+            )
+        ),
+    }
     return {kind: names for kind, names in found.items() if names}
 
 
 def _on_several_machines(a: Variant, b: Variant) -> bool:
-    """Return whether the two runs of a seed are from different processors or devices, which may change losses."""
-    machines = [{(r.processor, r.device) for r in (a.runs[seed], b.runs[seed]) if r.processor}
-                for seed in a.runs.keys() & b.runs.keys()]  # fmt: skip
+    """Return whether the two runs of a seed are from different processors or devices, which may
+    change losses.
+    """
+    machines = [
+        {(r.processor, r.device) for r in (a.runs[seed], b.runs[seed]) if r.processor}
+        for seed in a.runs.keys() & b.runs.keys()
+    ]
     return any(len(found) > 1 for found in machines)
 
 
 def _identical(variants: Iterable[Variant]) -> list[list[str]]:
-    """Return the names of variants whose losses are the same for all common seeds, up to rounding, in groups."""
+    """Return the names of variants whose losses are the same for all common seeds, up to rounding,
+    in groups.
+    """
     groups: list[list[Variant]] = []
     for v in variants:
         group = next((group for group in groups if _same_losses(group[0], v)), None)

@@ -14,15 +14,18 @@ PARAMETERS = 2**22  # of a model whose gradients stay in the caches while micro-
 
 def n_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )  # not on macOS
 
 
 def micro_batch_size(config: Config, n_parameters: int) -> int | None:
-    """Return the micro-batch size of a run: the config's, or the largest divisor of the batch with at most 512 tokens.
+    """Return the micro-batch size of a run: the config's, or the largest divisor of the batch with
+    at most 512 tokens.
 
-    The config's None, one micro-batch, is kept in three cases: if such a micro-batch has fewer than 128 tokens; if the
-    model is large, because summing its gradients takes longer than the caches save; and if it does not compute in
-    float32, because only float32 was measured.
+    The config's None, one micro-batch, is kept in three cases: if such a micro-batch has fewer than
+    128 tokens; if the model is large, because summing its gradients takes longer than the caches
+    save; and if it does not compute in float32, because only float32 was measured.
 
     >>> from lm.config import default_config, from_dict
     >>> micro_batch_size(from_dict(default_config()), n_parameters=10**6)  # 32 sequences of 256 tokens
@@ -31,6 +34,12 @@ def micro_batch_size(config: Config, n_parameters: int) -> int | None:
     t, m = config.train, config.model
     size = max((n for n in divisors(t.batch_size) if n * t.seq_len <= TOKENS), default=0)
     too_small, too_large = size * t.seq_len < TOKENS // 4, n_parameters > PARAMETERS
-    if t.micro_batch_size or too_small or too_large or size == t.batch_size or m.compute_dtype != "float32":
+    if (
+        t.micro_batch_size
+        or too_small
+        or too_large
+        or size == t.batch_size
+        or m.compute_dtype != "float32"
+    ):
         return t.micro_batch_size
     return size

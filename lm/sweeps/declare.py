@@ -1,4 +1,5 @@
-"""What a sweep file says: `Sweep` and `Budget`, the axes of its variants, and values matched to another variant.
+"""What a sweep file says: `Sweep` and `Budget`, the axes of its variants, and values matched to
+another variant.
 
 This module does not import jax.
 """
@@ -10,7 +11,10 @@ from typing import Any
 from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
-PLACEBO_KEYS = ("model.rope_pairing", "model.sinusoidal_order")  # tests/sweeps/test_placebo.py has the proof
+PLACEBO_KEYS = (
+    "model.rope_pairing",
+    "model.sinusoidal_order",
+)  # tests/sweeps/test_placebo.py has the proof
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -23,8 +27,8 @@ class Budget:
     Attributes:
         tuning_seeds: seeds per point of the tuned lists.
         seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
-        values: config values for all runs of this budget (`train.steps`, for example); they replace those of a size or
-            text.
+        values: config values for all runs of this budget (`train.steps`, for example); they replace
+            those of a size or text.
     """
 
     tuning_seeds: int
@@ -43,23 +47,27 @@ class Sweep:
     Attributes:
         question: what the sweep should answer, in one sentence.
         base: the path of the config file that all variants start from.
-        variants: by name, the config values that each variant changes. The value of a tuned key is the variant's own
-            list, and that of `model.d_ff` may be `match_params`.
+        variants: by name, the config values that each variant changes. The value of a tuned key is
+            the variant's own list, and that of `model.d_ff` may be `match_params`.
         baseline: the variant that the placebo changes.
-        comparisons: pairs (variant, against). p-values are corrected for their number. Only with sizes or texts there
-            may be none.
-        learning_rates: the list from which each variant takes its best learning rate, in ascending order.
-        tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the product of its lists
-            (lm/sweeps/tuning.py). It may have the list of the learning rates too, instead of `learning_rates`.
+        comparisons: pairs (variant, against). p-values are corrected for their number. Only with
+            sizes or texts there may be none.
+        learning_rates: the list from which each variant takes its best learning rate, in ascending
+            order.
+        tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the
+            product of its lists (lm/sweeps/tuning.py). It may have the list of the learning rates
+            too, instead of `learning_rates`.
         budgets: "quick", "full" or both; by default QUICK and FULL.
         values: config values for all variants.
-        sizes: by name, from small to large, the config values of each size. Every variant is tuned, trained and
-            compared at every size. The value of a tuned key is the size's own list.
-        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example. Every variant is
-            tuned, trained and compared on every text; with sizes, at every size on it.
+        sizes: by name, from small to large, the config values of each size. Every variant is tuned,
+            trained and compared at every size. The value of a tuned key is the size's own list.
+        texts: by name, the config values of each text: {"data.source": "python_docs"}, for example.
+            Every variant is tuned, trained and compared on every text; with sizes, at every size on
+            it.
         margin: the smallest difference in loss that matters, in nats per token.
-        placebo: config values that change the baseline's program but not the distribution of its results, such as
-            {"model.rope_pairing": "halves"}. A variant with them is compared with the baseline as a check.
+        placebo: config values that change the baseline's program but not the distribution of its
+            results, such as {"model.rope_pairing": "halves"}. A variant with them is compared with
+            the baseline as a check.
     """
 
     question: str
@@ -69,7 +77,9 @@ class Sweep:
     comparisons: tuple[tuple[str, str], ...]
     learning_rates: tuple[float, ...] | None = None
     tune: dict[str, tuple] = dataclasses.field(default_factory=dict)
-    budgets: dict[str, Budget] = dataclasses.field(default_factory=lambda: {"quick": QUICK, "full": FULL})
+    budgets: dict[str, Budget] = dataclasses.field(
+        default_factory=lambda: {"quick": QUICK, "full": FULL}
+    )
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
@@ -80,18 +90,24 @@ class Sweep:
     def lists(self) -> dict[str, Any]:
         """Return the lists by config key, the learning rate first."""
         rates = {} if self.learning_rates is None else {LEARNING_RATE: self.learning_rates}
-        return dict(sorted({**rates, **self.tune}.items(), key=lambda item: item[0] != LEARNING_RATE))
+        return dict(
+            sorted({**rates, **self.tune}.items(), key=lambda item: item[0] != LEARNING_RATE)
+        )
 
     @property
     def cells(self) -> Variants:
-        """Return the sizes, the texts, or each size on each text; {"": {}} without them. Raises as `product` does."""
+        """Return the sizes, the texts, or each size on each text; {"": {}} without them. Raises as
+        `product` does.
+        """
         axes = [axis for axis in (self.texts, self.sizes) if axis]
         return product(*axes) if axes else {"": {}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The value of model.d_ff at which the number of parameters is nearest to that of the variant `of`."""
+    """The value of model.d_ff at which the number of parameters is nearest to that of the variant
+    `of`.
+    """
 
     of: str
 
@@ -131,7 +147,8 @@ def each(key: str, *values) -> Variants:
 
 
 def product(*axes: Variants) -> Variants:
-    """Combine every variant of each axis with every variant of the others; names are joined by ", ".
+    """Combine every variant of each axis with every variant of the others; names are joined by ",
+    ".
 
     Raises ValueError if an axis has no variants, or if two axes set the same key.
 

@@ -1,7 +1,8 @@
-"""What others found about the variants of a published page: the file others.csv beside its runs.csv.
+"""What others found about the variants of a published page: the file others.csv beside its
+runs.csv.
 
-Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their measures, sizes,
-baselines and numbers of runs differ, so that only the direction is compared.
+Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their
+measures, sizes, baselines and numbers of runs differ, so that only the direction is compared.
 """
 
 import csv
@@ -17,7 +18,13 @@ from lm.errors import UserError
 from lm.files import read_bytes
 from lm.sweeps.analysis import Claim
 
-VERDICTS = {"better": -1, "same": 0, "mixed": 0, "worse": 1, "unstable": 1}  # as signs of a difference in loss
+VERDICTS = {
+    "better": -1,
+    "same": 0,
+    "mixed": 0,
+    "worse": 1,
+    "unstable": 1,
+}  # as signs of a difference in loss
 MIN_ROWS = 4  # for a rank correlation
 
 
@@ -42,29 +49,42 @@ def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
     try:
         found = [Finding(**row) for row in csv.DictReader(io.StringIO(read_bytes(path).decode()))]
     except (TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} must have the columns {', '.join(Finding._fields)}: {error}") from None
+        raise UserError(
+            f"{path} must have the columns {', '.join(Finding._fields)}: {error}"
+        ) from None
     for i, finding in enumerate(found):
         place = f"{path}: {finding.change}"
         if finding.verdict not in VERDICTS or not (finding.url or "").startswith("https://"):
-            raise UserError(f"{place}: give one of {', '.join(VERDICTS)}, and a url that starts with https://")
+            raise UserError(
+                f"{place}: give one of {', '.join(VERDICTS)}, and a url that starts with https://"
+            )
         if finding.change not in changes:
-            raise UserError(f"{place}: the page has no such variant{close_match(finding.change, list(changes))}")
+            raise UserError(
+                f"{place}: the page has no such variant{close_match(finding.change, list(changes))}"
+            )
         if finding[:2] in [other[:2] for other in found[:i]]:
             raise UserError(f"{place}: there are two rows of {finding.source}; keep one")
     return found
 
 
-def rank_agreement(claims: Sequence[Claim], findings: Sequence[Finding]) -> dict[str, tuple[float, int]]:
-    """Return by source the rank agreement of its verdicts with the mean differences, and the number of changes.
+def rank_agreement(
+    claims: Sequence[Claim], findings: Sequence[Finding]
+) -> dict[str, tuple[float, int]]:
+    """Return by source the rank agreement of its verdicts with the mean differences, and the number
+    of changes.
 
-    This is Kendall's, over the pairs of changes that the source does not call equal (Somers 1962): 1 if the better one
-    of each pair has the lower loss here, and -1 if it has the higher one. Sources with fewer than MIN_ROWS changes, or
-    with one verdict for all, are left out.
+    This is Kendall's, over the pairs of changes that the source does not call equal (Somers 1962):
+    1 if the better one of each pair has the lower loss here, and -1 if it has the higher one.
+    Sources with fewer than MIN_ROWS changes, or with one verdict for all, are left out.
     """
     means = {claim.variant: claim.difference.mean for claim in claims if claim.difference}
     found = {}
     for source in dict.fromkeys(finding.source for finding in findings):
-        pairs = [(VERDICTS[f.verdict], means[f.change]) for f in findings if f.source == source and f.change in means]
+        pairs = [
+            (VERDICTS[f.verdict], means[f.change])
+            for f in findings
+            if f.source == source and f.change in means
+        ]
         if len(pairs) >= MIN_ROWS and len({verdict for verdict, _ in pairs}) > 1:
             found[source] = float(somersd(*zip(*pairs, strict=True)).statistic), len(pairs)
     return found

@@ -15,12 +15,16 @@ from lm.text_tables import without_secrets
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
-PATIENCE = 10.0  # seconds: other processes of the same sweep lock its directory for a moment at a time
-# Keys that a run may be resumed with, but that decide what of a sweep's runs is evaluated or when they stop.
+PATIENCE = (
+    10.0  # seconds: other processes of the same sweep lock its directory for a moment at a time
+)
+# Keys that a run may be resumed with, but that decide what of a sweep's runs is evaluated or when
+# they stop.
 EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes", "train.on_spike")
 
 
-# The shape of sweep.json, also of a published page, which has configs of baselines alone; see `lm.files.parse_json`.
+# The shape of sweep.json, also of a published page, which has configs of baselines alone; see
+# `lm.files.parse_json`.
 _VARIANT = {
     "arm": str, "cell": str, "changes": {str: str}, "tune": {str: [SCALAR]}, "seeds": [COUNT], "tuning_seeds": [COUNT],
     "n_params": COUNT, "flops_per_token": float, "tokens": COUNT, "warm_starts?": {str: str}, "config?": dict,
@@ -43,7 +47,8 @@ _RECORD = {
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
-    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, in the types of JSON.
+    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, in the types of
+    JSON.
 
     For the start see `lm.workdir.provenance.describe_start`; it also has the devices.
     """
@@ -70,7 +75,10 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
                 "sources": v.sources,
                 "notices": v.corpus.notices,
                 "test_bytes_per_token": v.corpus.split("test").bytes_per_token,
-                "unigram": {s: unigram_loss(v.corpus, s, v.config.model.vocab_size) for s in ("validation", "test")},
+                "unigram": {
+                    s: unigram_loss(v.corpus, s, v.config.model.vocab_size)
+                    for s in ("validation", "test")
+                },
             },
             "config": to_dict(v.config),
         }
@@ -113,12 +121,16 @@ def read_record(workdir: Path) -> dict:
 
 
 def read_page_record(directory: Path) -> dict:
-    """Read the sweep.json of a sweep, or of a page, which has no checksum; raises UserError if it makes no sense."""
+    """Read the sweep.json of a sweep, or of a page, which has no checksum; raises UserError if it
+    makes no sense.
+    """
     path = directory / SWEEP
     try:
         record = read_json(path, _RECORD, ADVICE)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{directory} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep") from None
+        raise UserError(
+            f"{directory} holds no sweep ({SWEEP}); give a directory of python -m lm.sweep"
+        ) from None
     if wrong := _contradiction(record):
         raise UserError(f"{path} is corrupted: {wrong}; {ADVICE}")
     check_names(record, path)
@@ -134,7 +146,10 @@ def _contradiction(record: dict) -> str | None:
         if about["cell"] not in cells:
             return f"variants.{short(name)}.cell is {short(about['cell'])}, which cells do not have"
         if about["tune"].keys() != {*record["tune"]} or not all(about["tune"].values()):
-            return f"variants.{short(name)}.tune has not the keys {', '.join(record['tune'])}, or an empty list"
+            return (
+                f"variants.{short(name)}.tune has not the keys {', '.join(record['tune'])}, or "
+                "an empty list"
+            )
         if not about["seeds"]:
             return f"variants.{short(name)}.seeds is empty"
     for kind in ("comparisons", "placebos"):
@@ -145,23 +160,37 @@ def _contradiction(record: dict) -> str | None:
 
 
 def check_names(record: dict, path: Path) -> None:
-    """Raise UserError if the name of a variant or a cell in sweep.json, which tables and figures show, is no text."""
+    """Raise UserError if the name of a variant or a cell in sweep.json, which tables and figures
+    show, is no text.
+    """
     for name in (record.get("name"), *record.get("variants", ()), *record.get("cells", ())):
         if name != "" and not (isinstance(name, str) and all(map(is_name, name.split(", ")))):
-            raise UserError(f"{path} has the name {short(name)}, which is not a line of text; {ADVICE}")
+            raise UserError(
+                f"{path} has the name {short(name)}, which is not a line of text; {ADVICE}"
+            )
 
 
 def without_cells(record: dict, left_out: list[str]) -> dict:
-    """Return the record of a sweep as if it had not these cells, which are named under "unfinished"."""
+    """Return the record of a sweep as if it had not these cells, which are named under
+    "unfinished".
+    """
     cells = [cell for cell in record["cells"] if cell not in left_out]
     variants = {name: about for name, about in record["variants"].items() if about["cell"] in cells}
-    pairs = {key: [p for p in record[key] if set(p) <= variants.keys()] for key in ("comparisons", "placebos")}
+    pairs = {
+        key: [p for p in record[key] if set(p) <= variants.keys()]
+        for key in ("comparisons", "placebos")
+    }
     axis = record["axis"] if len(cells) > 1 else None
-    return record | pairs | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
+    return (
+        record
+        | pairs
+        | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
+    )
 
 
 def open_sweep(workdir: Path, record: dict) -> dict:
-    """Create a sweep's directory, or check that it holds this sweep, and append this start to sweep.json.
+    """Create a sweep's directory, or check that it holds this sweep, and append this start to
+    sweep.json.
 
     Returns:
         The record, which `sweep_record` made, with all starts.
@@ -171,7 +200,9 @@ def open_sweep(workdir: Path, record: dict) -> dict:
     """
     if not is_file_name(record["name"]):
         name = short(record["name"])
-        raise UserError(f"--config: the file's name {name} may have letters, digits and _ . + - only; rename it")
+        raise UserError(
+            f"--config: the file's name {name} may have letters, digits and _ . + - only; rename it"
+        )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -180,20 +211,35 @@ def open_sweep(workdir: Path, record: dict) -> dict:
         others = sorted(p.name for p in workdir.iterdir() if not p.name.startswith("."))
         old = read_record(workdir) if SWEEP in others else None
         if old is None and others:
-            raise UserError(f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new directory")
+            raise UserError(
+                f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new "
+                "directory"
+            )
         if old is not None and (found := _differences(old, record)):
-            raise UserError(f"--workdir {workdir} holds another sweep; use another --workdir:", *found)
+            raise UserError(
+                f"--workdir {workdir} holds another sweep; use another --workdir:", *found
+            )
         record = record | {"starts": [*(old["starts"] if old else []), *record["starts"]]}
-        write_text(workdir / SWEEP, to_json(record | {"sha256": _checksum(record)}, indent=1) + "\n")
+        write_text(
+            workdir / SWEEP, to_json(record | {"sha256": _checksum(record)}, indent=1) + "\n"
+        )
     return record
 
 
 def _differences(old: dict, record: dict) -> list[str]:
     """Return the differences between two sweeps, a line each."""
     fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune")
-    found = [f"  {key}: {old[key]} -> {record[key]} (sweep -> now)" for key in fixed if old[key] != record[key]]
+    found = [
+        f"  {key}: {old[key]} -> {record[key]} (sweep -> now)"
+        for key in fixed
+        if old[key] != record[key]
+    ]
     if old["variants"].keys() != record["variants"].keys():
-        return [*found, f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep -> now)"]
+        return [
+            *found,
+            f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep "
+            "-> now)",
+        ]
     for name, now in record["variants"].items():
         lines = variant_differences(old["variants"][name], now)
         found += [f"  variant {name!r}: {line} (sweep -> now)" for line in lines]
@@ -201,7 +247,8 @@ def _differences(old: dict, record: dict) -> list[str]:
 
 
 def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list[str]:
-    """Return the differences between two entries of a variant that may change its runs, a line each.
+    """Return the differences between two entries of a variant that may change its runs, a line
+    each.
 
     Their configs may be flat; only_shared leaves out config keys that only one of the two has.
     """
@@ -210,7 +257,11 @@ def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list
     pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
     before, after = flatten(was["config"]), flatten(now["config"])
     keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
-    harmless = {key for key, (_, field) in schema().items() if field.metadata["execution"] and key not in EVALUATED}
+    harmless = {
+        key
+        for key, (_, field) in schema().items()
+        if field.metadata["execution"] and key not in EVALUATED
+    }
     for key in sorted(keys - harmless):
         known = schema().get(key)  # a key that is newer than the sweep had its default
         missing = json.loads(to_json(known[1].default)) if known else "absent"

@@ -1,7 +1,8 @@
-"""Write the report of a sweep: Markdown from one template, HTML from the Markdown, tables and JSON from the analysis.
+"""Write the report of a sweep: Markdown from one template, HTML from the Markdown, tables and JSON
+from the analysis.
 
-A sweep's directory may come from somebody else. Every value is escaped before it reaches the Markdown, and no file is
-written through a link.
+A sweep's directory may come from somebody else. Every value is escaped before it reaches the
+Markdown, and no file is written through a link.
 """
 
 import base64
@@ -38,26 +39,31 @@ from lm.workdir.provenance import format_command
 CAPTIONS = {
     "differences": (
         "differences in test loss",
-        "Ticks: single seeds, or cells for a mean (diamond). Thick bars: 95 % intervals. Thin bars: intervals at "
-        "Holm's level, from which the verdict is read. Dotted: prediction interval. Shaded: the margin. Gray: "
-        "placebo. Left of 0 the first variant is better.",
+        "Ticks: single seeds, or cells for a mean (diamond). Thick bars: 95 % intervals. Thin "
+        "bars: intervals at Holm's level, from which the verdict is read. Dotted: prediction "
+        "interval. Shaded: the margin. Gray: placebo. Left of 0 the first variant is better.",
     ),
     "learning_rates": (
         "validation loss over tuned values",
-        "Lines: mean validation loss of the tuning runs, with a triangle above the axis. Dots: runs on fresh seeds.",
+        "Lines: mean validation loss of the tuning runs, with a triangle above the axis. Dots: "
+        "runs on fresh seeds.",
     ),
     "curves": (
         "validation loss during training",
-        "Mean validation loss of the final runs; bands: 95 % intervals over seeds, in panels of at most 5 variants.",
+        "Mean validation loss of the final runs; bands: 95 % intervals over seeds, in panels of "
+        "at most 5 variants.",
     ),
 }
 OF_MANY = CAPTIONS | {
     "learning_rates": (
         "validation loss over the learning rate",
-        "Mean validation loss of the tuning runs minus the baseline's lowest one, a line per cell. High losses leave "
-        "the panels.",
+        "Mean validation loss of the tuning runs minus the baseline's lowest one, a line per "
+        "cell. High losses leave the panels.",
     ),
-    "curves": ("differences during training", "Mean difference in validation loss of the final runs, a line per cell."),
+    "curves": (
+        "differences during training",
+        "Mean difference in validation loss of the final runs, a line per cell.",
+    ),
 }
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
@@ -159,12 +165,19 @@ def _significant(x: float) -> str:
 
 
 def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = ()) -> str:
-    """Return the report as Markdown; drawn: the paths of its figures by name; findings: those of others."""
+    """Return the report as Markdown; drawn: the paths of its figures by name; findings: those of
+    others.
+    """
 
     def both(claim: Claim, field: str) -> str:
-        """Return a number of both variants of a claim, once if it is the same; of a mean, their ratio."""
+        """Return a number of both variants of a claim, once if it is the same; of a mean, their
+        ratio.
+        """
         cells = a.record["cells"] if claim.cell == MEAN else [claim.cell]
-        pairs = [[a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against)] for cell in cells]
+        pairs = [
+            [a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against)]
+            for cell in cells
+        ]
         numbers = [[getattr(v, field, None) or v.about[field] for v in pair if v] for pair in pairs]
         if any(len(pair) < 2 for pair in numbers):
             return "–"
@@ -182,10 +195,21 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "nats": nats, "ends": _ends, "p": format_p, "equals_p": _equals_p, "saved": _saved, "needed": _needed,
-        "both": both, "words": words, "value": _value, "changes": _changes, "losses": _losses, "decimals": _decimals,
-        "tokens_per_parameter": lambda about: _significant(_ratio(about)), "block": block,
-    }  # fmt: skip
+        "nats": nats,
+        "ends": _ends,
+        "p": format_p,
+        "equals_p": _equals_p,
+        "saved": _saved,
+        "needed": _needed,
+        "both": both,
+        "words": words,
+        "value": _value,
+        "changes": _changes,
+        "losses": _losses,
+        "decimals": _decimals,
+        "tokens_per_parameter": lambda about: _significant(_ratio(about)),
+        "block": block,
+    }
     margin, claims = f"{a.record['margin']:g}", a.of_kind(CLAIM)
     text = environment.get_template("report.md.jinja").render(
         r={"design": "", **a.record},
@@ -205,13 +229,24 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         captions=OF_MANY if a.are_many else CAPTIONS,
         scope=_scope(a),
         # Commands are in "Reproduction"; a result in the sweep's file is that of an earlier page.
-        background=re.sub(r"(?m)^    python.*\n*|^Result \((?:.+\n?)+", "", a.record["background"]).rstrip(),
+        background=re.sub(
+            r"(?m)^    python.*\n*|^Result \((?:.+\n?)+", "", a.record["background"]
+        ).rstrip(),
         reproduction=_reproduction(a),
         stuck=STUCK,
-        verdicts={BETTER: f"better by more than {margin}", WORSE: f"worse by more than {margin}",
-                  SAME: f"the same within {margin}"},
-        MIN_ROWS=MIN_ROWS, MEAN=MEAN, PLACEBO=PLACEBO, BETTER=BETTER, WORSE=WORSE, DIFFERENT=DIFFERENT, SAME=SAME,
-    )  # fmt: skip
+        verdicts={
+            BETTER: f"better by more than {margin}",
+            WORSE: f"worse by more than {margin}",
+            SAME: f"the same within {margin}",
+        },
+        MIN_ROWS=MIN_ROWS,
+        MEAN=MEAN,
+        PLACEBO=PLACEBO,
+        BETTER=BETTER,
+        WORSE=WORSE,
+        DIFFERENT=DIFFERENT,
+        SAME=SAME,
+    )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -219,11 +254,13 @@ def _scope(a: Analysis) -> str:
     """Return the sentence that limits the answers: size, training tokens, text and tuning."""
     variants = list(a.variants.values())
     texts = dict.fromkeys(v.about["data"]["name"] for v in variants)
-    tuned = [key for key in a.record["tune"] if any(len(v.about["tune"][key]) > 1 for v in variants)]
+    tuned = [
+        key for key in a.record["tune"] if any(len(v.about["tune"][key]) > 1 for v in variants)
+    ]
     return (
-        f"This holds at {_range([v.about['n_params'] for v in variants], '{:,}'.format)} parameters and "
-        f"{_range([_ratio(v.about) for v in variants], _significant)} training tokens per "
-        f"parameter, on {' and '.join(texts)}. "
+        f"This holds at {_range([v.about['n_params'] for v in variants], '{:,}'.format)} "
+        f"parameters and {_range([_ratio(v.about) for v in variants], _significant)} training "
+        f"tokens per parameter, on {' and '.join(texts)}. "
         + (f"Tuned: {', '.join(tuned)}; all else is fixed." if tuned else "Nothing was tuned.")
     )
 
@@ -234,10 +271,17 @@ def _range(numbers: Iterable[float], show) -> str:
 
 
 def code_lines(start: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the commit and the versions of one start of a command, see `lm.workdir.provenance.describe_start`."""
+    """Return the commit and the versions of one start of a command, see
+    `lm.workdir.provenance.describe_start`.
+    """
     git = start["git"]
-    unknown = next((note for note in start.get("notes", ()) if note.startswith("commit unknown")), "commit unknown")
-    commit = f"commit {git['commit']}{' with uncommitted changes' * git['dirty']}" if git else unknown
+    unknown = next(
+        (note for note in start.get("notes", ()) if note.startswith("commit unknown")),
+        "commit unknown",
+    )
+    commit = (
+        f"commit {git['commit']}{' with uncommitted changes' * git['dirty']}" if git else unknown
+    )
     return commit, "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
 
 
@@ -245,7 +289,8 @@ def _starts(a: Analysis) -> list[dict]:
     """Return the starts of a sweep without the host's name and this machine's directories."""
     shown = ("time", "platform", "processor", "device", "versions", "git")
     return [
-        {key: start[key] for key in shown} | {"argv": shlex.split(_command(start))[2:]} for start in a.record["starts"]
+        {key: start[key] for key in shown} | {"argv": shlex.split(_command(start))[2:]}
+        for start in a.record["starts"]
     ]
 
 
@@ -260,7 +305,10 @@ def _reproduction(a: Analysis) -> str:
     data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
     minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
-    steps = math.fsum(run.tokens / run.tokens_per_second for run in a.runs if run.tokens_per_second) / 60
+    steps = (
+        math.fsum(run.tokens / run.tokens_per_second for run in a.runs if run.tokens_per_second)
+        / 60
+    )
     lines = [
         _command(starts[-1]),
         *(line for start in starts for line in code_lines(start)),
@@ -270,94 +318,162 @@ def _reproduction(a: Analysis) -> str:
         *(f"{n} runs of {tokens:,} tokens" for tokens, n in lengths.items()),
         *(f"{cell}: {text}" if cell else text for cell, text in seeds.items()),
         f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training"
-        + (f", {steps / minutes:.0%} of them in steps, the rest in compilation and evaluation" if steps else ""),
+        + (
+            f", {steps / minutes:.0%} of them in steps, the rest in compilation and evaluation"
+            if steps
+            else ""
+        ),
     ]
     return "\n".join(dict.fromkeys(lines))
 
 
 def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
-    """Return a report in Markdown as one page that needs no other file; svgs: the figures by their paths."""
+    """Return a report in Markdown as one page that needs no other file; svgs: the figures by their
+    paths.
+    """
     body = markdown.markdown(text, extensions=["tables"])
-    body = body.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+    body = body.replace("<table>", '<div class="scroll"><table>').replace(
+        "</table>", "</table></div>"
+    )
     for path, svg in svgs.items():
-        body = body.replace(f'src="{path}"', f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"')
+        body = body.replace(
+            f'src="{path}"', f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"'
+        )
     return html_page(title, STYLE, body)
 
 
 def claim_rows(a: Analysis) -> list[dict]:
-    """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is none."""
+    """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is
+    none.
+    """
     none, rows = Estimate(math.nan, math.nan, 0, 0), []
     for c in a.claims:
         d, m = c.difference or none, c.log_multiplier or none
         (low, high), (m_low, m_high) = d.interval(), m.interval()
         row = {
-            "kind": c.kind, "variant": c.variant, "against": c.against, "cell": c.cell, "n": d.n, "mean": d.mean,
-            "low": low, "high": high, "se": d.se, "df": d.df, "p": c.p, "p_holm": c.p_holm,
-            "holm_low": c.holm_low, "holm_high": c.holm_high, "verdict": c.verdict, "missing": c.missing,
-            "tau": c.tau, "prediction_low": c.prediction[0], "prediction_high": c.prediction[1],
-            "log_multiplier": m.mean, "log_multiplier_low": m_low, "log_multiplier_high": m_high,
-        }  # fmt: skip
-        rows.append({k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in row.items()})
+            "kind": c.kind,
+            "variant": c.variant,
+            "against": c.against,
+            "cell": c.cell,
+            "n": d.n,
+            "mean": d.mean,
+            "low": low,
+            "high": high,
+            "se": d.se,
+            "df": d.df,
+            "p": c.p,
+            "p_holm": c.p_holm,
+            "holm_low": c.holm_low,
+            "holm_high": c.holm_high,
+            "verdict": c.verdict,
+            "missing": c.missing,
+            "tau": c.tau,
+            "prediction_low": c.prediction[0],
+            "prediction_high": c.prediction[1],
+            "log_multiplier": m.mean,
+            "log_multiplier_low": m_low,
+            "log_multiplier_high": m_high,
+        }
+        rows.append(
+            {
+                k: None if isinstance(x, float) and not math.isfinite(x) else x
+                for k, x in row.items()
+            }
+        )
     return rows
 
 
 def variant_rows(a: Analysis) -> list[dict]:
     """Return the variants of report.json, with unrounded numbers."""
     fields = ("arm", "cell", "changes", "n_params", "flops_per_token", "tokens")
-    return [{"name": v.name, **{key: v.about[key] for key in fields}, "tuned": v.point, "at_edge": v.choice.at_edge,
-             "test_losses": {str(seed): loss for seed, loss in v.losses.items()}, "bits_per_byte": v.bits_per_byte,
-             "n_diverged": v.n_diverged, "n_stuck": v.n_stuck, "tokens_per_second": v.tokens_per_second}
-            for v in a.variants.values()]  # fmt: skip
+    return [
+        {
+            "name": v.name,
+            **{key: v.about[key] for key in fields},
+            "tuned": v.point,
+            "at_edge": v.choice.at_edge,
+            "test_losses": {str(seed): loss for seed, loss in v.losses.items()},
+            "bits_per_byte": v.bits_per_byte,
+            "n_diverged": v.n_diverged,
+            "n_stuck": v.n_stuck,
+            "tokens_per_second": v.tokens_per_second,
+        }
+        for v in a.variants.values()
+    ]
 
 
 def to_csv(rows: list[dict]) -> str:
-    """Return rows as CSV; the columns are those of the first row. Floats have 10 significant digits."""
+    """Return rows as CSV; the columns are those of the first row. Floats have 10 significant
+    digits.
+    """
     return csv_table(list(rows[0]) if rows else [], rows, digits=10)
 
 
 def to_report_json(a: Analysis) -> str:
     """Return the numbers of the report as strict JSON."""
-    about = {key: a.record[key] for key in ("name", "budget", "question", "margin", "axis", "cells", "tune")}
+    about = {
+        key: a.record[key]
+        for key in ("name", "budget", "question", "margin", "axis", "cells", "tune")
+    }
     about["starts"] = _starts(a)
-    found = {"claims": claim_rows(a), "variants": variant_rows(a), "warnings": a.warnings, "failed": a.failed}
+    found = {
+        "claims": claim_rows(a),
+        "variants": variant_rows(a),
+        "warnings": a.warnings,
+        "failed": a.failed,
+    }
     return to_json(about | found, indent=1) + "\n"
 
 
 def write_report(a: Analysis, directory: Path) -> list[Path]:
-    """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the paths."""
+    """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the
+    paths.
+    """
     drawn = figures(a)
     _write_figures(drawn, directory / "figures")
     paths = {name: f"figures/{name}.png" for name in drawn}
     text = to_markdown(a, paths)
     svgs = {paths[name]: to_bytes(figure, "svg") for name, figure in drawn.items()}
-    contents = {"report.html": to_html(text, a.record["name"], svgs), "report.md": text,
-                "claims.csv": to_csv(claim_rows(a)), "runs.csv": runs_to_csv(a.runs),
-                "report.json": to_report_json(a)}  # fmt: skip
+    contents = {
+        "report.html": to_html(text, a.record["name"], svgs),
+        "report.md": text,
+        "claims.csv": to_csv(claim_rows(a)),
+        "runs.csv": runs_to_csv(a.runs),
+        "report.json": to_report_json(a),
+    }
     for name, content in contents.items():
         write_text(directory / name, content)
     return [directory / name for name in contents]
 
 
 def publish(a: Analysis, directory: Path) -> Path:
-    """Write a finished sweep as a page into a directory such as docs/results; return the path of the page.
+    """Write a finished sweep as a page into a directory such as docs/results; return the path of
+    the page.
 
     Raises:
-        UserError: the sweep is not complete, its budget supports no conclusions, its name is not that of a file, or
-            a link is in the way.
+        UserError: the sweep is not complete, its budget supports no conclusions, its name is not
+            that of a file, or a link is in the way.
     """
     name, page = a.record["name"], directory / a.record["name"]
     if a.record["budget"] != "full":
-        raise UserError(f"--publish: the budget {a.record['budget']} supports no conclusions; run --budget full")
+        raise UserError(
+            f"--publish: the budget {a.record['budget']} supports no conclusions; run --budget full"
+        )
     if a.failed:
         raise UserError(f"--publish: runs of {', '.join(a.failed)} failed; finish the sweep first")
     if not is_file_name(name):
-        raise UserError(f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json")
+        raise UserError(
+            f"--publish: the sweep's name {name!r} is not a plain file name; correct sweep.json"
+        )
     make_folder(page)
     execution = {key for key, (_, field) in schema().items() if field.metadata["execution"]}
     variants = {name: dict(about) for name, about in a.record["variants"].items()}
     for about in variants.values():
         config = flatten(about.pop("config"))
-        if about["arm"] in (a.record["baseline"], PLACEBO):  # a change that is added later is compared with it
+        if about["arm"] in (
+            a.record["baseline"],
+            PLACEBO,
+        ):  # a change that is added later is compared with it
             about["config"] = {key: value for key, value in config.items() if key not in execution}
     record = a.record | {"variants": variants, "starts": _starts(a)}
     record.pop("sha256", None)
@@ -371,20 +487,24 @@ def read_page(page: Path) -> Analysis:
     record, runs = read_page_record(page), runs_from_csv(page / "runs.csv")
     if lacking := [name for name in record["variants"] if choice_of(record, runs, name).missing]:
         raise UserError(
-            f"{page / 'runs.csv'} lacks tuning runs of {', '.join(lacking[:5])} in sweep.json; restore both"
+            f"{page / 'runs.csv'} lacks tuning runs of {', '.join(lacking[:5])} in sweep.json; "
+            "restore both"
         )
     return analyze(record, runs)
 
 
 def write_page(a: Analysis, directory: Path) -> Path:
-    """Write directory/NAME.md, and the figures, claims.csv and report.json into directory/NAME; return the page.
+    """Write directory/NAME.md, and the figures, claims.csv and report.json into directory/NAME;
+    return the page.
 
     Published runs have no curves, so that a figure of them stays as it is.
     """
     name = a.record["name"]
     page = directory / name
     _write_figures(figures(a), page)
-    paths = {figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()}
+    paths = {
+        figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()
+    }
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
     write_text(page / "report.json", to_report_json(a))
     findings = read_others(page, {claim.variant for claim in a.claims})

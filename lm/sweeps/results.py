@@ -1,8 +1,9 @@
-"""The runs of a sweep: one line each in runs.jsonl, or one row each in the runs.csv of a published page.
+"""The runs of a sweep: one line each in runs.jsonl, or one row each in the runs.csv of a published
+page.
 
-A line has the columns of `Run`, with every tuned value in a column named by its config key, and a checksum. pandas and
-polars read the file (`pandas.read_json(path, lines=True)`). A damaged line costs its run alone. This module does not
-import jax.
+A line has the columns of `Run`, with every tuned value in a column named by its config key, and a
+checksum. pandas and polars read the file (`pandas.read_json(path, lines=True)`). A damaged line
+costs its run alone. This module does not import jax.
 """
 
 import contextlib
@@ -43,24 +44,32 @@ RUNS = "runs.jsonl"
 class Run:
     """One run."""
 
-    phase: str  # "tuning", "final", or "again": a final run of a published baseline that an addition repeats
+    # "tuning", "final", or "again": a final run of a published baseline that an addition repeats
+    phase: str
     variant: str  # with its size or text
     point: dict[str, Any]  # its value of every tuned config key
     seed: int  # train.seed
     status: str  # "finished" or "diverged"
-    diverged_step: int | None = None  # the step of the first update that was not finite; None if it finished
+    diverged_step: int | None = (
+        None  # the step of the first update that was not finite; None if it finished
+    )
     steps: int = 0  # updates
     tokens: int = 0  # of the whole run; 0 on pages published before they were kept
     val_loss: float | None = None  # over the whole split, in nats per token; None if it diverged
     test_loss: float | None = None
     curve: tuple[tuple[int, float], ...] = ()  # the validation losses during training, (step, loss)
-    seconds: float = 0.0  # its share of the time of all runs that trained at once, with compilation and evaluation
-    tokens_per_second: float | None = None  # of all these runs, without compilation and evaluation; None: not measured
+    # its share of the time of all runs that trained at once, with compilation and evaluation
+    seconds: float = 0.0
+    tokens_per_second: float | None = (
+        None  # of all these runs, without compilation and evaluation; None: not measured
+    )
     at_once: int = 1  # how many trained at once
     processor: str = ""  # where it was trained; "" if not known
     device: str = ""
     commit: str = ""
-    sources: dict[str, float] = dataclasses.field(default_factory=dict)  # test loss by source, and loss of probe/NAME
+    sources: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # test loss by source, and loss of probe/NAME
 
     @property
     def key(self) -> tuple[str, str, tuple, int]:
@@ -83,7 +92,14 @@ _RUN = {
     "curve?": [[COUNT, NUMBER]], "seconds?": float, "tokens_per_second?": (float, None), "at_once?": COUNT,
     "processor?": str, "device?": str, "commit?": str, "sources?": {str: NUMBER},
 }  # fmt: skip
-_TEXTS = ("phase", "variant", "status", "processor", "device", "commit")  # columns that are no numbers
+_TEXTS = (
+    "phase",
+    "variant",
+    "status",
+    "processor",
+    "device",
+    "commit",
+)  # columns that are no numbers
 
 
 def _to_lines(runs: Iterable[Run]) -> str:
@@ -106,12 +122,15 @@ def _checksum(row: dict) -> str:
 def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[Run]:
     """Return the finished runs of a sweep's directory, in the order in which they finished.
 
-    Damaged lines are left out; `warn` is called with a message for each, or it is printed to standard error. Raises
-    UserError if the file is a link or no file.
+    Damaged lines are left out; `warn` is called with a message for each, or it is printed to
+    standard error. Raises UserError if the file is a link or no file.
     """
     runs, damaged = _read_lines(workdir / RUNS)
     for number, error in damaged.items():
-        message = f"WARNING: {workdir / RUNS}, line {number}: the run is lost ({error}); rerun the sweep to train it"
+        message = (
+            f"WARNING: {workdir / RUNS}, line {number}: the run is lost ({error}); rerun the "
+            "sweep to train it"
+        )
         say(message, sys.stderr) if warn is None else warn(message)
     return list({run.key: run for run in runs.values()}.values())
 
@@ -119,7 +138,9 @@ def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[
 def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
     """Return the runs by line number, and the errors of damaged lines by theirs."""
     if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link: runs are appended to a file; replace it by what it names")
+        raise UserError(
+            f"{path} is a symbolic link: runs are appended to a file; replace it by what it names"
+        )
     runs: dict[int, Run] = {}
     damaged: dict[int, str] = {}
     try:
@@ -148,7 +169,9 @@ def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
 
 
 def drop_damaged_lines(workdir: Path) -> None:
-    """Move damaged lines from a sweep's file to runs.jsonl.damaged; the caller holds the lock of the directory."""
+    """Move damaged lines from a sweep's file to runs.jsonl.damaged; the caller holds the lock of
+    the directory.
+    """
     path = workdir / RUNS
     runs, damaged = _read_lines(path)
     if not damaged:
@@ -175,11 +198,19 @@ def runs_from_csv(path: Path) -> list[Run]:
     """
     try:
         rows = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
-        found = [{key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()} for row in rows]
+        found = [
+            {key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()}
+            for row in rows
+        ]
         # An empty field has its default; an empty tuned value is None.
-        return [_from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS}) for row in found]
+        return [
+            _from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS})
+            for row in found
+        ]
     except (TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}") from None
+        raise UserError(
+            f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}"
+        ) from None
 
 
 def _from_row(row: dict[str, Any]) -> Run:
@@ -219,18 +250,28 @@ def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, 
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
     limit, n = stuck_above(about, "validation"), len(about["tuning_seeds"])
-    return {point: outcome(tuple(found.values()), limit) for point, found in losses.items() if len(found) == n}
+    return {
+        point: outcome(tuple(found.values()), limit)
+        for point, found in losses.items()
+        if len(found) == n
+    }
 
 
 def choice_of(record: dict, runs: Iterable[Run], variant: str) -> Choice:
-    """Return which values a variant's tuning runs chose, or which points they lack; see `lm.sweeps.tuning.choose`."""
+    """Return which values a variant's tuning runs chose, or which points they lack; see
+    `lm.sweeps.tuning.choose`.
+    """
     # Pages of the design "grid" were published before final runs were trained at the vertex.
     at_vertex = record.get("design") != "grid"
-    return choose(record["variants"][variant]["tune"], outcomes_of(record, runs, variant), at_vertex)
+    return choose(
+        record["variants"][variant]["tune"], outcomes_of(record, runs, variant), at_vertex
+    )
 
 
 def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:
-    """Return a variant's finished runs at the chosen values by fresh seed, in the order of the seeds."""
+    """Return a variant's finished runs at the chosen values by fresh seed, in the order of the
+    seeds.
+    """
     about, chosen = record["variants"][variant], choice_of(record, runs, variant).point
     own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
     found = {run.seed: run for run in own if point_of(about, run) == chosen}

@@ -1,7 +1,8 @@
 """Run a sweep: tune each variant, then train the final runs at the tuned values.
 
-Several processes may run the same sweep in one directory. Work is divided into groups of runs that share a compiled
-program. A process claims a group by locking it, and waits at the end for the groups that other processes train.
+Several processes may run the same sweep in one directory. Work is divided into groups of runs that
+share a compiled program. A process claims a group by locking it, and waits at the end for the
+groups that other processes train.
 """
 
 import contextlib
@@ -35,17 +36,21 @@ MAX_DEATHS = 3  # a group of runs in which so many processes died counts as fail
 Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
 
 
-def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False, timed=False, published=None) -> int:
+def run_sweep(
+    plan: Plan, workdir: Path, together: int | None, *, dry_run=False, timed=False, published=None
+) -> int:
     """Run or resume a sweep.
 
     Args:
-        together: how many runs each device vectorizes; None: as many as fit in its memory (one on CPU).
+        together: how many runs each device vectorizes; None: as many as fit in its memory (one on
+            CPU).
         dry_run: print the runs and their cost, and stop.
         timed: in a dry run, also trace the variants and measure the baseline's speed.
         published: the `lm.sweeps.addition.Published` whose runs are not trained again, or None.
 
     Returns:
-        The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be traced), 128 + n stopped by
+        The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be
+            traced), 128 + n stopped by
         signal n.
 
     Raises:
@@ -57,11 +62,15 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
         published.check(sweep_record(plan, variants, {}))
     progress.say(describe_variants(plan, variants))
     if published:
-        progress.say(f"{plural(len(published.runs), 'run')} of these are published and reused; one of the baseline in "
-                     "each cell is trained again, to compare its loss")  # fmt: skip
+        progress.say(
+            f"{plural(len(published.runs), 'run')} of these are published and "
+            "reused; one of the baseline in each cell is trained again, to compare "
+            "its loss"
+        )
     if dry_run and not timed:
         return 0
-    # A sweep that was started before passed this check then; tracing takes a second for each variant.
+    # A sweep that was started before passed this check then; tracing takes a second for each
+    # variant.
     resumed = (workdir / SWEEP).is_file() and not dry_run
     traced = set(variants) if resumed else refuse_idle_changes(variants, progress.say)
     if together is None:
@@ -79,27 +88,45 @@ def run_sweep(plan: Plan, workdir: Path, together: int | None, *, dry_run=False,
         published.copy_to(workdir)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
-        return _Runner(variants, record, workdir, together, progress.say, signals).run(again=bool(published))
+        return _Runner(variants, record, workdir, together, progress.say, signals).run(
+            again=bool(published)
+        )
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
     """Estimate the time of all training from a short measurement of the baseline's speed."""
     base = next(v for v in reversed(variants.values()) if v.plan.arm == plan.sweep.baseline)
-    configs = [base.run_config(base.first_point, seed) for seed in range(together * jax.device_count())]
+    configs = [
+        base.run_config(base.first_point, seed) for seed in range(together * jax.device_count())
+    ]
     runs = StackedRuns(configs, base.corpus, Path(), runs_per_device=together, stream=io.StringIO())
     speed = base.flops * runs.tokens_per_second()
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
     return (
-        f"training: {total / speed / 60:,.0f} minutes at the baseline's measured {speed / 1e9:,.1f} GFLOP/s; "
-        "evaluation, compilation and extensions of the lists are not included"
+        f"training: {total / speed / 60:,.0f} minutes at the baseline's measured "
+        f"{speed / 1e9:,.1f} GFLOP/s; evaluation, compilation and extensions of the lists are not "
+        "included"
     )
 
 
 class _Runner:
     """The runs of a sweep. This process trains those that no other process has claimed."""
 
-    def __init__(self, variants: dict[str, Variant], record: dict, workdir: Path, together: int, say, signals: Signals):
-        self.variants, self.record, self.workdir, self.together = variants, record, workdir, together
+    def __init__(
+        self,
+        variants: dict[str, Variant],
+        record: dict,
+        workdir: Path,
+        together: int,
+        say,
+        signals: Signals,
+    ):
+        self.variants, self.record, self.workdir, self.together = (
+            variants,
+            record,
+            workdir,
+            together,
+        )
         self.say, self.signals = say, signals
         self.failed: list[list[Key]] = []  # groups of runs
         with lock(workdir, timeout=PATIENCE):
@@ -109,19 +136,31 @@ class _Runner:
     def run(self, again: bool = False) -> int:
         """Train everything that is missing, cell by cell; returns the exit code.
 
-        With `again`, one run of the baseline, whose result is published, is first trained again in each cell.
+        With `again`, one run of the baseline, whose result is published, is first trained again in
+        each cell.
         """
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
-            final = [("final", n, p, seed) for n, p in points.items() for seed in self.variants[n].plan.seeds]
-            known = [key for key in final if again and self.variants[key[1]].plan.arm == self.record["baseline"]]
+            final = [
+                ("final", n, p, seed)
+                for n, p in points.items()
+                for seed in self.variants[n].plan.seeds
+            ]
+            known = [
+                key
+                for key in final
+                if again and self.variants[key[1]].plan.arm == self.record["baseline"]
+            ]
             self.train([("again", *key[1:]) for key in known[:1]])
             self.train(final)
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
             return 128 + self.signals.received
         if self.failed:
-            self.say(f"{plural(len(self.failed), 'group')} of runs failed; rerun the same command to try them again")
+            self.say(
+                f"{plural(len(self.failed), 'group')} of runs failed; rerun the same command to "
+                "try them again"
+            )
             self.say(f"report without them: python -m lm.report {self.workdir}")
             return 1
         for name in ("unfinished", "failed"):
@@ -130,23 +169,33 @@ class _Runner:
         return 0
 
     def tune(self, names: list[str]) -> dict[str, tuple]:
-        """Train the tuning runs of these variants, and return the chosen point of each whose tuning is complete.
+        """Train the tuning runs of these variants, and return the chosen point of each whose tuning
+        is complete.
 
-        The rounds are the same in all processes, whatever has finished: groups of runs are claimed by their content.
+        The rounds are the same in all processes, whatever has finished: groups of runs are claimed
+        by their content.
         """
         known: dict[str, dict[tuple, Outcome]] = {name: {} for name in names}
         while True:
             if self.signals.received:
                 return {}
-            choices = {name: choose(self.record["variants"][name]["tune"], found) for name, found in known.items()}
+            choices = {
+                name: choose(self.record["variants"][name]["tune"], found)
+                for name, found in known.items()
+            }
             todo = {name: choice.missing for name, choice in choices.items() if choice.missing}
             if not todo:
                 break
             plans = {name: self.variants[name].plan for name in todo}
-            keys = [("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds]
+            keys = [
+                ("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds
+            ]
             for name in dict.fromkeys(name for _, name, _, _ in self._missing(keys)):
                 for key, best, beyond in choices[name].added:
-                    self.say(f"{name}: the best {key}, {best}, is at the edge of its list: adding {beyond}")
+                    self.say(
+                        f"{name}: the best {key}, {best}, is at the edge of its list: adding "
+                        f"{beyond}"
+                    )
             self.train(keys)
             for name, points in todo.items():
                 found = outcomes_of(self.record, self.runs.values(), name)
@@ -156,9 +205,15 @@ class _Runner:
                     del known[name]  # some of its runs failed
         for name, choice in choices.items():
             if len(self.record["variants"][name]["tune"]) > 1 or self.variants[name].plan.n_points:
-                self.say(f"{name}: tuned to {self._describe(choice.point)} (best tried: {self._describe(choice.best)})")
+                self.say(
+                    f"{name}: tuned to {self._describe(choice.point)} (best tried: "
+                    f"{self._describe(choice.best)})"
+                )
             for key in choice.at_edge:
-                self.say(f"WARNING: {name}: the best {key} is still at the edge of its list, which was extended")
+                self.say(
+                    f"WARNING: {name}: the best {key} is still at the edge of its list, which was "
+                    "extended"
+                )
         return {name: choice.point for name, choice in choices.items() if choice.point}
 
     def _describe(self, point: tuple | None) -> str:
@@ -184,20 +239,31 @@ class _Runner:
                     title = f"{group[0][0]} {groups.index(group) + 1}/{len(groups)}"
                     n_left = len(self._unfinished(groups))  # other processes may train, too
                     seconds = (time.monotonic() - began) / max(n_first - n_left, 1) * n_left
-                    left = f", {duration(seconds)} left for all {group[0][0]} runs" if n_trained else ""
+                    left = (
+                        f", {duration(seconds)} left for all {group[0][0]} runs"
+                        if n_trained
+                        else ""
+                    )
                     names = ", ".join(sorted({name for _, name, _, _ in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
                     if self._try(title, group, missing):
                         n_trained += 1
-            if n_trained + len(self.failed) == n_before:  # other processes have claimed all that is left
+            if (
+                n_trained + len(self.failed) == n_before
+            ):  # other processes have claimed all that is left
                 if not waited:
-                    self.say(f"waiting for {plural(len(todo), 'group')} of runs that other processes train")
+                    self.say(
+                        f"waiting for {plural(len(todo), 'group')} of runs that other processes "
+                        "train"
+                    )
                 waited = True
                 time.sleep(1)
                 self._reload()
 
     def _try(self, title: str, group: list[Key], missing: list[Key]) -> bool:
-        """Train the missing runs of a group; return False if they fail, which must not stop the others."""
+        """Train the missing runs of a group; return False if they fail, which must not stop the
+        others.
+        """
         failure = self.workdir / "failed" / f"{_digest(group)}.json"
         try:
             self._train_group(missing)
@@ -221,12 +287,19 @@ class _Runner:
         """Train runs that share a program, and save their results unless a signal stops them."""
         variants, directory = [self.variants[name] for _, name, _, _ in keys], self._directory(keys)
         configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
-        starts = [v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts]
+        starts = [
+            v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts
+        ]
         share = -(-len(keys) // jax.device_count())
         try:
             with attempt(directory):
                 runs = StackedRuns(
-                    configs, variants[0].corpus, directory, runs_per_device=share, stream=sys.stdout, warm_starts=starts
+                    configs,
+                    variants[0].corpus,
+                    directory,
+                    runs_per_device=share,
+                    stream=sys.stdout,
+                    warm_starts=starts,
                 )
                 found = runs.train(self.signals)
             if found is None:
@@ -238,7 +311,11 @@ class _Runner:
         process = self.record["starts"][-1]
         git = process["git"] or {"commit": "", "dirty": False}
         commit = git["commit"] + " with uncommitted changes" * git["dirty"]
-        about = {"processor": process["processor"], "device": jax.devices()[0].device_kind, "commit": commit}
+        about = {
+            "processor": process["processor"],
+            "device": jax.devices()[0].device_kind,
+            "commit": commit,
+        }
         finished = []
         for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
             chosen = dict(zip(v.plan.lists, point, strict=True))
@@ -255,13 +332,19 @@ class _Runner:
         return [group for group in groups if self._missing(group) and group not in self.failed]
 
     def _reload(self) -> None:
-        """Read what other processes have finished; a line that one is writing now is read the next time."""
+        """Read what other processes have finished; a line that one is writing now is read the next
+        time.
+        """
         self.runs |= {run.key: run for run in read_runs(self.workdir, lambda warning: None)}
 
     @contextlib.contextmanager
     def _claim(self, name: str) -> Iterator[bool]:
-        """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded if so."""
-        directory = self.workdir / ".claims" / name  # never deleted: that would break the lock of another process
+        """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded
+        if so.
+        """
+        directory = (
+            self.workdir / ".claims" / name
+        )  # never deleted: that would break the lock of another process
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)
@@ -275,19 +358,24 @@ class _Runner:
     def _directory(self, keys: list[Key]) -> Path:
         """Return the directory of the checkpoints of unfinished runs that share a program.
 
-        Its name depends on all that a checkpoint depends on, so with another number of devices the runs start anew.
+        Its name depends on all that a checkpoint depends on, so with another number of devices the
+        runs start anew.
         """
         n = jax.device_count()
         return self.workdir / "unfinished" / _digest([keys, -(-len(keys) // n), n])
 
 
 def _attempts(directory: Path) -> Path:
-    """Return the file with a byte for each process that trains these runs, or died, after the newest checkpoint."""
+    """Return the file with a byte for each process that trains these runs, or died, after the
+    newest checkpoint.
+    """
     return directory / f"attempts-{newest_checkpoint(directory) or 0}"
 
 
 def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained the runs of a directory, without progress."""
+    """Return how many processes have died while they trained the runs of a directory, without
+    progress.
+    """
     path = _attempts(directory)
     return path.stat().st_size if path.is_file() else 0
 
@@ -302,7 +390,9 @@ def attempt(directory: Path) -> Iterator[None]:
         RuntimeError: there were MAX_DEATHS before.
     """
     if (deaths := n_deaths(directory)) >= MAX_DEATHS:
-        raise RuntimeError(f"{deaths} processes died while they trained these runs; do they fit in memory?")
+        raise RuntimeError(
+            f"{deaths} processes died while they trained these runs; do they fit in memory?"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     path = _attempts(directory)
     with open(path, "ab", opener=without_links) as file:

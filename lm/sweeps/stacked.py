@@ -1,9 +1,12 @@
-"""Stacked runs: runs that differ only in seed and continuous hyperparameters, trained together as one program.
+"""Stacked runs: runs that differ only in seed and continuous hyperparameters, trained together as
+one program.
 
-The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis letter: R, runs.
+The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis
+letter: R, runs.
 
-A run equals the same run trained alone up to rounding, not to the bit: XLA compiles another program, whose sums may be
-in another order. In ten steps losses differ by about 1e-7 of their value (tests/sweeps/test_stacked.py).
+A run equals the same run trained alone up to rounding, not to the bit: XLA compiles another
+program, whose sums may be in another order. In ten steps losses differ by about 1e-7 of their value
+(tests/sweeps/test_stacked.py).
 """
 
 import dataclasses
@@ -36,7 +39,8 @@ from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.checkpoints import Checkpoints
 
-# Optimizer keys that are inputs of the program if they are set: runs may differ in them and share it.
+# Optimizer keys that are inputs of the program if they are set: runs may differ in them and share
+# it.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
 SAVE_EVERY = 120.0  # seconds between two checkpoints
 
@@ -45,26 +49,38 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
     """Split a config into what the program depends on and the values that are its inputs.
 
     Returns:
-        The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and the micro-batches
-        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by name. Two runs share a
+        The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and
+            the micro-batches
+        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by
+            name. Two runs share a
         program if, and only if, these configs are equal.
     """
     values = {name: value for name in TRACED if (value := getattr(config.optimizer, name))}
     train = dataclasses.replace(config.train, on_nonfinite="stop")
     if jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores():
         n_parameters = parameters.count(parameters.parameter_table(config.model))
-        train = dataclasses.replace(train, micro_batch_size=cpu_memory.micro_batch_size(config, n_parameters))
-    return with_values(dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0), values
+        train = dataclasses.replace(
+            train, micro_batch_size=cpu_memory.micro_batch_size(config, n_parameters)
+        )
+    return with_values(
+        dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0
+    ), values
 
 
 def with_values(config: Resolved, values: dict, seed=None) -> Resolved:
-    """Return the config with other values of optimizer keys, which may be traced; seed None: its own."""
+    """Return the config with other values of optimizer keys, which may be traced; seed None: its
+    own.
+    """
     train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **values), train=train)
+    return dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, **values), train=train
+    )
 
 
 class Programs(NamedTuple):
-    """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings of their arrays."""
+    """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings
+    of their arrays.
+    """
 
     init: Callable  # (seeds_R) -> states
     steps: Callable  # (states, resident, inputs, values, n_steps) -> (states, metrics (R, k))
@@ -75,8 +91,12 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(program: Resolved, runs_per_device: int) -> Programs:
-    """Make the programs of a config of `split_config` for several runs; each device vectorizes its share (vmap)."""
-    mesh = jax.make_mesh((jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices())
+    """Make the programs of a config of `split_config` for several runs; each device vectorizes its
+    share (vmap).
+    """
+    mesh = jax.make_mesh(
+        (jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices()
+    )
     runs, replicated = PartitionSpec("run"), PartitionSpec()
 
     def over_runs(f):
@@ -117,12 +137,20 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
 class StackedRuns:
     """Runs of one program, which continue from the newest checkpoint in their directory.
 
-    Each device vectorizes `runs_per_device` of them. Progress is shown on a stream. Without a `WarmStart` for each run,
-    the initial parameters are random. Raises ValueError if the runs do not share a program.
+    Each device vectorizes `runs_per_device` of them. Progress is shown on a stream. Without a
+    `WarmStart` for each run, the initial parameters are random. Raises ValueError if the runs do
+    not share a program.
     """
 
     def __init__(
-        self, configs: list[Resolved], corpus: Corpus, directory: Path, *, runs_per_device: int, stream, warm_starts=()
+        self,
+        configs: list[Resolved],
+        corpus: Corpus,
+        directory: Path,
+        *,
+        runs_per_device: int,
+        stream,
+        warm_starts=(),
     ):
         # Copies of the last run fill the last device's share; their results are dropped.
         padded = configs + [configs[-1]] * (runs_per_device * jax.device_count() - len(configs))
@@ -130,8 +158,15 @@ class StackedRuns:
         self.config, names = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.directory, self._warm_starts = configs, corpus, directory, list(warm_starts)
-        self._tokens_per_step = self.config.train.batch_size * self.config.train.seq_len * len(configs)
+        self.configs, self.corpus, self.directory, self._warm_starts = (
+            configs,
+            corpus,
+            directory,
+            list(warm_starts),
+        )
+        self._tokens_per_step = (
+            self.config.train.batch_size * self.config.train.seq_len * len(configs)
+        )
         self._progress = Progress(self.config.train.steps, stream)
         self._programs = make_programs(self.config, runs_per_device)
         seeds = [config.train.seed for config in padded]
@@ -145,16 +180,25 @@ class StackedRuns:
         self._evaluated: dict[tuple[str, int], tuple] = {}
 
     def train(self, signals: Signals) -> list[dict] | None:
-        """Train to the last step; return the result of each run (see `_result`), or None if a signal stopped them."""
-        with closing(self._progress), closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as saved:
+        """Train to the last step; return the result of each run (see `_result`), or None if a
+        signal stopped them.
+        """
+        with (
+            closing(self._progress),
+            closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as saved,
+        ):
             return self._train(*self._first_states(saved), saved, signals)
 
     def _first_states(self, checkpoints: Checkpoints) -> tuple[int, Any, dict]:
-        """Return (step, states, record) of the newest intact checkpoint, else (0, the states of step 0, {})."""
+        """Return (step, states, record) of the newest intact checkpoint, else (0, the states of
+        step 0, {}).
+        """
         by_run = self._programs.by_run
         if checkpoints.steps():
             abstract = jax.eval_shape(self._programs.init, self._seeds)
-            abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract)
+            abstract = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract
+            )
             if found := checkpoints.restore(abstract):
                 return found
         states = self._programs.init(self._seeds)
@@ -165,14 +209,20 @@ class StackedRuns:
         return 0, states, {}
 
     def _warm_started(self, params):
-        """Return the stacked parameters with those that each warm start loads in place of the initial ones."""
+        """Return the stacked parameters with those that each warm start loads in place of the
+        initial ones.
+        """
         missing = len(self._seeds) - len(self._warm_starts)
         loaded = self._warm_starts + self._warm_starts[-1:] * missing
         params = jax.device_get(params)
-        runs = [start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)]
+        runs = [
+            start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)
+        ]
         return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
 
-    def _train(self, first: int, states, record: dict, checkpoints: Checkpoints, signals: Signals) -> list[dict] | None:
+    def _train(
+        self, first: int, states, record: dict, checkpoints: Checkpoints, signals: Signals
+    ) -> list[dict] | None:
         steps, every, n_runs = self.config.train.steps, self.config.eval.every, len(self.configs)
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * n_runs))
@@ -190,26 +240,36 @@ class StackedRuns:
             return record.get("seconds", 0.0) + time.monotonic() - began
 
         def save() -> None:
-            about = {"halted_at": halted_at_R.tolist(), "evaluations": evaluations, "seconds": seconds()}
+            about = {
+                "halted_at": halted_at_R.tolist(),
+                "evaluations": evaluations,
+                "seconds": seconds(),
+            }
             checkpoints.save(step, states, about)
 
         step = first
         for done in pipeline(
-            lambda states, inputs, n: self._programs.steps(states, self._resident, inputs, self._values, n),
+            lambda states, inputs, n: self._programs.steps(
+                states, self._resident, inputs, self._values, n
+            ),
             states,
             dispatches(first, self.config),
             self._inputs,
             pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
             stop=lambda: signals.received is not None,
         ):
-            speeds.append(self._tokens_per_step * done.dispatch.n_steps / max(time.monotonic() - since, 1e-9))
+            speeds.append(
+                self._tokens_per_step * done.dispatch.n_steps / max(time.monotonic() - since, 1e-9)
+            )
             since = time.monotonic()
             self._show_losses(done, halted_at_R, speeds[-1])
             if done.state is None:
                 continue
             states, step = done.state, done.dispatch.end
             if eval_due(step):
-                evaluations.append(self._evaluate(states, step, "validation", self.config.eval.max_batches))
+                evaluations.append(
+                    self._evaluate(states, step, "validation", self.config.eval.max_batches)
+                )
             if save_due(step):
                 save()
                 saved = time.monotonic()
@@ -219,8 +279,15 @@ class StackedRuns:
             return None
         splits = "validation", "test", *(f"probe/{name}" for name in self.config.eval.probes or ())
         evaluations += [self._evaluate(states, steps, split, 0) for split in splits]
-        about = {"seconds": seconds() / n_runs, "tokens_per_second": _median(speeds), "at_once": n_runs}
-        return [self._result(i, int(halted_at), evaluations) | about for i, halted_at in enumerate(halted_at_R)]
+        about = {
+            "seconds": seconds() / n_runs,
+            "tokens_per_second": _median(speeds),
+            "at_once": n_runs,
+        }
+        return [
+            self._result(i, int(halted_at), evaluations) | about
+            for i, halted_at in enumerate(halted_at_R)
+        ]
 
     def tokens_per_second(self) -> float:
         """Measure the speed of a few dispatches, all runs together. Nothing is written."""
@@ -228,7 +295,9 @@ class StackedRuns:
         inputs, speeds = self._inputs(0, n), []
         for _ in range(4):
             since = time.monotonic()
-            states, metrics = self._programs.steps(states, self._resident, inputs, self._values, np.int32(n))
+            states, metrics = self._programs.steps(
+                states, self._resident, inputs, self._values, np.int32(n)
+            )
             jax.block_until_ready(metrics)
             speeds.append(self._tokens_per_step * n / max(time.monotonic() - since, 1e-9))
         return _median(speeds) or math.nan
@@ -241,18 +310,26 @@ class StackedRuns:
     def _show_losses(self, done: Done, halted_at_R: np.ndarray, tokens_per_second: float) -> None:
         """Show the median loss of a dispatch, and record in halted_at_R which runs stopped in it."""
         n_runs, (step, n) = len(self.configs), done.dispatch
-        losses, finite = done.metrics["loss"][:n_runs, :n].astype(float), done.metrics["finite"][:n_runs, :n]
+        losses, finite = (
+            done.metrics["loss"][:n_runs, :n].astype(float),
+            done.metrics["finite"][:n_runs, :n],
+        )
         for i in range(n):
             halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
             losses[halted_at_R > 0, i] = math.nan
         if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
             median = float(np.median(alive)) if len(alive) else math.nan
-            line = {"step": done.dispatch.end, "loss": median, "tokens_per_second": tokens_per_second}
+            line = {
+                "step": done.dispatch.end,
+                "loss": median,
+                "tokens_per_second": tokens_per_second,
+            }
             self._progress.update(line | {"tokens": done.dispatch.end * self._tokens_per_step})
 
     def _evaluate(self, states, step: int, split: str, max_batches: int) -> dict:
-        """Return for each run the sums of nats, and the numbers of tokens, of each batch of a split or probe.
+        """Return for each run the sums of nats, and the numbers of tokens, of each batch of a split
+        or probe.
 
         Raises:
             BelowEntropy: the loss of a run is below that of the best possible model.
@@ -265,11 +342,15 @@ class StackedRuns:
                 source = BatchSource(self.corpus.split(split), self.config)
                 resident, batches = source.resident, source.evaluation(max_batches)
             # One batch at a time, so that a part of a split and the whole share a program.
-            self._evaluated[split, max_batches] = jax.device_put((resident, list(batches)), self._programs.replicated)
+            self._evaluated[split, max_batches] = jax.device_put(
+                (resident, list(batches)), self._programs.replicated
+            )
         resident, inputs = self._evaluated[split, max_batches]
         average = self.config.train.ema is not None
         params = ema_params(states) if average else evaluated_params(states, self.config)
-        found = jax.device_get([self._programs.evaluate(params, resident, batch) for batch in inputs])
+        found = jax.device_get(
+            [self._programs.evaluate(params, resident, batch) for batch in inputs]
+        )
         sums = [[float(sums_R[i]) for sums_R, _ in found] for i in range(len(self.configs))]
         counts = [int(counts_R[0]) for _, counts_R in found]
         if split in self.corpus.splits:
@@ -280,14 +361,16 @@ class StackedRuns:
     def _result(self, i: int, halted_at: int, evaluations: list[dict]) -> dict:
         """Return the result of one run.
 
-        A run has diverged if an update was not finite, or if a loss of its final evaluation is not finite.
-        Evaluations after that are left out.
+        A run has diverged if an update was not finite, or if a loss of its final evaluation is not
+        finite. Evaluations after that are left out.
         """
         steps, curve, final, sources = self.config.train.steps, [], {}, {}
         for found in evaluations:
             if halted_at and found["step"] >= halted_at:
                 continue
-            sums = [(float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)]  # "NaN" if restored
+            sums = [
+                (float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)
+            ]  # "NaN" if restored
             if found["split"].startswith("probe/"):
                 sources[found["split"]] = math.fsum(s for s, _ in sums) / sum(found["counts"])
                 continue
@@ -296,7 +379,9 @@ class StackedRuns:
                 final[found["split"]], losses, _ = mean_losses(split, self.config, sums)
                 if split.parts and found["split"] == "test":
                     sources |= losses
-            if found["split"] == "validation":  # so that every point of the curve is over the same windows
+            if (
+                found["split"] == "validation"
+            ):  # so that every point of the curve is over the same windows
                 loss, *_ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
                 curve.append((found["step"], loss))
         finished = not halted_at and all(map(math.isfinite, final.values()))
@@ -312,12 +397,16 @@ class StackedRuns:
 
 
 def _median(speeds: list[float]) -> float | None:
-    """Return the median over the dispatches but the first, which compiles; None if there is no other."""
+    """Return the median over the dispatches but the first, which compiles; None if there is no
+    other.
+    """
     return statistics.median(speeds[1:]) if len(speeds) > 1 else None
 
 
 def group_by_program(configs: dict, size: int) -> list[list]:
-    """Group the keys of configs that share a program into lists of at most `size`; keys keep their order."""
+    """Group the keys of configs that share a program into lists of at most `size`; keys keep their
+    order.
+    """
     groups: dict[Resolved, list] = {}
     for key, config in configs.items():
         groups.setdefault(split_config(config)[0], []).append(key)
@@ -325,9 +414,13 @@ def group_by_program(configs: dict, size: int) -> list[list]:
 
 
 def runs_that_fit(config: Resolved) -> int:
-    """Return how many runs to vectorize on each device: as many as `--plan` fits into its memory, and one on a CPU."""
+    """Return how many runs to vectorize on each device: as many as `--plan` fits into its memory,
+    and one on a CPU.
+    """
     device = jax.devices()[0]
     limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
     if limit is None:
         return 1
-    return max(1, int(0.8 * limit / memory_per_device(config, device, dict.fromkeys(MESH_AXES, 1)).total))
+    return max(
+        1, int(0.8 * limit / memory_per_device(config, device, dict.fromkeys(MESH_AXES, 1)).total)
+    )

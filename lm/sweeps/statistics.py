@@ -1,6 +1,8 @@
-"""Statistics of paired differences over seeds: t intervals, Holm's correction, verdicts, means over cells, compute.
+"""Statistics of paired differences over seeds: t intervals, Holm's correction, verdicts, means over
+cells, compute.
 
-Everything here is plain and returns numbers. `benchmarks/calibration` measures how often the answers are wrong.
+Everything here is plain and returns numbers. `benchmarks/calibration` measures how often the
+answers are wrong.
 """
 
 import math
@@ -11,11 +13,19 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95  # of intervals; 1 - LEVEL is the bound on p
-BETTER, WORSE, DIFFERENT, SAME, NOT_SHOWN = VERDICTS = ("better", "worse", "different", "the same", "not shown")
+BETTER, WORSE, DIFFERENT, SAME, NOT_SHOWN = VERDICTS = (
+    "better",
+    "worse",
+    "different",
+    "the same",
+    "not shown",
+)
 
 
 class Estimate(NamedTuple):
-    """A mean with its standard error and degrees of freedom, so that every interval and the p-value follow."""
+    """A mean with its standard error and degrees of freedom, so that every interval and the p-value
+    follow.
+    """
 
     mean: float
     se: float
@@ -31,12 +41,19 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the two-sided p-value of "the mean is 0"; nan if nothing varies, because there is no test then."""
-        return float(2 * stats.t.sf(abs(self.mean) / self.se, self.df)) if self.se > 0 and self.df > 0 else math.nan
+        """Return the two-sided p-value of "the mean is 0"; nan if nothing varies, because there is
+        no test then.
+        """
+        return (
+            float(2 * stats.t.sf(abs(self.mean) / self.se, self.df))
+            if self.se > 0 and self.df > 0
+            else math.nan
+        )
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of at least one value. Differences of two variants, paired by seed, give the paired t test.
+    """Return the mean of at least one value. Differences of two variants, paired by seed, give the
+    paired t test.
 
     >>> e = estimate([0.1, 0.2, 0.6])
     >>> [round(x, 4) for x in (e.mean, e.se, e.p, *e.interval())]
@@ -48,10 +65,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def holm_factors(p_values: Sequence[float]) -> list[float]:
-    """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for a p-value that is nan.
+    """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for a p-value
+    that is nan.
 
-    The factor is not cut at 1 / p, so that 1 - (1 - LEVEL) / factor is the level at which an interval excludes 0 if
-    and only if the corrected p-value is below 1 - LEVEL. A p-value that is nan is not a test and is not counted.
+    The factor is not cut at 1 / p, so that 1 - (1 - LEVEL) / factor is the level at which an
+    interval excludes 0 if and only if the corrected p-value is below 1 - LEVEL. A p-value that is
+    nan is not a test and is not counted.
 
     >>> [round(k, 4) for k in holm_factors([0.02, 0.001, math.nan, 0.03])]
     [2.0, 3.0, nan, 1.3333]
@@ -79,8 +98,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def verdict(low: float, high: float, margin: float) -> str:
     """Return what an interval of a difference in loss shows.
 
-    BETTER or WORSE by more than the margin, DIFFERENT (not 0), the SAME within the margin, or NOT_SHOWN. An interval
-    inside the margin that excludes 0 is the same: a difference too small to matter.
+    BETTER or WORSE by more than the margin, DIFFERENT (not 0), the SAME within the margin, or
+    NOT_SHOWN. An interval inside the margin that excludes 0 is the same: a difference too small to
+    matter.
 
     >>> [verdict(*ends, 0.005) for ends in ((-0.02, -0.006), (0.006, 0.02), (0.001, 0.02), (-0.004, -1e-9), (-1, 1))]
     ['better', 'worse', 'different', 'the same', 'not shown']
@@ -98,41 +118,56 @@ class MeanOverCells(NamedTuple):
     """The mean of an effect over cells (texts or sizes), and how much it varies from cell to cell."""
 
     mean: Estimate  # over these cells; its variance comes from the seeds of each cell
-    tau: float  # the standard deviation of the true effects over cells (method of moments, at least 0)
-    prediction: tuple[float, float]  # 95 % interval for the estimate in another cell of this kind, with as many seeds
+    # the standard deviation of the true effects over cells (method of moments, at least 0)
+    tau: float
+    prediction: tuple[
+        float, float
+    ]  # 95 % interval for the estimate in another cell of this kind, with as many seeds
 
 
 def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     """Return the unweighted mean of independent estimates, one per cell; at least 2 cells.
 
-    The degrees of freedom of the mean are Satterthwaite's (1946). The prediction is that of one more draw from the
-    normal distribution of the estimates.
+    The degrees of freedom of the mean are Satterthwaite's (1946). The prediction is that of one
+    more draw from the normal distribution of the estimates.
     """
     k = len(cells)
-    effects, variances = (np.array([getattr(c, name) for c in cells], float) for name in ("mean", "se"))
+    effects, variances = (
+        np.array([getattr(c, name) for c in cells], float) for name in ("mean", "se")
+    )
     variances = variances**2
     total = float(variances.sum())
     parts = [v**2 / c.df for v, c in zip(variances, cells, strict=True) if c.df > 0]
-    df = 0.0 if len(parts) < k else float(total**2 / sum(parts)) if total > 0 else sum(c.df for c in cells)
+    df = (
+        0.0
+        if len(parts) < k
+        else float(total**2 / sum(parts))
+        if total > 0
+        else sum(c.df for c in cells)
+    )
     mean = Estimate(float(effects.mean()), math.sqrt(total) / k, df, k)
     between = float(effects.var(ddof=1))
     half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(between * (1 + 1 / k))
-    return MeanOverCells(mean, math.sqrt(max(0.0, between - total / k)), (mean.mean - half, mean.mean + half))
+    return MeanOverCells(
+        mean, math.sqrt(max(0.0, between - total / k)), (mean.mean - half, mean.mean + half)
+    )
 
 
 def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] | None:
-    """Return ln m at each size: the second variant needs m times the training compute of the first for its loss.
+    """Return ln m at each size: the second variant needs m times the training compute of the first
+    for its loss.
 
-    ln m = (loss of the second - loss of the first) / slope + ln(compute of the second / that of the first). The slope
-    is the fall of the mean loss of both variants with ln(compute): the mean of the secants to the next smaller and the
-    next larger size. Its own error is not in the interval.
+    ln m = (loss of the second - loss of the first) / slope + ln(compute of the second / that of the
+    first). The slope is the fall of the mean loss of both variants with ln(compute): the mean of
+    the secants to the next smaller and the next larger size. Its own error is not in the interval.
 
     Args:
         compute_S2: training FLOPs per run at each size, of the two variants.
         losses_S2N: test losses by size, variant and seed; the seeds of a size are paired.
 
     Returns:
-        None if there are fewer than 2 sizes, or if the loss does not fall from each size to the next.
+        None if there are fewer than 2 sizes, or if the loss does not fall from each size to the
+            next.
     """
     if len(compute_S2) < 2:
         return None

@@ -1,10 +1,11 @@
-"""Choose the values of tuned hyperparameters: the vertex of a parabola through the best point of a grid.
+"""Choose the values of tuned hyperparameters: the vertex of a parabola through the best point of a
+grid.
 
-The tuning runs of a variant cover the product of its lists of values. Where the best value of a list is the first or
-the last, the list is first extended. The final runs then train at the vertex, in log2 of each value, of the parabola
-through the best value and its two neighbors, and not at the best value: that choice finds false differences, because
-two variants' optima are rarely at the same distance from the grid (benchmarks/calibration). This module does not
-import jax.
+The tuning runs of a variant cover the product of its lists of values. Where the best value of a
+list is the first or the last, the list is first extended. The final runs then train at the vertex,
+in log2 of each value, of the parabola through the best value and its two neighbors, and not at the
+best value: that choice finds false differences, because two variants' optima are rarely at the same
+distance from the grid (benchmarks/calibration). This module does not import jax.
 """
 
 import itertools
@@ -30,11 +31,15 @@ class Outcome(NamedTuple):
 
     n_diverged: int
     n_stuck: int
-    loss: float  # mean validation loss of the runs that learned, else of the stuck ones; infinite if all diverged
+    # mean validation loss of the runs that learned, else of the stuck ones; infinite if all
+    # diverged
+    loss: float
 
     @property
     def rank(self) -> tuple[int, int, float]:
-        """Return what the best point has the least of: runs that diverged or got stuck, then the loss."""
+        """Return what the best point has the least of: runs that diverged or got stuck, then the
+        loss.
+        """
         return self.n_diverged + self.n_stuck, self.n_diverged, self.loss
 
 
@@ -56,7 +61,8 @@ def outcome(losses: Sequence[float | None], stuck_above: float = math.inf) -> Ou
 
 
 def parabola_vertex(x: npt.ArrayLike, y: npt.ArrayLike) -> np.ndarray:
-    """Return where the parabolas through three points each are lowest, between the first and the last point.
+    """Return where the parabolas through three points each are lowest, between the first and the
+    last point.
 
     Args:
         x: ascending positions (..., 3).
@@ -72,15 +78,19 @@ def parabola_vertex(x: npt.ArrayLike, y: npt.ArrayLike) -> np.ndarray:
     left, right = x[..., 1] - x[..., 0], x[..., 2] - x[..., 1]
     rise_left, rise_right = (y[..., 0] - y[..., 1]) / left, (y[..., 2] - y[..., 1]) / right
     bend = rise_left + rise_right
-    shift = np.where(bend > 0, (rise_left * right - rise_right * left) / (2 * np.where(bend > 0, bend, 1)), 0)
+    shift = np.where(
+        bend > 0, (rise_left * right - rise_right * left) / (2 * np.where(bend > 0, bend, 1)), 0
+    )
     return x[..., 1] + np.clip(shift, -left, right)
 
 
 def vertex(values: Sequence[float], losses: Sequence[float], best: int) -> float:
-    """Return the value at the vertex of the parabola in log2(value) through the best value and its two neighbors.
+    """Return the value at the vertex of the parabola in log2(value) through the best value and its
+    two neighbors.
 
-    It is at most one step of the grid from the best value. The best value itself is returned if it is at an edge, or if
-    a neighbor's loss is infinite. Three significant digits: the rounding of losses must not change it.
+    It is at most one step of the grid from the best value. The best value itself is returned if it
+    is at an edge, or if a neighbor's loss is infinite. Three significant digits: the rounding of
+    losses must not change it.
 
     Args:
         values: positive, in ascending order.
@@ -102,11 +112,15 @@ def vertex(values: Sequence[float], losses: Sequence[float], best: int) -> float
 class Choice(NamedTuple):
     """What the finished tuning runs of a variant say."""
 
-    missing: tuple[Point, ...] = ()  # the points that are still to be trained; the rest is unset then
+    missing: tuple[
+        Point, ...
+    ] = ()  # the points that are still to be trained; the rest is unset then
     best: Point | None = None  # of the grid
     point: Point | None = None  # where the final runs train
     at_edge: tuple[str, ...] = ()  # the keys whose best value is still at the edge of its list
-    added: tuple[tuple[str, float, float], ...] = ()  # of missing points: key, its best value, the one beyond the edge
+    added: tuple[
+        tuple[str, float, float], ...
+    ] = ()  # of missing points: key, its best value, the one beyond the edge
 
 
 def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = True) -> Choice:
@@ -115,7 +129,8 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
     Args:
         lists: the declared lists. One value each needs no tuning.
         outcomes: the outcome of every point whose tuning runs are finished.
-        at_vertex: False: lists are not extended, and the final runs train at the best point of the grid.
+        at_vertex: False: lists are not extended, and the final runs train at the best point of the
+            grid.
 
     >>> rates = {LEARNING_RATE: (0.001, 0.002, 0.004)}
     >>> found = {(0.001,): outcome([2.0]), (0.002,): outcome([2.5]), (0.004,): outcome([3.5])}
@@ -141,14 +156,20 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
         found = [outcomes[point].rank for point in points]
         lowest = points[found.index(min(found))]
         best = dict(zip(longer, lowest, strict=True))
-        edges = [key for key, values in longer.items() if _is_scale(values) and best[key] in (values[0], values[-1])]
+        edges = [
+            key
+            for key, values in longer.items()
+            if _is_scale(values) and best[key] in (values[0], values[-1])
+        ]
         if not at_vertex:
             return Choice((), lowest, lowest, tuple(edges))
         before, added = longer, []
         for key in edges:
             if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:
                 longer = longer | {key: extended(key, longer[key], best[key])}
-                added += [(key, best[key], value) for value in longer[key] if value not in before[key]]
+                added += [
+                    (key, best[key], value) for value in longer[key] if value not in before[key]
+                ]
         if longer == before:
             break
     point = tuple(_vertex_along(key, values, best, outcomes) for key, values in longer.items())
@@ -156,9 +177,11 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
 
 
 def extended(key: str, values: tuple[float, ...], best: float) -> tuple[float, ...]:
-    """Return a list with one more value beyond the edge at which its best value is, at the ratio of the step there.
+    """Return a list with one more value beyond the edge at which its best value is, at the ratio of
+    the step there.
 
-    The values are positive and at least two. A list whose next value the config does not allow is returned unchanged.
+    The values are positive and at least two. A list whose next value the config does not allow is
+    returned unchanged.
 
     >>> extended(LEARNING_RATE, (0.001, 0.002, 0.008), 0.008)
     (0.001, 0.002, 0.008, 0.032)
@@ -179,7 +202,9 @@ def _is_scale(values: Sequence[Any]) -> bool:
     return len(values) > 1 and all(type(value) is float and value > 0 for value in values)
 
 
-def _vertex_along(key: str, values: tuple, best: dict[str, Any], outcomes: Mapping[Point, Outcome]) -> Any:
+def _vertex_along(
+    key: str, values: tuple, best: dict[str, Any], outcomes: Mapping[Point, Outcome]
+) -> Any:
     """Return the vertex in the direction of one list, through the best point."""
     if not _is_scale(values):
         return best[key]

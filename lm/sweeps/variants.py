@@ -38,7 +38,9 @@ class Variant:
     corpus: Corpus
     n_params: int
     flops: float  # of training, per token
-    warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)  # by seed, what a run starts from
+    warm_starts: dict[int, WarmStart] = dataclasses.field(
+        default_factory=dict
+    )  # by seed, what a run starts from
 
     @property
     def tokens(self) -> int:
@@ -62,16 +64,20 @@ class Variant:
 
     def run_config(self, point: tuple, seed: int) -> Resolved:
         """Return the config of one run; `point` has a value of each list."""
-        values = {key.removeprefix("optimizer."): value for key, value in zip(self.plan.lists, point, strict=True)}
+        values = {
+            key.removeprefix("optimizer."): value
+            for key, value in zip(self.plan.lists, point, strict=True)
+        }
         return with_values(self.config, values, seed)
 
 
 def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Variant]:
-    """Resolve all variants of a plan, by name: open their data, compute matched widths, load warm starts.
+    """Resolve all variants of a plan, by name: open their data, compute matched widths, load warm
+    starts.
 
     Raises:
-        UserError: a config is invalid, data lacks a split, a comparison is between different test tokens, or two
-            variants have equal configs.
+        UserError: a config is invalid, data lacks a split, a comparison is between different test
+            tokens, or two variants have equal configs.
     """
     resolved = _resolve_configs(plan, say)
     _refuse_other_tokens(plan, resolved)
@@ -90,8 +96,12 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
-    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}  # in no digest: it may change
-    refuse_duplicates(variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()})
+    skips = {
+        name: config.train.on_spike == "skip" for name, config in rated.items()
+    }  # in no digest: it may change
+    refuse_duplicates(
+        variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()}
+    )
     return variants
 
 
@@ -103,17 +113,25 @@ def _sources(corpus: Corpus) -> dict[str, str]:
 def _refuse_other_tokens(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
     """Raise UserError if the variants of a comparison are tested on different tokens.
 
-    Two mixtures of the same sources may have different weights: the report then compares each source.
+    Two mixtures of the same sources may have different weights: the report then compares each
+    source.
     """
     problems = []
     for first, second in (*plan.comparisons, *plan.placebos):
         (a, corpus), (b, other) = resolved[first], resolved[second]
-        if corpus.fingerprint != other.fingerprint and (_sources(corpus) != _sources(other) or not _sources(corpus)):
+        if corpus.fingerprint != other.fingerprint and (
+            _sources(corpus) != _sources(other) or not _sources(corpus)
+        ):
             ours, theirs = flatten(to_dict(a)), flatten(to_dict(b))
-            keys = [key for key in ours if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]]
+            keys = [
+                key
+                for key in ours
+                if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]
+            ]
             problems.append(
-                f"comparisons: {first!r} and {second!r} are tested on different tokens ({', '.join(keys)}): their "
-                "losses cannot be compared; give both the same, or write a sweep file with texts"
+                f"comparisons: {first!r} and {second!r} are tested on different tokens "
+                f"({', '.join(keys)}): their losses cannot be compared; give both the same, or "
+                "write a sweep file with texts"
             )
     if problems:
         raise UserError(*problems)
@@ -130,8 +148,13 @@ def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
             resolved[name] = resolve_config(config, corpora[key]), corpora[key]
         except UserError as error:
             problems += [f"variant {name!r}: {problem}" for problem in error.problems]
-        if missing := [split for split in ("validation", "test") if split not in corpora[key].splits]:
-            problems.append(f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep needs")
+        if missing := [
+            split for split in ("validation", "test") if split not in corpora[key].splits
+        ]:
+            problems.append(
+                f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep "
+                "needs"
+            )
     if problems:
         raise UserError(*problems)
     return resolved
@@ -154,7 +177,10 @@ def _check_memory(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> N
 def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
     """Return by seed the parameters that the variant's runs start from; none without init_from."""
     found: dict[int, WarmStart] = {}
-    for seed in (*variant.plan.seeds, *(variant.plan.tuning_seeds if variant.plan.n_points else ())):
+    for seed in (
+        *variant.plan.seeds,
+        *(variant.plan.tuning_seeds if variant.plan.n_points else ()),
+    ):
         config = variant.run_config(variant.first_point, seed)
         if start := warm_start(config, variant.corpus, lambda text: None):
             found[seed] = start
@@ -167,7 +193,8 @@ def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
 
 
 def matched(config: Resolved, target: Resolved) -> Resolved:
-    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those of another config.
+    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those
+    of another config.
 
     Raises:
         UserError: they are not linear in d_ff, or are more at any width.
@@ -178,9 +205,15 @@ def matched(config: Resolved, target: Resolved) -> Resolved:
 
     one, two, many = (_n_params(with_width(d_ff)) for d_ff in (1, 2, 1001))
     if two == one or many - one != 1000 * (two - one):
-        raise UserError(f"match_params: the parameters of ffn = {config.model.ffn} are not linear in d_ff; set d_ff")
+        raise UserError(
+            f"match_params: the parameters of ffn = {config.model.ffn} are not linear in d_ff; set "
+            "d_ff"
+        )
     if (d_ff := 1 + round((_n_params(target) - one) / (two - one))) < 1:
-        raise UserError(f"match_params: {one:,} parameters with d_ff = 1, but {_n_params(target):,} to match; set d_ff")
+        raise UserError(
+            f"match_params: {one:,} parameters with d_ff = 1, but {_n_params(target):,} to match; "
+            "set d_ff"
+        )
     return with_width(d_ff)
 
 
@@ -192,7 +225,8 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
     """Trace all variants, and raise UserError if two have the same fingerprint.
 
     Returns:
-        The names of the variants that can be traced; for the others `say` is called, because only their runs fail.
+        The names of the variants that can be traced; for the others `say` is called, because only
+            their runs fail.
     """
     found = {}
     for name, v in variants.items():
@@ -212,9 +246,9 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
 def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
     """Raise UserError if two variants are the same experiment, apart from their learning rates.
 
-    Variants with equal fingerprints have equal runs at the same learning rate. They are allowed if they compare values
-    of a tuned key: their lists have no value in common, or, for a key other than the rate, are not the same. Different
-    arms in different cells are allowed, too.
+    Variants with equal fingerprints have equal runs at the same learning rate. They are allowed if
+    they compare values of a tuned key: their lists have no value in common, or, for a key other
+    than the rate, are not the same. Different arms in different cells are allowed, too.
     """
     problems = []
     for a, b in itertools.combinations(fingerprints, 2):
@@ -225,42 +259,64 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
         lists = variants[a].plan.lists, variants[b].plan.lists
         keys = [key for key in first if first[key] != second[key] and key not in lists[0]]
         pairs = [(key, lists[0][key], lists[1][key]) for key in lists[0]]
-        if not keys and any(not set(x) & set(y) or (key != LEARNING_RATE and x != y) for key, x, y in pairs):
+        if not keys and any(
+            not set(x) & set(y) or (key != LEARNING_RATE and x != y) for key, x, y in pairs
+        ):
             continue
-        # Keys that the sweep file sets differently, or for one of the two only, but whose resolved values are equal.
-        ours, theirs = ({k: repr(v) for k, v in variants[name].plan.changes.items()} for name in (a, b))
+        # Keys that the sweep file sets differently, or for one of the two only, but whose resolved
+        # values are equal.
+        ours, theirs = (
+            {k: repr(v) for k, v in variants[name].plan.changes.items()} for name in (a, b)
+        )
         same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, *lists[0]})
-        reasons = [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"] if keys else []
+        reasons = (
+            [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"]
+            if keys
+            else []
+        )
         reasons += [f"{key} is {show(first[key])} in both" for key in same]
-        reasons += ["the values of the budget replace those of sizes and texts"] * (one.cell != two.cell)
+        reasons += ["the values of the budget replace those of sizes and texts"] * (
+            one.cell != two.cell
+        )
         problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
     if problems:
         raise UserError(*problems)
 
 
-def fingerprint(config: Resolved, corpus: Corpus, warm: WarmStart | None = None) -> tuple[str, str | None]:
-    """Return a hash (sha256) of everything that determines the results of a run, except its learning rate.
+def fingerprint(
+    config: Resolved, corpus: Corpus, warm: WarmStart | None = None
+) -> tuple[str, str | None]:
+    """Return a hash (sha256) of everything that determines the results of a run, except its
+    learning rate.
 
     The second result is what `unused_parameters` says of the traced program.
 
-    Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile to the same program:
-    the hash covers the lowered StableHLO of initialization and train step, the seed, the number of steps, the corpus
-    and its tokenizer, the starts of the windows of the first and the last thousand steps, and the parameters of a warm
-    start.
+    Two configs may differ in a key that has no effect (rope_theta without RoPE). They then compile
+    to the same program: the hash covers the lowered StableHLO of initialization and train step, the
+    seed, the number of steps, the corpus and its tokenizer, the starts of the windows of the first
+    and the last thousand steps, and the parameters of a warm start.
     """
     t = config.train
     program, values = split_config(config)  # the config with seed 0
-    program = with_values(program, values | {"learning_rate": 1.0})  # other hyperparameters become constants
+    program = with_values(
+        program, values | {"learning_rate": 1.0}
+    )  # other hyperparameters become constants
     split = corpus.split("train")
     source = BatchSource(split, program)
     init = jax.jit(functools.partial(init_state, program))
     state = jax.eval_shape(init, jnp.uint32(0))
     # Constants, because an unused one does not appear in the program's text.
-    training = jax.jit(lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program))
+    training = jax.jit(
+        lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program)
+    )
     steps = training.trace(state, source.resident, source.train(0, 1), jnp.int32(1))
     found = hashlib.sha256((init.lower(jnp.uint32(0)).as_text() + steps.lower().as_text()).encode())
-    some = np.unique(np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]))
-    found.update(np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes())
+    some = np.unique(
+        np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)])
+    )
+    found.update(
+        np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes()
+    )
     found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
     if warm:
         found.update(warm.checksum().encode())
@@ -272,9 +328,20 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
     rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "tuned", "changes"]]
     for name, v in variants.items():
         lists = {key: values for key, values in v.plan.lists.items() if len(values) > 1}
-        tuned = " x ".join(f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists.items())
+        tuned = " x ".join(
+            f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists.items()
+        )
         changes = _changes(name, variants)
-        rows.append([name, f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}", tuned or "nothing", changes])
+        rows.append(
+            [
+                name,
+                f"{v.n_params:,}",
+                f"{v.flops:,.0f}",
+                f"{v.tokens:,}",
+                tuned or "nothing",
+                changes,
+            ]
+        )
     n_tuning = sum(v.plan.n_points for v in variants.values()) * plan.budget.tuning_seeds
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
     texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
@@ -283,14 +350,20 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
             f"question: {plan.sweep.question}",
             f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
             table(rows, right=(1, 2, 3)),
-            f"{plural(n_tuning, 'run')} to tune ({plural(plan.budget.tuning_seeds, 'tuning seed')}), and more where "
-            f"the best value is at the edge of its list; then {plural(len(variants) * plan.budget.seeds, 'run')} at "
-            f"the tuned values ({plural(plan.budget.seeds, 'fresh seed')})",
-            *(f"{cell}{': ' * bool(cell)}seeds {_range(p.seeds)}, tuning seeds {_range(p.tuning_seeds)}"
-              for cell, p in {p.cell: p for p in plan.variants.values()}.items()),
+            f"{plural(n_tuning, 'run')} to tune "
+            f"({plural(plan.budget.tuning_seeds, 'tuning seed')}), and more where the best value "
+            f"is at the edge of its list; then {plural(len(variants) * plan.budget.seeds, 'run')} "
+            f"at the tuned values ({plural(plan.budget.seeds, 'fresh seed')})",
+            *(
+                (
+                    f"{cell}{': ' * bool(cell)}seeds {_range(p.seeds)}, tuning seeds "
+                    f"{_range(p.tuning_seeds)}"
+                )
+                for cell, p in {p.cell: p for p in plan.variants.values()}.items()
+            ),
             f"training: {total:.3g} FLOPs without extensions",
         ]
-    )  # fmt: skip
+    )
 
 
 def _range(values: Sequence) -> str:
@@ -303,11 +376,16 @@ def _range(values: Sequence) -> str:
 
 
 def _changes(name: str, variants: dict[str, Variant]) -> str:
-    """Return what a variant changes, as in the sweep file, with a matched width and its remaining difference."""
+    """Return what a variant changes, as in the sweep file, with a matched width and its remaining
+    difference.
+    """
     v = variants[name]
     changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
     if match := v.plan.match:
         target = variants[match]
-        more = f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} FLOPs/token"
+        more = (
+            f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} "
+            "FLOPs/token"
+        )
         changes["model.d_ff"] = f"{v.config.model.d_ff} (params of {match!r}: {more})"
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"

@@ -1,4 +1,6 @@
-"""Statistics of attention that show whether it becomes unstable, computed for a few queries at a time."""
+"""Statistics of attention that show whether it becomes unstable, computed for a few queries at a
+time.
+"""
 
 import dataclasses
 
@@ -12,20 +14,25 @@ CHUNK_SCORES = 2**24  # about this many scores are in memory at once: 64 MiB
 
 
 def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=None, **options):
-    """Return the largest logit of each query and the entropies of its attention weights, float32 or wider.
+    """Return the largest logit of each query and the entropies of its attention weights, float32 or
+    wider.
 
-    Logits that grow during training come before a loss that diverges (Dehghani et al. 2023, arXiv:2302.05442,
-    section 2; Wortsman et al. 2023, arXiv:2309.14322, section 3.1); so does an entropy that falls towards
-    0 (Zhai et al. 2023, arXiv:2303.06296).
+    Logits that grow during training come before a loss that diverges (Dehghani et al. 2023,
+    arXiv:2302.05442, section 2; Wortsman et al. 2023, arXiv:2309.14322, section 3.1); so does an
+    entropy that falls towards 0 (Zhai et al. 2023, arXiv:2303.06296).
 
     Args:
-        q_BTHK, k_BSGK, softcap, bias_BSH: see `causal_attention`; only the entropy includes the last two.
+        q_BTHK, k_BSGK, softcap, bias_BSH: see `causal_attention`; only the entropy includes the
+            last two.
         mask: which keys each query sees, at least one.
-        **options: scale and sink_H, see `causal_attention`. The weight of a sink is no part of the entropy.
+        **options: scale and sink_H, see `causal_attention`. The weight of a sink is no part of the
+            entropy.
 
     Returns:
-        The largest logit (B, T, H) among the keys that the query sees, before the softcap; the entropy (B, T, H) in
-        nats; and the logarithm (B, T) of the number of keys that it sees, the entropy of equal weights.
+        The largest logit (B, T, H) among the keys that the query sees, before the softcap; the
+            entropy (B, T, H) in
+        nats; and the logarithm (B, T) of the number of keys that it sees, the entropy of equal
+            weights.
 
     >>> q, k = jnp.zeros((1, 3, 2, 4)), jnp.ones((1, 3, 2, 4))  # zero queries weigh all keys equally
     >>> attention_statistics(q, k, Mask.causal(3))[1][0, :, 0]  # log 1, log 2, log 3
@@ -36,7 +43,9 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
 
     def of_queries(queries):
         q_BTHK, positions, segments = queries
-        rows = dataclasses.replace(mask, q_positions=positions, q_segments=segments, contiguous=False)
+        rows = dataclasses.replace(
+            mask, q_positions=positions, q_segments=segments, contiguous=False
+        )
         seen = rows.visible()[..., None, :, :]
 
         def observed(name: str, **more):
@@ -47,7 +56,9 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
 
         logits_BHTS = observed("scores")
         weights_BHTS = observed("weights", softcap=softcap, bias_BSH=bias_BSH)
-        n_keys_BHT = jnp.broadcast_to(jnp.sum(seen, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1])
+        n_keys_BHT = jnp.broadcast_to(
+            jnp.sum(seen, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1]
+        )
         return (
             jnp.swapaxes(jnp.max(jnp.where(seen, logits_BHTS, -jnp.inf), axis=-1), -1, -2),
             jnp.swapaxes(jnp.sum(jax.scipy.special.entr(weights_BHTS), axis=-1), -1, -2),

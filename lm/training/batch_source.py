@@ -1,7 +1,8 @@
 """Make the inputs that the host sends to the device for each dispatch.
 
-A split that fits on the device is sent there once, and each dispatch only needs the starts of its windows. Otherwise
-the host gathers the tokens. The batch of a step is the same either way: see `lm/data/batches.py`.
+A split that fits on the device is sent there once, and each dispatch only needs the starts of its
+windows. Otherwise the host gathers the tokens. The batch of a step is the same either way: see
+`lm/data/batches.py`.
 """
 
 import copy
@@ -20,39 +21,53 @@ from lm.parallel.mesh import current_mesh
 class BatchSource:
     """The batches of one split, for training and evaluation.
 
-    Make it once per split and pass it down: the constructor copies the split to the devices if it fits. Inputs are
-    a dict of arrays whose examples are sharded over the mesh: {"starts"} if the split is resident, else the gathered
-    {"tokens"} (and {"segments"} of a packed split); evaluation adds {"weights"}. `step.take_batch` makes the batch.
+    Make it once per split and pass it down: the constructor copies the split to the devices if it
+    fits. Inputs are a dict of arrays whose examples are sharded over the mesh: {"starts"} if the
+    split is resident, else the gathered {"tokens"} (and {"segments"} of a packed split); evaluation
+    adds {"weights"}. `step.take_batch` makes the batch.
     """
 
     def __init__(self, split: Split, config: Resolved):
         self.split, self.config = split, config
-        self.mesh = mesh = current_mesh()  # a background thread, in which no mesh is set, makes the inputs
-        # The split's arrays on every device; None if they take too much memory, or are too long for int32 indices.
+        self.mesh = mesh = (
+            current_mesh()
+        )  # a background thread, in which no mesh is set, makes the inputs
+        # The split's arrays on every device; None if they take too much memory, or are too long for
+        # int32 indices.
         self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
-            self.resident = {name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()}
+            self.resident = {
+                name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()
+            }
 
     def with_seed(self, seed: int) -> "BatchSource":
         """Return a source of another run's batches that shares this one's arrays."""
         source = copy.copy(self)
-        source.config = dataclasses.replace(self.config, train=dataclasses.replace(self.config.train, seed=seed))
+        source.config = dataclasses.replace(
+            self.config, train=dataclasses.replace(self.config.train, seed=seed)
+        )
         return source
 
     def train(self, step: int, n_steps: int) -> dict:
-        """Return the inputs of n_steps training steps from `step` on, stacked to (max(2, steps_per_dispatch), B, ...).
+        """Return the inputs of n_steps training steps from `step` on, stacked to (max(2,
+        steps_per_dispatch), B, ...).
 
-        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on. There
-        are at least two, because XLA moves work out of a loop over one step, where it rounds differently: runs with
-        steps_per_dispatch = 1 and 10 would not be bit-identical.
+        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are
+        not trained on. There are at least two, because XLA moves work out of a loop over one step,
+        where it rounds differently: runs with steps_per_dispatch = 1 and 10 would not be
+        bit-identical.
         """
         t = self.config.train
         starts = np.zeros((max(2, t.steps_per_dispatch), t.batch_size), np.int64)
-        starts[:n_steps] = batches.window_starts(self.split, self.config, np.arange(step, step + n_steps))
+        starts[:n_steps] = batches.window_starts(
+            self.split, self.config, np.arange(step, step + n_steps)
+        )
         return self._inputs(starts)
 
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
-        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of each source if not 0."""
+        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of each
+        source if not 0.
+        """
         found = batches.eval_batches(self.split, self.config, max_batches)
         for batch in itertools.chain.from_iterable(numbers for _, numbers in found):
             starts, weights = batches.eval_windows(self.split, self.config, batch)
@@ -60,17 +75,24 @@ class BatchSource:
             yield self._inputs(starts) | {"weights": weights}
 
     def _inputs(self, starts: np.ndarray) -> dict:
-        """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its devices' share."""
+        """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its
+        devices' share.
+        """
         axis, seq_len = starts.ndim - 1, self.config.train.seq_len
         if self.resident is not None:
             starts = starts.astype(np.int32)
-            return {"starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.__getitem__)}
+            return {
+                "starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.__getitem__)
+            }
 
         def windows(name: str):
             array = {name: self.split.arrays[name]}
             shape = (*starts.shape, seq_len + 1)
             return sharding.shard_examples(
-                self.mesh, shape, axis, lambda index: batches.gather(array, starts[index], seq_len)[name]
+                self.mesh,
+                shape,
+                axis,
+                lambda index: batches.gather(array, starts[index], seq_len)[name],
             )
 
         return {name: windows(name) for name in self.split.arrays}

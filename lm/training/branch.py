@@ -1,7 +1,8 @@
 """Branch a run: start another one from its stable phase, with another number of steps.
 
-Under the schedule "wsd" (warm-up, stable, decay) runs of all lengths take the same steps until the first one decays. So
-one long run serves several lengths: each branch trains only its own decay, and ends as if it had started at step 0.
+Under the schedule "wsd" (warm-up, stable, decay) runs of all lengths take the same steps until the
+first one decays. So one long run serves several lengths: each branch trains only its own decay, and
+ends as if it had started at step 0.
 """
 
 import contextlib
@@ -23,13 +24,15 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
-    """Copy the last state that a run shares with one of config.train.steps steps to a new directory, to be resumed.
+    """Copy the last state that a run shares with one of config.train.steps steps to a new
+    directory, to be resumed.
 
-    A directory that holds a run already, such as one that was branched before, is left as it is. The lines for `say`
-    name the step of the state, and the settings that differ.
+    A directory that holds a run already, such as one that was branched before, is left as it is.
+    The lines for `say` name the step of the state, and the settings that differ.
 
     Raises:
-        UserError: before anything is written, if there is no such state; or if its checkpoint is corrupted.
+        UserError: before anything is written, if there is no such state; or if its checkpoint is
+            corrupted.
         TemporaryError: if another process uses the new directory.
     """
     if holds_run(directory):
@@ -44,26 +47,40 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
 
 
 def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
-    """Return the newest step with a checkpoint up to which both learning rates are equal, and what differs."""
+    """Return the newest step with a checkpoint up to which both learning rates are equal, and what
+    differs.
+    """
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:
-        raise UserError(f"--branch_from: {source} holds no run; give the directory of one") from None
+        raise UserError(
+            f"--branch_from: {source} holds no run; give the directory of one"
+        ) from None
     o, steps = config.optimizer, config.train.steps
     if o.schedule != "wsd" or o.decay_steps is not None:
-        raise UserError("--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps = none")
-    if steps != old["train"]["steps"] and (changing := ideas.changing_terms(as_resolved(config).model)):
-        raise UserError(f"--branch_from: the weights in the loss of {changing} depend on train.steps")
+        raise UserError(
+            "--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps "
+            "= none"
+        )
+    if steps != old["train"]["steps"] and (
+        changing := ideas.changing_terms(as_resolved(config).model)
+    ):
+        raise UserError(
+            f"--branch_from: the weights in the loss of {changing} depend on train.steps"
+        )
     problems, changed = compare_configs(old, config)
     if problems:
-        raise UserError(f"--branch_from: {source} holds a run of another experiment; set these back:", *problems)
+        raise UserError(
+            f"--branch_from: {source} holds a run of another experiment; set these back:", *problems
+        )
     last = min(stable_steps(n, o) for n in (steps, old["train"]["steps"]))
     found = checkpoint_steps(source)
     shared = [step for step in found if step <= last]
     if not shared:
         raise UserError(
-            f"--branch_from: {source} has checkpoints of steps {', '.join(map(str, found)) or '-'}, and none up to "
-            f"step {last}, after which the learning rates differ; config.checkpoint.every and keep decide which exist"
+            f"--branch_from: {source} has checkpoints of steps "
+            f"{', '.join(map(str, found)) or '-'}, and none up to step {last}, after which the "
+            "learning rates differ; config.checkpoint.every and keep decide which exist"
         )
     return shared[-1], changed
 

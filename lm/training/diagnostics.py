@@ -15,7 +15,9 @@ from lm.training.run import Run
 
 
 def details(run: Run, source: BatchSource, state: TrainState) -> dict:
-    """Return the statistics of the step after `state` by kind and path, as numbers and lists of one per layer."""
+    """Return the statistics of the step after `state` by kind and path, as numbers and lists of one
+    per layer.
+    """
     return jax.tree.map(lambda x: np.asarray(x).tolist(), _measure_next_step(run, source, state))
 
 
@@ -28,10 +30,15 @@ def nonfinite_report(run: Run, source: BatchSource, state: TrainState) -> list[s
         f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
         f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
     ]
-    for group, members in itertools.groupby(table, key=lambda path: path.rpartition("/")[0] or path):
+    for group, members in itertools.groupby(
+        table, key=lambda path: path.rpartition("/")[0] or path
+    ):
         paths = list(members)
         norms = (
-            sum(float(np.mean(np.square(np.asarray(found[kind][p], np.float64)))) * table[p].size for p in paths)
+            sum(
+                float(np.mean(np.square(np.asarray(found[kind][p], np.float64)))) * table[p].size
+                for p in paths
+            )
             for kind in ("parameters", "gradients")
         )
         parameter_norm, gradient_norm = (norm**0.5 for norm in norms)
@@ -41,10 +48,12 @@ def nonfinite_report(run: Run, source: BatchSource, state: TrainState) -> list[s
 
 def _measure_next_step(run: Run, source: BatchSource, state: TrainState) -> dict:
     inputs = {name: array[0] for name, array in source.train(int(state.step), 1).items()}
-    # jit would compile once more for the state that the training program returns, whose arrays are committed to their
-    # devices: those of a new state are not.
+    # jit would compile once more for the state that the training program returns, whose arrays are
+    # committed to their devices: those of a new state are not.
     state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
-    measure = jax.jit(_measure, static_argnames="config", out_shardings=sharding.replicated_sharding())
+    measure = jax.jit(
+        _measure, static_argnames="config", out_shardings=sharding.replicated_sharding()
+    )
     return measure(state, source.resident, inputs, run.config)
 
 

@@ -1,4 +1,6 @@
-"""Plot the diagnostics of a run by layer (attention, activations, gradients, parameters, updates), and its scores."""
+"""Plot the diagnostics of a run by layer (attention, activations, gradients, parameters, updates),
+and its scores.
+"""
 
 import math
 from collections.abc import Sequence
@@ -15,13 +17,17 @@ LOG_FROM = 10  # ratio of the largest to the smallest value from which an axis i
 
 WEIGHTS = (("layers", "-", ""), ("embedding", "--", "embedding"), ("head/w_DV", ":", "head"))
 
-# Title, unit, and the quantities of a panel: kind, path, line style, and a label for all of its curves ("": layers).
+# Title, unit, and the quantities of a panel: kind, path, line style, and a label for all of its
+# curves ("": layers).
 PANELS = (
     ("Largest attention logit", "logit", [("attention", "layers/max_logit", "-", "")]),
     (
         "Attention entropy, mean of heads",
         "nats",
-        [("attention", "layers/entropy", "-", ""), ("attention", "layers/max_entropy", ":", "equal weights")],
+        [
+            ("attention", "layers/entropy", "-", ""),
+            ("attention", "layers/max_entropy", ":", "equal weights"),
+        ],
     ),
     ("Residual stream after each layer", "RMS", [("activations", "layers/output", "-", "")]),
     (
@@ -42,10 +48,11 @@ PANELS = (
 
 
 def diagnostics_png(metrics: Path) -> bytes:
-    """Draw the diagnostics in a metrics.jsonl as a PNG, one panel per quantity and one curve per layer.
+    """Draw the diagnostics in a metrics.jsonl as a PNG, one panel per quantity and one curve per
+    layer.
 
-    Curves of layers are dark for the first layer and light for the last. Values that are not finite, and those that
-    are not positive on a logarithmic axis, are left out.
+    Curves of layers are dark for the first layer and light for the last. Values that are not
+    finite, and those that are not positive on a logarithmic axis, are left out.
     """
     details = [(line["step"], line["detail"]) for line in iter_metrics(metrics) if "detail" in line]
     return _panels_png(details, PANELS)
@@ -57,7 +64,11 @@ def scores_png(metrics: Path) -> bytes:
     names = {name.removesuffix("/ema"): None for _, line in details for name in line["scores"]}
     both = ("", "-", "parameters"), ("/ema", "--", "average")
     panels = [
-        (name, "nats" if name.startswith("probe/") else "", [("scores", name + end, *look) for end, *look in both])
+        (
+            name,
+            "nats" if name.startswith("probe/") else "",
+            [("scores", name + end, *look) for end, *look in both],
+        )
         for name in names
     ]
     return _panels_png(details, panels)
@@ -77,17 +88,26 @@ def _panels_png(details: list[tuple[int, dict]], panels: Sequence[tuple]) -> byt
     return to_png(figure)
 
 
-def curves_of(details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str) -> list[tuple]:
-    """Return (steps, values, label, color, line style) of each curve of one quantity; lines without it are skipped.
+def curves_of(
+    details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str
+) -> list[tuple]:
+    """Return (steps, values, label, color, line style) of each curve of one quantity; lines without
+    it are skipped.
 
-    details[i] = step, detail; detail[kind][path] is a number, or a list of one number per layer. Without a label each
-    layer has its own.
+    details[i] = step, detail; detail[kind][path] is a number, or a list of one number per layer.
+    Without a label each layer has its own.
     """
     found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
     if not found:
         return []
-    steps, values_SN = [step for step, _ in found], np.array([np.atleast_1d(value) for _, value in found], float)
-    looks = [(label, "#777777") if label else _look(layer, values_SN.shape[1]) for layer in range(values_SN.shape[1])]
+    steps, values_SN = (
+        [step for step, _ in found],
+        np.array([np.atleast_1d(value) for _, value in found], float),
+    )
+    looks = [
+        (label, "#777777") if label else _look(layer, values_SN.shape[1])
+        for layer in range(values_SN.shape[1])
+    ]
     return [(steps, column, *look, style) for column, look in zip(values_SN.T, looks, strict=True)]
 
 
@@ -96,7 +116,9 @@ def _look(layer: int, n_layers: int) -> tuple[str, tuple]:
     from matplotlib import colormaps
 
     is_labeled = n_layers <= ALL_LAYERS_LABELED or layer in (0, n_layers - 1)
-    return (f"layer {layer}" if is_labeled else ""), colormaps["viridis"](0.88 * layer / max(1, n_layers - 1))
+    return (f"layer {layer}" if is_labeled else ""), colormaps["viridis"](
+        0.88 * layer / max(1, n_layers - 1)
+    )
 
 
 def _draw(axes, curves: list[tuple]) -> None:
@@ -109,12 +131,22 @@ def _draw(axes, curves: list[tuple]) -> None:
         shown = label if np.isfinite(y).any() and label not in labeled else ""
         labeled.add(shown)
         marker = "o" if np.isfinite(y).sum() == 1 else ""
-        axes.plot(steps, y, color=color, linestyle=style, marker=marker, linewidth=1.4, label=shown or "_hidden")
+        axes.plot(
+            steps,
+            y,
+            color=color,
+            linestyle=style,
+            marker=marker,
+            linewidth=1.4,
+            label=shown or "_hidden",
+        )
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if labeled - {""}:
-        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+        axes.legend(
+            fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1
+        )
     else:
         axes.set_yticks([])
         why = "zero or not finite" if curves else "not measured"

@@ -1,6 +1,8 @@
-"""Dispatches: groups of steps that the device runs without the host, and the pipeline that keeps the device busy.
+"""Dispatches: groups of steps that the device runs without the host, and the pipeline that keeps
+the device busy.
 
-A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share both.
+A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share
+both.
 """
 
 import contextlib
@@ -31,13 +33,16 @@ class Done(NamedTuple):
 
     dispatch: Dispatch
     metrics: dict[str, np.ndarray]  # stacked over its steps
-    state: Any | None  # the train state after it; None if the next dispatch was already sent, which consumes the state
+    state: (
+        Any | None
+    )  # the train state after it; None if the next dispatch was already sent, which consumes the state
 
 
 def due(step: int, config: Resolved) -> set[str]:
     """Return what the host does after the first `step` steps, before it sends the next dispatch.
 
-    "detail", "eval", "checkpoint" and "tasks" are due before the last step; "profile" is, where a trace starts or ends.
+    "detail", "eval", "checkpoint" and "tasks" are due before the last step; "profile" is, where a
+    trace starts or ends.
 
     >>> from lm.config.schema import Config, EvalConfig, TrainConfig
     >>> config = Config(train=TrainConfig(steps=10, profile=(6, 7)), eval=EvalConfig(every=5))
@@ -45,16 +50,25 @@ def due(step: int, config: Resolved) -> set[str]:
     [[], ['eval', 'profile'], [], ['profile'], []]
     """
     c, t = config, config.train
-    periods = {"eval": c.eval.every, "checkpoint": c.checkpoint.every, "tasks": c.eval.harness_every}
+    periods = {
+        "eval": c.eval.every,
+        "checkpoint": c.checkpoint.every,
+        "tasks": c.eval.harness_every,
+    }
     periods = {"detail": c.log.detail_every} | (periods if step else {})
-    found = {task for task, every in periods.items() if every and step % every == 0 and step < t.steps}
-    return found | ({"profile"} if t.profile and step in (t.profile[0] - 1, t.profile[1]) else set())
+    found = {
+        task for task, every in periods.items() if every and step % every == 0 and step < t.steps
+    }
+    return found | (
+        {"profile"} if t.profile and step in (t.profile[0] - 1, t.profile[1]) else set()
+    )
 
 
 def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     """Yield the dispatches from step `first` to the last step.
 
-    A dispatch has at most train.steps_per_dispatch steps. It ends where something is due, see `due`.
+    A dispatch has at most train.steps_per_dispatch steps. It ends where something is due, see
+    `due`.
 
     >>> from lm.config.schema import Config, EvalConfig, TrainConfig
     >>> config = Config(train=TrainConfig(steps=10, steps_per_dispatch=4), eval=EvalConfig(every=5))
@@ -79,15 +93,17 @@ def pipeline(
     stop: Callable[[], bool],
     waiting: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Iterator[Done]:
-    """Run dispatches and yield each one when its metrics have been read, while the device works on the next one.
+    """Run dispatches and yield each one when its metrics have been read, while the device works on
+    the next one.
 
     Args:
         program: (state, inputs, n_steps) -> (state, metrics). It may donate its state.
         state: the train state before the first dispatch.
         plan: the dispatches, in order.
-        inputs_of: (step, n_steps) -> the inputs of that dispatch. A background thread calls it ahead of time.
-        pause: (dispatch) -> whether the host needs the state after it. The next dispatch is then sent only when the
-            caller asks for it.
+        inputs_of: (step, n_steps) -> the inputs of that dispatch. A background thread calls it
+            ahead of time.
+        pause: (dispatch) -> whether the host needs the state after it. The next dispatch is then
+            sent only when the caller asks for it.
         stop: polled before each dispatch; once true, no other dispatch is sent.
         waiting: returns a context that is entered while a device without work waits for inputs.
 
@@ -97,7 +113,9 @@ def pipeline(
     unread = None
 
     def wait(inputs: futures.Future) -> None:
-        while unread is not None and not (all(x.is_ready() for x in unread[1].values()) or inputs.done()):
+        while unread is not None and not (
+            all(x.is_ready() for x in unread[1].values()) or inputs.done()
+        ):
             futures.wait([inputs], timeout=0.001)
         with waiting():
             futures.wait([inputs])

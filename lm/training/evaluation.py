@@ -15,19 +15,26 @@ jit_eval_step = jax.jit(eval_step, static_argnames="config")
 
 
 def evaluate(
-    params: dict, source: BatchSource, *, max_batches: int = 0, stop: Callable[[], bool] = lambda: False
+    params: dict,
+    source: BatchSource,
+    *,
+    max_batches: int = 0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict | None:
     """Compute the mean loss over a split, without dropout.
 
-    Every token but the first is predicted once, in consecutive windows at the context length of training.
+    Every token but the first is predicted once, in consecutive windows at the context length of
+    training.
 
     Args:
         max_batches: evaluate only the first max_batches batches of each source; 0 for all.
         stop: called before each batch; True ends the evaluation.
 
     Returns:
-        {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes are not known,
-        "tokens": number of predicted tokens}; "losses" by source of a mixture, whose weighted mean is "loss"; and
+        {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes
+            are not known,
+        "tokens": number of predicted tokens}; "losses" by source of a mixture, whose weighted mean
+            is "loss"; and
         "best_loss", that of the best possible model of these tokens, where it is known
         (`lm/data/entropy_floor.py`). None if `stop` ended the evaluation.
 
@@ -42,11 +49,20 @@ def evaluate(
     split, parts = source.split, source.split.all_parts
     loss, losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
     best = check_loss(split, loss, n_predicted)
-    found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": n_predicted}
+    found = {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": None,
+        "tokens": n_predicted,
+    }
     n_bytes = [part.weight * part.bytes_per_token for part in parts if part.bytes_per_token]
     if len(n_bytes) == len(parts):
         found["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
-    return found | ({"losses": losses} if split.parts else {}) | ({} if best is None else {"best_loss": best})
+    return (
+        found
+        | ({"losses": losses} if split.parts else {})
+        | ({} if best is None else {"best_loss": best})
+    )
 
 
 def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled:
@@ -55,11 +71,14 @@ def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled
     return jit_eval_step.lower(params, source.resident, inputs, source.config).compile()
 
 
-def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0) -> tuple[float, dict, int]:
-    """Return the mean loss, that of each source by name, whose weighted mean it is, and the number of predictions.
+def mean_losses(
+    split: Split, config: Resolved, sums: list, max_batches: int = 0
+) -> tuple[float, dict, int]:
+    """Return the mean loss, that of each source by name, whose weighted mean it is, and the number
+    of predictions.
 
-    `sums` are, for each batch of an evaluation with this max_batches, or of a whole one, the sum of the losses and the
-    number of targets.
+    `sums` are, for each batch of an evaluation with this max_batches, or of a whole one, the sum of
+    the losses and the number of targets.
     """
     losses, n_predicted, position = {}, 0, 0
     is_whole = len(sums) == batches.n_eval_batches(split, config)
@@ -70,4 +89,8 @@ def mean_losses(split: Split, config: Resolved, sums: list, max_batches: int = 0
         total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
         losses[part.name] = total / count
         n_predicted += int(count)
-    return math.fsum(part.weight * losses[part.name] for part in split.all_parts), losses, n_predicted
+    return (
+        math.fsum(part.weight * losses[part.name] for part in split.all_parts),
+        losses,
+        n_predicted,
+    )

@@ -1,4 +1,6 @@
-"""End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the diagnostics."""
+"""End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the
+diagnostics.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,25 +22,37 @@ from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 from lm.workdir.metrics import best_step, iter_metrics
 
-Sample = Callable[[Run, dict, int, Path], str | None]  # (run, parameters, step, directory of the run) -> text
+Sample = Callable[
+    [Run, dict, int, Path], str | None
+]  # (run, parameters, step, directory of the run) -> text
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample: Sample) -> str:
-    """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal came."""
+    """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal
+    came.
+    """
     config, corpus, say = loop.run.config, loop.run.corpus, loop.progress.say
     step = int(state.step)
     lines: dict[str, dict] = {}
-    if config.eval.every and not loop.evaluate_split(state, step, "validation", config.eval.max_batches):
+    if config.eval.every and not loop.evaluate_split(
+        state, step, "validation", config.eval.max_batches
+    ):
         return "interrupted"  # this score is comparable with those of the steps before
     for name in config.eval.final_splits:
         if missing := [part for part in name.split("+") if part not in corpus.splits]:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
             continue
-        parts = list(filter(None, (loop.evaluate_split(state, step, part) for part in name.split("+"))))
+        parts = list(
+            filter(None, (loop.evaluate_split(state, step, part) for part in name.split("+")))
+        )
         if len(parts) <= name.count("+"):
             return "interrupted"
         single = len(parts) == 1
-        lines[name] = parts[0] if single else loop.write_evaluation({"step": step, "split": name} | joined(parts))
+        lines[name] = (
+            parts[0]
+            if single
+            else loop.write_evaluation({"step": step, "split": name} | joined(parts))
+        )
     loop.save(state, step)  # before the scores: a task's own code may fail
     for kind in loop.scorers:
         loop.write_scores(kind, state, step)
@@ -59,7 +73,10 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample:
             workdir.write_text(f"samples/step_{step}.txt", text)
             say(f"---- a sample ----\n{for_terminal(text.strip())}\n-----------------")
     plot_diagnostics(loop, workdir)
-    say(f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir {workdir.path}")
+    say(
+        f"loss curve: {workdir.path / 'loss.png'}; more text: python -m lm.generate --workdir "
+        f"{workdir.path}"
+    )
     if config.notes:
         say(config.notes)
     return status
@@ -78,17 +95,28 @@ def joined(parts: list[dict]) -> dict:
         return math.fsum(n * line[key] for n, line in zip(tokens, parts, strict=True)) / sum(tokens)
 
     loss = mean("loss")
-    line = {"windows": sum(line["windows"] for line in parts), "data": parts[0]["data"], "loss": loss}
+    line = {
+        "windows": sum(line["windows"] for line in parts),
+        "data": parts[0]["data"],
+        "loss": loss,
+    }
     line |= {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": sum(tokens)}
     if all(part["bits_per_byte"] for part in parts):
-        n_bytes = [n * p["loss"] / math.log(2) / p["bits_per_byte"] for n, p in zip(tokens, parts, strict=True)]
+        n_bytes = [
+            n * p["loss"] / math.log(2) / p["bits_per_byte"]
+            for n, p in zip(tokens, parts, strict=True)
+        ]
         line["bits_per_byte"] = sum(tokens) * loss / math.log(2) / math.fsum(n_bytes)
-    return line | {key: mean(key) for key in ("ema_loss", "best_loss") if all(key in part for part in parts)}
+    return line | {
+        key: mean(key) for key in ("ema_loss", "best_loss") if all(key in part for part in parts)
+    }
 
 
 def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
     if loop.run.config.log.detail_every:
-        workdir.write_bytes("diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl"))
+        workdir.write_bytes(
+            "diagnostics.png", lambda: diagnostics_png(workdir.path / "metrics.jsonl")
+        )
         loop.progress.say(f"diagnostics by layer: {workdir.path / 'diagnostics.png'}")
 
 
@@ -102,19 +130,28 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
         for line in nonfinite_report(loop.run, loop.sources["train"], state):
             say(line)
     loop.wait_for_checkpoint()
-    say(f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with --resume to continue")
+    say(
+        f"saved the last finite state, step {step}, in {workdir.path / 'checkpoints'}; rerun with "
+        "--resume to continue"
+    )
     plot_diagnostics(loop, workdir)
     write_summary(loop, state, workdir, status, {})
 
 
-def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]) -> None:
-    """Write summary.json, and show where the time of the run went. lines: of the final evaluations, by split."""
+def write_summary(
+    loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]
+) -> None:
+    """Write summary.json, and show where the time of the run went. lines: of the final evaluations,
+    by split.
+    """
     run, t = loop.run, loop.run.config.train
     step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
     seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
     evaluated = loop.writer.validation_losses()
     best = best_step(evaluated, evaluated)
-    parts = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items())
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items()
+    )
     loop.progress.say(f"{duration(seconds)} in all starts: {parts}")
     summary = dict(
         name=run.config.name,
@@ -128,7 +165,11 @@ def write_summary(loop: Loop, state: TrainState, workdir: Workdir, status: str, 
         best_step=best,
         losses=losses,
         ema_losses={name: line["ema_loss"] for name, line in lines.items() if "ema_loss" in line},
-        scores={name: x for line in loop.writer.lines_of(step) for name, x in line.get("scores", {}).items()},
+        scores={
+            name: x
+            for line in loop.writer.lines_of(step)
+            for name, x in line.get("scores", {}).items()
+        },
         losses_by_source={name: line["losses"] for name, line in lines.items() if "losses" in line},
         val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
         wall_seconds=round(seconds, 1),

@@ -1,4 +1,6 @@
-"""One training job, from a checked config to an exit code. `train` reads straight down; lm/train.py calls it."""
+"""One training job, from a checked config to an exit code. `train` reads straight down; lm/train.py
+calls it.
+"""
 
 import functools
 import os
@@ -27,7 +29,12 @@ from lm.training.batch_source import BatchSource
 from lm.training.evaluation import compile_evaluation
 from lm.training.finish import Sample, finish, stop_early
 from lm.training.loop import Loop, compile_steps
-from lm.training.memory import check_arrays, check_program, report_out_of_memory, rows_of_a_micro_batch
+from lm.training.memory import (
+    check_arrays,
+    check_program,
+    report_out_of_memory,
+    rows_of_a_micro_batch,
+)
 from lm.training.progress import Progress
 from lm.training.run import Run, describe_parameters, prepare
 from lm.training.scores import Scorer, scorers
@@ -57,21 +64,28 @@ def train(
     Args:
         config: a checked config, as returned by lm/command_line/loading.py.
         directory: the run's directory; None: a new one, runs/NAME-TIME.
-        sample, task_scorer: what the run does with its model beside training it, see lm/scoring/in_training.py.
+        sample, task_scorer: what the run does with its model beside training it, see
+            lm/scoring/in_training.py.
         resume: continue the run that `directory` holds, if any.
         verbose: show the table of parameters.
         mirror: where the directory is copied to.
         notes: lines about the config, shown once the run is known to be possible.
 
     Raises:
-        UserError: before anything is written, if the config does not fit the data, the devices or the directory.
+        UserError: before anything is written, if the config does not fit the data, the devices or
+            the directory.
     """
-    progress = Progress(config.train.steps, sys.stdout if processes.is_first() else open(os.devnull, "w"))  # noqa: SIM115
+    stream = sys.stdout
+    if not processes.is_first():
+        stream = open(os.devnull, "w")  # noqa: SIM115 - lasts as long as the process
+    progress = Progress(config.train.steps, stream)
 
-    # ---- The run: data, resolved config, mesh, parameters --------------------------------------------------------
+    # ---- The run: data, resolved config, mesh, parameters ----------------------------------------
     run = prepare(config, progress.say)
     check_arrays(run.config, run.mesh_sizes)
-    workdir = Workdir(processes.from_first(lambda: str(directory or default_workdir(run.config.name))))
+    workdir = Workdir(
+        processes.from_first(lambda: str(directory or default_workdir(run.config.name)))
+    )
     resuming = resume and processes.from_first(has_checkpoint, workdir.path, run)
     scoring = scorers(run, workdir.path, task_scorer)
     with use_mesh(run.mesh_sizes):
@@ -84,7 +98,9 @@ def train(
     ):
         kind = jax.devices()[0].device_kind
         devices = {"processes": jax.process_count(), "devices": jax.device_count(), "device": kind}
-        started = processes.from_first(workdir.start, config, data=run.data_facts, resume=resume, devices=devices)
+        started = processes.from_first(
+            workdir.start, config, data=run.data_facts, resume=resume, devices=devices
+        )
         for line in (*started, *notes):
             progress.say(line)
         if mirror:
@@ -92,12 +108,15 @@ def train(
         show_run(run, workdir, progress, verbose=verbose)
         with (
             Signals(progress.say) as signals,
-            closing(Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)) as checkpoints,
+            closing(
+                Checkpoints(workdir.path, keep=config.checkpoint.keep, say=progress.say)
+            ) as checkpoints,
             closing(mirror) if mirror else nullcontext(),
             processes.fail_together(),
-            report_out_of_memory(),  # inside fail_together, so that one of several processes exits with 2, too
+            # inside fail_together, so that one of several processes exits with 2, too
+            report_out_of_memory(),
         ):
-            # ---- The state: restored, warm-started or new --------------------------------------------------------
+            # ---- The state: restored, warm-started or new ----------------------------------------
             state, record = first_state(run, checkpoints if resume else None, loaded)
             resumed_at = int(state.step) if record else None
             if record:
@@ -105,8 +124,10 @@ def train(
             if mirror and processes.is_first():
                 mirror.start(checkpoints.hold, progress.say)
             with closing(open_writer(run, workdir.path, resumed_at)) as writer:
-                checkpoints.protected = protected_steps(run, checkpoints, writer, record, resumed_at, progress.say)
-                # ---- The steps -----------------------------------------------------------------------------------
+                checkpoints.protected = protected_steps(
+                    run, checkpoints, writer, record, resumed_at, progress.say
+                )
+                # ---- The steps -------------------------------------------------------------------
                 clock = WallTime(record.get("seconds", {}))
                 source = BatchSource(run.corpus.split("train"), run.config)
                 with clock.during("compilation"):
@@ -124,28 +145,43 @@ def train(
                     clock=clock,
                 )
                 state, status = loop.train(state)
-                # ---- The end: final evaluations, summary and sample, or the report of a run that stopped early ----
+                # ---- The end: final evaluations, summary and sample, or the report of a run that s
                 if status in ("finished", "stopped"):
                     status = finish(loop, state, workdir, status, sample)
                 if status in ("interrupted", "nonfinite"):
                     stop_early(loop, state, workdir, status)
             is_copied = not mirror or processes.from_first(mirror.finish)
-    code = {"finished": 0, "stopped": 0, "nonfinite": 3, "interrupted": 128 + (signals.received or 0)}[status]
+    code = {
+        "finished": 0,
+        "stopped": 0,
+        "nonfinite": 3,
+        "interrupted": 128 + (signals.received or 0),
+    }[status]
     return code or int(not is_copied)
 
 
 def open_writer(run: Run, directory: Path, resumed_at: int | None) -> MetricsWriter:
-    """Return the writer of the run's metrics, which drops the lines after the step at which the run resumes."""
+    """Return the writer of the run's metrics, which drops the lines after the step at which the run
+    resumes.
+    """
     log = run.config.log
     wandb = {"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None
     writes = processes.is_first()
-    return MetricsWriter(directory, resume_step=resumed_at, tensorboard=log.tensorboard, wandb=wandb, writes=writes)
+    return MetricsWriter(
+        directory, resume_step=resumed_at, tensorboard=log.tensorboard, wandb=wandb, writes=writes
+    )
 
 
 def protected_steps(
-    run: Run, checkpoints: Checkpoints, writer: MetricsWriter, record: dict, resumed_at: int | None, say
+    run: Run,
+    checkpoints: Checkpoints,
+    writer: MetricsWriter,
+    record: dict,
+    resumed_at: int | None,
+    say,
 ) -> set[int]:
-    """Return the steps whose checkpoints are kept whatever follows, because one of them may be the best.
+    """Return the steps whose checkpoints are kept whatever follows, because one of them may be the
+    best.
 
     `record` is that of the checkpoint at which the run resumes.
     """
@@ -160,7 +196,9 @@ def protected_steps(
 
 
 def record_of(run: Run, protected: set[int], loaded: WarmStart | None) -> dict:
-    """Return what is saved with every checkpoint, beside the record of the checkpoint at which the run resumed."""
+    """Return what is saved with every checkpoint, beside the record of the checkpoint at which the
+    run resumed.
+    """
     corpus = run.corpus
     record = {
         "config": to_dict(run.config),
@@ -189,7 +227,9 @@ def compile_and_check(run: Run, source: BatchSource, state: TrainState, say):
 
 
 def check_evaluation(run: Run, state: TrainState) -> None:
-    """Raise UserError if an evaluation, where it has more sequences than a micro-batch, needs too much memory."""
+    """Raise UserError if an evaluation, where it has more sequences than a micro-batch, needs too
+    much memory.
+    """
     evaluated = [name for name in ("validation", "test") if name in run.corpus.splits]
     n_parts = run.mesh_sizes["replica"] * run.mesh_sizes["fsdp"]
     rows = (run.config.eval.batch_size or run.config.train.batch_size) // n_parts
@@ -201,7 +241,9 @@ def check_evaluation(run: Run, state: TrainState) -> None:
 
 
 def has_checkpoint(directory: Path, run: Run) -> bool:
-    """Return whether the directory has a checkpoint; raise UserError if one is of another experiment or other data."""
+    """Return whether the directory has a checkpoint; raise UserError if one is of another
+    experiment or other data.
+    """
     if newest_checkpoint(directory) is None:
         return False
     check_checkpoints(directory, read_metas(directory), run.config, run.data_facts)
@@ -213,14 +255,17 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
     n, kind = jax.device_count(), jax.devices()[0].device_kind
-    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}")
+    progress.say(
+        f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}"
+    )
     if n > 1:
         mesh = " x ".join(f"{axis} {size}" for axis, size in run.mesh_sizes.items())
         progress.say(f"mesh {mesh}, {jax.process_count()} processes")
     if run.config.model.vocab_size % run.mesh_sizes["tensor"]:
         progress.say(
-            f"WARNING: tensor = {run.mesh_sizes['tensor']} does not divide vocab_size = {run.config.model.vocab_size}: "
-            "embeddings, head and logits are replicated; a larger config.model.vocab_size would be sharded"
+            f"WARNING: tensor = {run.mesh_sizes['tensor']} does not divide vocab_size = "
+            f"{run.config.model.vocab_size}: embeddings, head and logits are replicated; a larger "
+            "config.model.vocab_size would be sharded"
         )
     stretches = mixtures.describe(run.corpus.split("train").parts, run.config)
     chats = [line for split in run.corpus.splits.values() for line in split.describe_chats()]
@@ -228,22 +273,36 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
         progress.say(line)
     if verbose:
         progress.say(describe_parameters(run.table))
-    parts = [f"{parameters.count(run.table):,} parameters", si(run.flops_per_token, "FLOPs per token")]
+    parts = [
+        f"{parameters.count(run.table):,} parameters",
+        si(run.flops_per_token, "FLOPs per token"),
+    ]
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
     parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
     progress.say("  ".join(parts))
     device: Any = jax.local_devices()[0]
-    if run.config.model.attention == "auto" and (verbose or device.platform != "cpu"):  # a CPU has no other kernels
-        progress.say("attention: {}; {}".format(*attention_implementation(run.config, device, run.mesh_sizes)))
+    if run.config.model.attention == "auto" and (
+        verbose or device.platform != "cpu"
+    ):  # a CPU has no other kernels
+        progress.say(
+            "attention: {}; {}".format(
+                *attention_implementation(run.config, device, run.mesh_sizes)
+            )
+        )
 
 
 def evaluated_windows(config: dict) -> int:
     """Return how many windows are evaluated during training; 0: all."""
-    return config["eval"]["max_batches"] * (config["eval"]["batch_size"] or config["train"]["batch_size"])
+    return config["eval"]["max_batches"] * (
+        config["eval"]["batch_size"] or config["train"]["batch_size"]
+    )
 
 
-def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None) -> tuple[TrainState, dict]:
-    """Return the state and the record of the newest intact checkpoint; without one, the state of step 0, and {}.
+def first_state(
+    run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None
+) -> tuple[TrainState, dict]:
+    """Return the state and the record of the newest intact checkpoint; without one, the state of
+    step 0, and {}.
 
     Parameters that were loaded from another run replace initial values.
     """
@@ -252,8 +311,12 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
     abstract = shard_state(jax.eval_shape(init, seed), run.table)
     if checkpoints and (restored := checkpoints.restore(abstract, _as_saved)):
         _, state, record = restored
-        if abstract.recent is None or state.recent is None:  # this start may change config.train.on_spike
-            state = state.replace(recent=abstract.recent and replicate(current_mesh(), np.asarray(empty_window())))
+        if (
+            abstract.recent is None or state.recent is None
+        ):  # this start may change config.train.on_spike
+            state = state.replace(
+                recent=abstract.recent and replicate(current_mesh(), np.asarray(empty_window()))
+            )
         return state, record
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(seed)  # sharded from the start
@@ -264,7 +327,9 @@ def first_state(run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | N
 
 
 def _as_saved(abstract: TrainState, meta: dict) -> TrainState:
-    """Return the abstract state of a checkpoint, which has a window of losses if config.train.on_spike was set."""
+    """Return the abstract state of a checkpoint, which has a window of losses if
+    config.train.on_spike was set.
+    """
     was_on = meta["config"]["train"].get("on_spike", "none") != "none"
     window = jax.ShapeDtypeStruct((2, WINDOW), "float32", sharding=abstract.step.sharding)
     return abstract.replace(recent=window if was_on else None)

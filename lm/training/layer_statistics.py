@@ -1,4 +1,6 @@
-"""Diagnostics of a training step by layer: attention, activations, gradients, parameters and updates."""
+"""Diagnostics of a training step by layer: attention, activations, gradients, parameters and
+updates.
+"""
 
 from collections.abc import Sequence
 
@@ -12,14 +14,22 @@ from lm.past import Past
 from lm.step import TrainState, batch_fields, losses_and_gradients, optimizer
 from lm.training.attention_statistics import attention_statistics
 
-N_EXAMPLES = 4  # sequences of each device's share of a batch on which attention and activations are measured
+N_EXAMPLES = (
+    4  # sequences of each device's share of a batch on which attention and activations are measured
+)
 
-# The intermediates whose root mean square is measured (see lm/model.py), and their names in the result.
-ACTIVATIONS = {"residual": "layers/output", "attention/output": "layers/attention", "ffn/output": "layers/ffn"}
+# The intermediates whose root mean square is measured (see lm/model.py), and their names in the
+# result.
+ACTIVATIONS = {
+    "residual": "layers/output",
+    "attention/output": "layers/attention",
+    "ffn/output": "layers/ffn",
+}
 
 
 def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
-    """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are stacked to (N,).
+    """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are
+    stacked to (N,).
 
     The kinds are
 
@@ -32,30 +42,43 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
         update_ratio    root mean square of the update over that of the parameters: of the weights of a layer
                         ("layers"), the embeddings and the head
 
-    Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each device's share of
-    the batch, without padding; a model without layers has neither. A model with a layer that does not call
-    `Past.attend` has no attention here. Gradients are those of the full batch, before clipping.
+    Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each
+    device's share of the batch, without padding; a model without layers has neither. A model with a
+    layer that does not call `Past.attend` has no attention here. Gradients are those of the full
+    batch, before clipping.
     """
     means, grads = losses_and_gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     table = parameters.parameter_table(config.model)
     magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
     found = {kind: _root_mean_squares(tree, table) for kind, tree in magnitudes.items()}
-    paths = [path for path in ("layers", "embedding", "positions", "head/w_DV") if path in found["updates"]]
-    found["update_ratio"] = {path: found["updates"][path] / found["parameters"][path] for path in paths}
+    paths = [
+        path
+        for path in ("layers", "embedding", "positions", "head/w_DV")
+        if path in found["updates"]
+    ]
+    found["update_ratio"] = {
+        path: found["updates"][path] / found["parameters"][path] for path in paths
+    }
     if "layers" in paths:
-        measure = collectives.map_over_batch(lambda params, fields: _forward_statistics(params, fields, config), table)
+        measure = collectives.map_over_batch(
+            lambda params, fields: _forward_statistics(params, fields, config), table
+        )
         found |= measure(state.params, batch_fields(batch))
     return found
 
 
 def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
-    """Return the root mean square of each parameter, per layer if stacked, and of all weights of each layer."""
+    """Return the root mean square of each parameter, per layer if stacked, and of all weights of
+    each layer.
+    """
     found: dict = {}
     weights = []
     for path, x in parameters.flat(tree).items():
         p = table[path]
-        mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), None if p.layers is None else tuple(range(1, x.ndim)))
+        mean_square = jnp.mean(
+            jnp.square(x.astype(jnp.float32)), None if p.layers is None else tuple(range(1, x.ndim))
+        )
         found[path] = jnp.sqrt(mean_square)
         if p.layers is not None and p.kind == "weight" and p.matrix:
             weights.append((p.layers, p.size / len(p.layers), mean_square))
@@ -63,17 +86,25 @@ def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
         n_layers = 1 + max(max(layers) for layers, _, _ in weights)
         sizes = [_by_layer(layers, size, n_layers) for layers, size, _ in weights]
         squares = (_by_layer(layers, mean_square, n_layers) for layers, _, mean_square in weights)
-        found["layers"] = jnp.sqrt(sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True)))
+        found["layers"] = jnp.sqrt(
+            sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True))
+        )
     return found
 
 
 def _by_layer(layers: Sequence[int], values, n_layers: int):
     """Return the values of these layers, and 0 for all other layers."""
-    return values if len(layers) == n_layers else jnp.zeros(n_layers).at[jnp.asarray(layers)].set(values)
+    return (
+        values
+        if len(layers) == n_layers
+        else jnp.zeros(n_layers).at[jnp.asarray(layers)].set(values)
+    )
 
 
 def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
-    """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that share the batch."""
+    """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that
+    share the batch.
+    """
     fields = {name: x[:N_EXAMPLES] for name, x in fields.items()}
     segments = fields.get("segments")
     is_token_BT = jnp.ones_like(fields["inputs"], bool) if segments is None else segments > 0
@@ -92,9 +123,15 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     class Measured(Past):
         def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
             keys = self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
-            scoring = {name: x for name, x in (options | keys).items() if name not in ("implementation", "v_BSGK")}
+            scoring = {
+                name: x
+                for name, x in (options | keys).items()
+                if name not in ("implementation", "v_BSGK")
+            }
             mask = self.mask(q_BTHK.shape[-3], window)
-            max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(q_BTHK, mask=mask, **scoring)
+            max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(
+                q_BTHK, mask=mask, **scoring
+            )
             max_logit = jnp.max(jnp.where(is_token_BT[..., None], max_logit_BTH, -jnp.inf))
             here.keep("layers/max_logit", collectives.max_over_batch(max_logit))
             here.keep("layers/entropy", mean(jnp.mean(entropy_BTH, axis=-1)))

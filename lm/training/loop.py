@@ -1,4 +1,6 @@
-"""The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and diagnostics."""
+"""The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and
+diagnostics.
+"""
 
 import contextlib
 import dataclasses
@@ -59,7 +61,9 @@ class Loop:
             return status is not None or self.signals.to_stop()
 
         with contextlib.ExitStack() as profile, self.clock.during("steps"):
-            status = self._between_dispatches(state, first, profile)  # a resumed run finishes what was due
+            status = self._between_dispatches(
+                state, first, profile
+            )  # a resumed run finishes what was due
             for done in pipeline(
                 self.program,
                 state,
@@ -76,16 +80,24 @@ class Loop:
                     if warning := still.warning(done.dispatch.end, state.params):
                         self.progress.say(warning)
                     status = status or self._between_dispatches(state, done.dispatch.end, profile)
-        return state, status or ("finished" if int(state.step) == config.train.steps else "interrupted")
+        return state, status or (
+            "finished" if int(state.step) == config.train.steps else "interrupted"
+        )
 
-    def _between_dispatches(self, state: TrainState, step: int, profile: contextlib.ExitStack) -> str | None:
-        """Do what is due after `step` steps and was not done before; returns a status if the run ends here."""
+    def _between_dispatches(
+        self, state: TrainState, step: int, profile: contextlib.ExitStack
+    ) -> str | None:
+        """Do what is due after `step` steps and was not done before; returns a status if the run
+        ends here.
+        """
         tasks, is_best = due(step, self.run.config), False
         if "profile" in tasks:
             self._start_or_stop_profile(state, step, profile)
         if "detail" in tasks and not any("detail" in line for line in self.writer.lines_of(step)):
             with self.clock.during("other"):
-                self.writer.write({"step": step, "detail": details(self.run, self.sources["train"], state)})
+                self.writer.write(
+                    {"step": step, "detail": details(self.run, self.sources["train"], state)}
+                )
         if "eval" in tasks:
             if not self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches):
                 return "interrupted"
@@ -96,12 +108,18 @@ class Loop:
             self.save(state, step)
         if "tasks" in tasks:  # after the checkpoint: a task's own code may fail
             self.write_scores("task", state, step)
-        if "eval" in tasks and is_out_of_patience(self.writer.validation_losses(), self.run.config.eval.patience):
-            self.progress.say(f"step {step}: no smaller validation loss in eval.patience evaluations; stopped")
+        if "eval" in tasks and is_out_of_patience(
+            self.writer.validation_losses(), self.run.config.eval.patience
+        ):
+            self.progress.say(
+                f"step {step}: no smaller validation loss in eval.patience evaluations; stopped"
+            )
             return "stopped"
         return None
 
-    def _start_or_stop_profile(self, state: TrainState, step: int, profile: contextlib.ExitStack) -> None:
+    def _start_or_stop_profile(
+        self, state: TrainState, step: int, profile: contextlib.ExitStack
+    ) -> None:
         """End the trace of train.profile if there is one, and start it if this is the step for it."""
         profile.close()
         first, last = self.run.config.train.profile or ()
@@ -111,7 +129,9 @@ class Loop:
             profile.callback(self.progress.say, f"profile of steps {first} to {last}: {folder}")
             profile.enter_context(jax.profiler.trace(folder))
 
-    def evaluate_split(self, state: TrainState, step: int, split: str, max_batches: int = 0) -> dict | None:
+    def evaluate_split(
+        self, state: TrainState, step: int, split: str, max_batches: int = 0
+    ) -> dict | None:
         """Return the evaluation line of a split at this step, or None if a signal came.
 
         It is computed and written unless that was done before. max_batches = 0 is the full split.
@@ -119,13 +139,18 @@ class Loop:
         if split not in self.sources:
             self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config)
         source, writer = self.sources[split], self.writer
-        what = {"split": split, "windows": batches.n_eval_windows(source.split, source.config, max_batches)}
+        what = {
+            "split": split,
+            "windows": batches.n_eval_windows(source.split, source.config, max_batches),
+        }
         for line in writer.lines_of(step):
             if what.items() <= line.items():
                 return line
         stop = self.signals.to_stop
         with self.clock.during("evaluation"):
-            found = evaluate(evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop)
+            found = evaluate(
+                evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop
+            )
             if found and state.ema is not None:
                 average = evaluate(ema_params(state), source, max_batches=max_batches, stop=stop)
                 found = average and found | {"ema_loss": average["loss"]}
@@ -143,13 +168,18 @@ class Loop:
         return line
 
     def write_scores(self, kind: str, state: TrainState, step: int) -> None:
-        """Write and show the scores of a kind, also of the parameters' average, unless that was done before."""
+        """Write and show the scores of a kind, also of the parameters' average, unless that was
+        done before.
+        """
         writer, scorer = self.writer, self.scorers.get(kind)
         known = [name for line in writer.lines_of(step) for name in line.get("scores", {})]
         if scorer is None or any(name.startswith(f"{kind}/") for name in known):
             return
         with self.clock.during("evaluation"):
-            scores = {f"{kind}/{name}": x for name, x in scorer(evaluated_params(state, self.run.config)).items()}
+            scores = {
+                f"{kind}/{name}": x
+                for name, x in scorer(evaluated_params(state, self.run.config)).items()
+            }
             if state.ema is not None:
                 scores |= {f"{kind}/{name}/ema": x for name, x in scorer(ema_params(state)).items()}
         writer.write({"step": step, "scores": scores})
@@ -163,7 +193,9 @@ class Loop:
             checkpoints.val_losses = writer.validation_losses()
             state = state.replace(halted=jax.numpy.zeros_like(state.halted))
             gap = step - writer.last_step(step) + 1  # see `missing_lines`
-            checkpoints.save(step, state, self.record | {"log_every": gap, "seconds": self.clock.seconds()})
+            checkpoints.save(
+                step, state, self.record | {"log_every": gap, "seconds": self.clock.seconds()}
+            )
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -172,7 +204,8 @@ class Loop:
 
 
 def is_out_of_patience(losses: dict[int, float], patience: int) -> bool:
-    """Return whether `patience` evaluations followed the one with the smallest loss; never with patience 0.
+    """Return whether `patience` evaluations followed the one with the smallest loss; never with
+    patience 0.
 
     >>> [is_out_of_patience({2: 3.0, 4: 2.5, 6: 2.75, 8: 2.6}, patience) for patience in (0, 2, 3)]
     [False, True, False]
@@ -185,23 +218,34 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     """Compile the training program ahead of the first step.
 
     Returns:
-        The program (state, inputs, n_steps) -> (state, metrics), which donates its state; the compiled object (None
+        The program (state, inputs, n_steps) -> (state, metrics), which donates its state; the
+            compiled object (None
         with train.debug, which does not compile); and what `unused_parameters` says of it.
 
     Raises UserError if XLA does not know an option of config.train.compiler_options.
     """
     config = run.config
     if config.train.debug:
-        return lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config), None, None
+        return (
+            lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config),
+            None,
+            None,
+        )
     shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
-    jitted = jax.jit(train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings)
-    inputs = source.train(0, 1)  # only their shapes are used; a mixture may have no window beyond the last step
+    jitted = jax.jit(
+        train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings
+    )
+    inputs = source.train(
+        0, 1
+    )  # only their shapes are used; a mixture may have no window beyond the last step
     traced = jitted.trace(state, source.resident, inputs, np.int32(1), config)
     options = platform.compiler_options(platform.target(), config.train.compiler_options) or None
     try:
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
-        if "compile option" in str(error) or "setting option" in str(error):  # unknown, or not of its type
+        if "compile option" in str(error) or "setting option" in str(
+            error
+        ):  # unknown, or not of its type
             raise UserError(f"config.train.compiler_options: {first_line(error)}") from None
         raise
     unused = unused_parameters(traced, state)

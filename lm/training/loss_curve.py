@@ -18,16 +18,22 @@ def to_png(figure) -> bytes:
 
 
 def loss_curve(lines: Iterable[dict], unigram_loss: float | None = None):
-    """Return the figure of the lines of a metrics.jsonl, and of the loss of the unigram baseline unless it is None."""
+    """Return the figure of the lines of a metrics.jsonl, and of the loss of the unigram baseline
+    unless it is None.
+    """
     axes = _axes()
     _draw(axes, lines, "#56B4E9", "#D55E00", ("training", "validation"))
     if unigram_loss is not None:
-        axes.axhline(unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline")
+        axes.axhline(
+            unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline"
+        )
     return _finished(axes)
 
 
 def loss_curves(runs: Mapping[str, Iterable[dict]], title: str = ""):
-    """Return the figure of several runs: dots and lines are validation losses, thin lines training losses."""
+    """Return the figure of several runs: dots and lines are validation losses, thin lines training
+    losses.
+    """
     axes = _axes()
     axes.set_title(title)
     for i, (name, lines) in enumerate(runs.items()):
@@ -42,9 +48,17 @@ def _axes():
 
 
 def _draw(
-    axes, lines: Iterable[dict], training_color: str, color: str, labels: tuple[str, str], alpha: float = 1
+    axes,
+    lines: Iterable[dict],
+    training_color: str,
+    color: str,
+    labels: tuple[str, str],
+    alpha: float = 1,
 ) -> None:
-    steps, losses = array.array("d"), array.array("d")  # of millions of lines, 16 bytes each are kept
+    steps, losses = (
+        array.array("d"),
+        array.array("d"),
+    )  # of millions of lines, 16 bytes each are kept
     evaluations = []
     for line in lines:
         if "split" in line:
@@ -53,7 +67,9 @@ def _draw(
             steps.append(line["step"])
             losses.append(line["loss"])
     validation = sorted(validation_losses(evaluations).items())
-    average = validation_losses(line | {"loss": line["ema_loss"]} for line in evaluations if "ema_loss" in line)
+    average = validation_losses(
+        line | {"loss": line["ema_loss"]} for line in evaluations if "ema_loss" in line
+    )
     if steps:
         few = "." if len(steps) <= FEW else None  # a line of one point is invisible
         style = {"color": training_color, "linewidth": 1, "marker": few, "alpha": alpha}
@@ -62,7 +78,9 @@ def _draw(
         axes.plot(*zip(*validation, strict=True), "o-", color=color, markersize=4, label=labels[1])
     if average:
         label = f"{labels[1]}, averaged parameters"
-        axes.plot(*zip(*sorted(average.items()), strict=True), "--", color=color, linewidth=1, label=label)
+        axes.plot(
+            *zip(*sorted(average.items()), strict=True), "--", color=color, linewidth=1, label=label
+        )
 
 
 def _finished(axes):

@@ -1,6 +1,8 @@
-"""Refuse a config that needs more memory than is available: by its arrays, and by its compiled programs.
+"""Refuse a config that needs more memory than is available: by its arrays, and by its compiled
+programs.
 
-The exit code is 2, as for other mistakes in the config, so that a scheduler does not restart the run.
+The exit code is 2, as for other mistakes in the config, so that a scheduler does not restart the
+run.
 """
 
 import contextlib
@@ -28,13 +30,17 @@ _KEYS = {
     WINDOWS: "config.train.{steps_per_dispatch, batch_size}",
 }
 _OF_PROGRAM = {
-    "training": f"config.train.{{micro_batch_size, seq_len, loss_chunk}}, {_MODEL}, or use config.model.remat=block",
+    "training": (
+        f"config.train.{{micro_batch_size, seq_len, loss_chunk}}, {_MODEL}, or use "
+        "config.model.remat=block"
+    ),
     "evaluation": "config.eval.batch_size, config.train.{seq_len, loss_chunk}",
 }
 
 
 def check_arrays(config: Resolved, sizes: dict[str, int]) -> None:
-    """Raise UserError if the arrays that training surely needs do not fit into a device of a mesh of these sizes.
+    """Raise UserError if the arrays that training surely needs do not fit into a device of a mesh
+    of these sizes.
 
     What the compiled programs need beside them, `check_program` knows.
     """
@@ -52,14 +58,17 @@ def check_arrays(config: Resolved, sizes: dict[str, int]) -> None:
     needed = {
         STATE: state,
         STREAM: rows * t.seq_len // sizes["sequence"] * width,
-        WINDOWS: 12 * max(2, t.steps_per_dispatch) * t.batch_size,  # int64 on the host and int32 on the device
+        WINDOWS: 12
+        * max(2, t.steps_per_dispatch)
+        * t.batch_size,  # int64 on the host and int32 on the device
     }
     if sum(needed.values()) <= available:
         return
     use = max(needed, key=needed.__getitem__)
     raise UserError(
-        f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, which has "
-        f"{si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce {_KEYS[use]}"
+        f"out of memory: training needs at least {si(sum(needed.values()), 'B')} on each device, "
+        f"which has {si(available, 'B')}; {si(needed[use], 'B')} of this is for {use}: reduce "
+        f"{_KEYS[use]}"
     )
 
 
@@ -75,19 +84,24 @@ def check_program(name: str, compiled, config: Resolved, sizes: dict[str, int]) 
     memory = compiled.memory_analysis()
     if available is None or memory is None:
         return
-    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    arguments = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
     needed = arguments + memory.temp_size_in_bytes
     if needed <= available:
         return
     raise UserError(
-        f"out of memory: the {name} program needs {si(needed, 'B')} on each device, which has {si(available, 'B')}; "
-        f"{si(memory.temp_size_in_bytes, 'B')} of this is for activations, gradients and logits: reduce "
-        f"{_OF_PROGRAM[name]}" + (_smaller_micro_batch(config, sizes, available / needed) if name == "training" else "")
+        f"out of memory: the {name} program needs {si(needed, 'B')} on each device, which has "
+        f"{si(available, 'B')}; {si(memory.temp_size_in_bytes, 'B')} of this is for activations, "
+        f"gradients and logits: reduce {_OF_PROGRAM[name]}"
+        + (_smaller_micro_batch(config, sizes, available / needed) if name == "training" else "")
     )
 
 
 def smallest_state(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the parameters, and of their gradients in training, if all are sharded evenly."""
+    """Return the bytes of the parameters, and of their gradients in training, if all are sharded
+    evenly.
+    """
     n_copies = 2 if config.train.steps else 1
     n_parameters = parameters.count(parameters.parameter_table(config.model))
     itemsize = jnp.dtype(config.model.param_dtype).itemsize
@@ -101,7 +115,9 @@ def rows_of_a_micro_batch(config: Resolved, sizes: dict[str, int]) -> int:
 
 
 def _smaller_micro_batch(config: Resolved, sizes: dict[str, int], fraction: float) -> str:
-    """Return which micro-batch, a power of two, needs at most half of this fraction of the memory; "" without one."""
+    """Return which micro-batch, a power of two, needs at most half of this fraction of the memory;
+    "" without one.
+    """
     rows = int(rows_of_a_micro_batch(config, sizes) * fraction / 2)
     return f"; try --config.train.micro_batch_size={2 ** (rows.bit_length() - 1)}" if rows else ""
 
@@ -118,12 +134,16 @@ def device_memory(device) -> float | None:
 
 
 def host_memory() -> int | None:
-    """Return the bytes of memory of this machine, or the limit of its control group if lower; None if unknown."""
+    """Return the bytes of memory of this machine, or the limit of its control group if lower; None
+    if unknown.
+    """
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError):
-        group = Path("/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip())
+        group = Path(
+            "/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+        )
         for directory in (group, *group.parents):
             with contextlib.suppress(OSError, ValueError):  # no such file, or it contains "max"
                 limits.append(int((directory / "memory.max").read_text()))
@@ -135,10 +155,14 @@ def report_out_of_memory(
     advice: str = "use a smaller config.train.micro_batch_size, config.eval.batch_size, config.train.seq_len or "
     f"{_MODEL}, or more devices with config.mesh.fsdp",
 ) -> Iterator[None]:
-    """Return a context that raises UserError, with advice, if the host or a device runs out of memory."""
+    """Return a context that raises UserError, with advice, if the host or a device runs out of
+    memory.
+    """
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not (isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)):
+        if isinstance(error, UserError) or not (
+            isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        ):
             raise
         raise UserError(f"out of memory: {first_line(error)}; {advice}") from error

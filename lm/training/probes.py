@@ -1,7 +1,9 @@
-"""Probes: generated sequences with known answers, whose loss shows what a model reads from its context.
+"""Probes: generated sequences with known answers, whose loss shows what a model reads from its
+context.
 
-A model that does not use the context cannot predict the answers, whose loss is then about ln V or more. The sequences
-are the same for all runs with equal vocabularies and context lengths, like a validation split.
+A model that does not use the context cannot predict the answers, whose loss is then about ln V or
+more. The sequences are the same for all runs with equal vocabularies and context lengths, like a
+validation split.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ _SEED = 0
 
 
 def repeat(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return random tokens that are repeated once, and the targets with an answer: the second half but its first token.
+    """Return random tokens that are repeated once, and the targets with an answer: the second half
+    but its first token.
 
     Induction heads predict them (Olsson et al. 2022, arXiv:2209.11895).
 
@@ -35,15 +38,21 @@ def repeat(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray
 
 
 def recall(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return up to MAX_PAIRS pairs of a key and a value, and the pairs again in another order; answers are the values.
+    """Return up to MAX_PAIRS pairs of a key and a value, and the pairs again in another order;
+    answers are the values.
 
-    Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): unlike in `repeat`, only the token before an
-    answer tells where to look. No two keys or values of a sequence are equal. Arguments and results: see `repeat`.
+    Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): unlike in `repeat`, only
+    the token before an answer tells where to look. No two keys or values of a sequence are equal.
+    Arguments and results: see `repeat`.
     """
     n, row = min(length // 4, n_ids // 2, MAX_PAIRS), np.arange(n_rows)[:, None]
-    pairs = permute(np.tile(np.arange(2 * n), (n_rows, 1)), n_ids, hash_counters(_SEED, 5, row)).reshape(n_rows, n, 2)
+    pairs = permute(
+        np.tile(np.arange(2 * n), (n_rows, 1)), n_ids, hash_counters(_SEED, 5, row)
+    ).reshape(n_rows, n, 2)
     order = permute(np.tile(np.arange(n), (n_rows, 1)), n, hash_counters(_SEED, 6, row))
-    both = np.concatenate([pairs, np.take_along_axis(pairs, order[..., None], 1)], 1).reshape(n_rows, 4 * n)
+    both = np.concatenate([pairs, np.take_along_axis(pairs, order[..., None], 1)], 1).reshape(
+        n_rows, 4 * n
+    )
     target = np.arange(1, length)
     answers = (target > 2 * n) & (target < 4 * n) & (target % 2 == 1)
     return np.pad(both, ((0, 0), (0, length - 4 * n))).astype(np.int32), answers
@@ -53,7 +62,9 @@ PROBES = {"repeat": repeat, "recall": recall}
 
 
 def batches(name: str, config: Resolved, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the batches of a probe, with weight 1 for answers and 0 for other targets; see lm/step.py."""
+    """Yield the batches of a probe, with weight 1 for answers and 0 for other targets; see
+    lm/step.py.
+    """
     size, length = config.eval.batch_size or config.train.batch_size, config.train.seq_len + 1
     n_ids = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     tokens, answers = PROBES[name](-(-MIN_ROWS // size) * size, length, n_ids)

@@ -9,32 +9,45 @@ from lm.cost.units import duration, si
 from lm.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
-MEAN_LINES, MEAN_SECONDS = 10, 30  # the speed is a mean over so many measurements, or over more in so many seconds
+MEAN_LINES, MEAN_SECONDS = (
+    10,
+    30,
+)  # the speed is a mean over so many measurements, or over more in so many seconds
 
 
 class Progress:
     """Shows training lines, evaluations and messages.
 
-    In a terminal a training line replaces the one before, and about N_LASTING of them stay. Elsewhere, and for
-    evaluations and messages, every line stays. The speed is a running mean, and plain lines show each measurement once:
-    the lines of one call of the training program share theirs.
+    In a terminal a training line replaces the one before, and about N_LASTING of them stay.
+    Elsewhere, and for evaluations and messages, every line stays. The speed is a running mean, and
+    plain lines show each measurement once: the lines of one call of the training program share
+    theirs.
     """
 
     def __init__(self, total_steps: int, stream):
         self._total, self._stream, self._last_lasting = total_steps, stream, 0
-        self._measured: collections.deque[tuple[float, float]] = collections.deque()  # tokens, seconds
+        self._measured: collections.deque[tuple[float, float]] = (
+            collections.deque()
+        )  # tokens, seconds
         self._last_speed: float | None = None
         self._last_tokens: int | None = None
         is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = tqdm(
-            total=total_steps, file=self._stream, disable=not is_terminal, dynamic_ncols=True, bar_format="{desc} {bar}"
+            total=total_steps,
+            file=self._stream,
+            disable=not is_terminal,
+            dynamic_ncols=True,
+            bar_format="{desc} {bar}",
         )
 
     def update(self, line: dict) -> None:
         """Show a training line."""
         is_new = self._measure(line)
         shows_speed = is_new or not self._bar.disable  # a bar keeps its latest text
-        text = f"step {line['step']:>{len(str(self._total))}}/{self._total}  {self._describe(line, shows_speed)}"
+        text = (
+            f"step {line['step']:>{len(str(self._total))}}/{self._total}  "
+            f"{self._describe(line, shows_speed)}"
+        )
         if self._bar.disable or line["step"] - self._last_lasting >= self._total / N_LASTING:
             self._last_lasting = line["step"]
             self.say(text)
@@ -45,11 +58,18 @@ class Progress:
     def evaluation(self, line: dict, *, is_part: bool = False) -> None:
         """Show an evaluation line; is_part: of the first tokens of the split only."""
         hidden = ("step", "split", "windows", "data")
-        shown = {key: value for key, value in line.items() if key not in hidden and value is not None}
+        shown = {
+            key: value for key, value in line.items() if key not in hidden and value is not None
+        }
         shown |= {f"loss of {name}": loss for name, loss in shown.pop("losses", {}).items()}
-        values = "  ".join(f"{key} {x:.4f}" if isinstance(x, float) else f"{key} {x}" for key, x in shown.items())
+        values = "  ".join(
+            f"{key} {x:.4f}" if isinstance(x, float) else f"{key} {x}" for key, x in shown.items()
+        )
         covered = f" (first {shown['tokens']:,} tokens)" if is_part else ""
-        self.say(f"step {line['step']:>{len(str(self._total))}}/{self._total}  {line['split']}{covered}: {values}")
+        self.say(
+            f"step {line['step']:>{len(str(self._total))}}/{self._total}  "
+            f"{line['split']}{covered}: {values}"
+        )
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
@@ -61,7 +81,9 @@ class Progress:
         self._bar.close()
 
     def _measure(self, line: dict) -> bool:
-        """Add the speed of a line to the running mean; return whether it has one that the line before has not."""
+        """Add the speed of a line to the running mean; return whether it has one that the line
+        before has not.
+        """
         speed = line.get("tokens_per_second")
         if speed is None:
             return False

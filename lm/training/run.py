@@ -1,4 +1,6 @@
-"""Prepare a run once: open its data, resolve its config against data and devices, and build its parameter table."""
+"""Prepare a run once: open its data, resolve its config against data and devices, and build its
+parameter table.
+"""
 
 import contextlib
 import dataclasses
@@ -37,7 +39,9 @@ class Run:
 
     @functools.cached_property
     def flops_per_token(self) -> float:
-        """Return the floating-point operations to train on one token, counting the keys that a query may see."""
+        """Return the floating-point operations to train on one token, counting the keys that a
+        query may see.
+        """
         return flops.flops_per_token(self.config.model, self.config.train.seq_len)
 
     @functools.cached_property
@@ -47,11 +51,15 @@ class Run:
 
     @property
     def data_facts(self) -> dict[str, Any]:
-        """Return the data's name, fingerprint, record of its preparation and chats, as recorded in run.json."""
+        """Return the data's name, fingerprint, record of its preparation and chats, as recorded in
+        run.json.
+        """
         facts = {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
         chats = {name: split.n_chats for name, split in self.corpus.splits.items() if split.n_chats}
         return (
-            facts | ({"record": self.corpus.record} if self.corpus.record else {}) | ({"chats": chats} if chats else {})
+            facts
+            | ({"record": self.corpus.record} if self.corpus.record else {})
+            | ({"chats": chats} if chats else {})
         )
 
 
@@ -59,8 +67,8 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
     """Open the data and prepare the run of a checked config.
 
     Raises:
-        UserError: if the data is missing or does not fit the config, if the mesh does not fit the devices, or if the
-            processes of the run have different data or configs.
+        UserError: if the data is missing or does not fit the config, if the mesh does not fit the
+            devices, or if the processes of the run have different data or configs.
     """
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
     with contextlib.suppress(UserError):
@@ -69,7 +77,9 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
     mesh_sizes = check_mesh(resolved, jax.device_count())
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
-    if corpus.name.endswith("(fallback)"):  # the run's name must not claim the text that it did not train on
+    if corpus.name.endswith(
+        "(fallback)"
+    ):  # the run's name must not claim the text that it did not train on
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     return Run(resolved, corpus, parameters.parameter_table(resolved.model), mesh_sizes)
 
@@ -82,13 +92,21 @@ def resolve_config(config: Config, corpus: Corpus) -> Resolved:
     """
     vocab_size = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     if vocab_size is None:
-        raise UserError("config.model.vocab_size: these token shards name no tokenizer; set the size of the vocabulary")
+        raise UserError(
+            "config.model.vocab_size: these token shards name no tokenizer; set the size of the "
+            "vocabulary"
+        )
     resolved = parameters.resolve(config, vocab_size)
     problems = data.check_corpus(corpus, resolved.train.seq_len, resolved.model.vocab_size)
     if config.eval.every and "validation" not in corpus.splits:
-        problems.append(f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; use 0")
+        problems.append(
+            f"config.eval.every: {config.eval.every}, but {corpus.name} has no validation split; "
+            "use 0"
+        )
     if config.eval.probes and vocab_size < 2:
-        problems.append("config.eval.probes: a probe has different tokens, but the tokenizer has one; use none")
+        problems.append(
+            "config.eval.probes: a probe has different tokens, but the tokenizer has one; use none"
+        )
     problems += _mixture_problems(resolved, corpus)
     problems += _target_problems(resolved, corpus)
     problems += _sample_problems(config, corpus)
@@ -107,19 +125,24 @@ def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Res
     """Fill in what the data decides, for an estimate of a run on other devices than those here.
 
     Raises:
-        UserError: if the size of the vocabulary is not set and the data, which decides it, is missing or does not fit.
+        UserError: if the size of the vocabulary is not set and the data, which decides it, is
+            missing or does not fit.
     """
     vocab_size = config.model.vocab_size
     if vocab_size is None:  # the tokenizer defines it, and may be trained on the text
         corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
         # Another device decides which implementations of attention are available.
-        anywhere = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
+        anywhere = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, attention="auto")
+        )
         vocab_size = resolve_config(anywhere, corpus).model.vocab_size
     return parameters.resolve(config, vocab_size)
 
 
 def missing_data(config: Config) -> list[str]:
-    """Return a note for each source that is not on this machine: a run needs it, and an estimate may not."""
+    """Return a note for each source that is not on this machine: a run needs it, and an estimate
+    may not.
+    """
     notes = []
     for source in checks.sources(config):
         kind, _, path = source.partition(":")
@@ -138,30 +161,42 @@ def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
     if end >= (steps := max(t.steps, 1)):  # the program is compiled for the windows of step 1
         return []
     return [
-        f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for {end:,} of {steps:,} "
-        f"steps; use {f'--config.train.steps={end} or ' if end else ''}more epochs"
+        f"config.data.max_epochs: {config.data.max_epochs} and mixture_stages leave windows for "
+        f"{end:,} of {steps:,} steps; use {f'--config.train.steps={end} or ' if end else ''}more "
+        "epochs"
     ]
 
 
 def _target_problems(config: Resolved, corpus: Corpus) -> list[str]:
-    """Return whether there are no chats although answers are asked for, or no answers where the run evaluates."""
+    """Return whether there are no chats although answers are asked for, or no answers where the run
+    evaluates.
+    """
     if config.data.targets == "all":
         return []
     if not any(split.targets for split in corpus.splits.values()):
         return [
-            f"config.data.targets: {config.data.targets}, but {corpus.name} has no chats in the field "
-            f"{config.data.field!r}; use all, or the field with the lists of turns: --config.data.field=messages, for "
-            "example"
+            f"config.data.targets: {config.data.targets}, but {corpus.name} has no chats in the "
+            f"field {config.data.field!r}; use all, or the field with the lists of turns: "
+            "--config.data.field=messages, for example"
         ]
     most, split = config.eval.max_batches, corpus.splits.get("validation")
     if not (most and split and split.targets and config.eval.every):
         return []
-    n = most * (config.eval.batch_size or config.train.batch_size) * (1 if split.packed else config.train.seq_len)
+    n = (
+        most
+        * (config.eval.batch_size or config.train.batch_size)
+        * (1 if split.packed else config.train.seq_len)
+    )
     return [
-        f"config.eval.max_batches: {most} batches of the validation split{part.name and f' of {part.name}'} have no "
-        "answers to predict; use more, or 0 for all"
+        f"config.eval.max_batches: {most} batches of the validation "
+        f"split{part.name and f' of {part.name}'} have no answers to predict; use more, or 0 for "
+        "all"
         for part in split.all_parts
-        if not np.any(split.targets.is_target[part.start + 1 - split.packed : part.start + n + 1 - split.packed])
+        if not np.any(
+            split.targets.is_target[
+                part.start + 1 - split.packed : part.start + n + 1 - split.packed
+            ]
+        )
     ]
 
 
@@ -176,13 +211,17 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
     if n_tokens:
         return []
     return [
-        f"config.eval.sample_prompt: this tokenizer encodes {config.eval.sample_prompt!r} to no tokens; use another"
+        f"config.eval.sample_prompt: this tokenizer encodes {config.eval.sample_prompt!r} to no "
+        "tokens; use another"
     ]
 
 
 def describe_parameters(parameter_table: parameters.Table) -> str:
     """Return the table of parameters as text: path, shape, axes, initializer and count of each."""
     rows = [("parameter", "shape", "axes", "initializer", "count")]
-    rows += [(path, str(p.shape), p.axes, p.initializer, f"{p.size:,}") for path, p in parameter_table.items()]
+    rows += [
+        (path, str(p.shape), p.axes, p.initializer, f"{p.size:,}")
+        for path, p in parameter_table.items()
+    ]
     rows.append(("total", "", "", "", f"{parameters.count(parameter_table):,}"))
     return table(rows, right=[4])

@@ -1,4 +1,6 @@
-"""Scores beside the losses of the splits: of generated probes, and of tasks of lm-evaluation-harness."""
+"""Scores beside the losses of the splits: of generated probes, and of tasks of
+lm-evaluation-harness.
+"""
 
 import functools
 import math
@@ -14,7 +16,9 @@ from lm.training.run import Run
 Scorer = Callable[[dict], dict[str, float]]  # parameters -> scores by name
 
 
-def scorers(run: Run, directory: Path, task_scorer: Callable[[Run, Path], Scorer]) -> dict[str, Scorer]:
+def scorers(
+    run: Run, directory: Path, task_scorer: Callable[[Run, Path], Scorer]
+) -> dict[str, Scorer]:
     """Return the scorers that the config asks for, by the kind of their scores: "probe", "task".
 
     Raises:
@@ -34,7 +38,9 @@ def probe_losses(run: Run, params: dict) -> dict[str, float]:
     for name in run.config.eval.probes or ():
         sums = []
         for batch in probes.batches(name, run.config, run.corpus):
-            inputs = {key: shard_examples(mesh, x.shape, 0, x.__getitem__) for key, x in batch.items()}
+            inputs = {
+                key: shard_examples(mesh, x.shape, 0, x.__getitem__) for key, x in batch.items()
+            }
             sums.append(jit_eval_step(params, None, inputs, run.config))
         total, count = (math.fsum(float(pair[i]) for pair in sums) for i in (0, 1))
         found[name] = total / count

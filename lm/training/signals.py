@@ -12,7 +12,8 @@ from lm.parallel import processes
 
 
 class Signals:
-    """A context in which signals are recorded and do not end the process; a second Ctrl-C ends it at once.
+    """A context in which signals are recorded and do not end the process; a second Ctrl-C ends it
+    at once.
 
     The signals are SIGTERM, Ctrl-C, and SIGHUP unless the process ignores it, as under nohup.
     """
@@ -31,7 +32,8 @@ class Signals:
         return self
 
     def to_stop(self) -> bool:
-        """Return whether to stop here, between two dispatches or batches. All processes of a run get the same answer.
+        """Return whether to stop here, between two dispatches or batches. All processes of a run
+        get the same answer.
 
         Every process must poll equally often: see `processes.agreed_to_stop`.
         """
@@ -56,5 +58,7 @@ class Signals:
             return
         self.received = number
         again = f"; press Ctrl-C {'again ' * (number == signal.SIGINT)}to stop at once"
-        with contextlib.suppress(RuntimeError):  # the signal came while this very stream was being written to
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the signal came while this very stream was being written to
             self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")

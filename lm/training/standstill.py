@@ -1,4 +1,6 @@
-"""Notice weights in 16 bits that stand still: an update smaller than 1/256 of a weight is lost to rounding."""
+"""Notice weights in 16 bits that stand still: an update smaller than 1/256 of a weight is lost to
+rounding.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +13,44 @@ MANY = 0.5  # the share of weights that stand still from which it is reported
 
 
 class Standstill:
-    """Compares a sample of the bfloat16 weights of a run with those some steps before; reports a standstill once."""
+    """Compares a sample of the bfloat16 weights of a run with those some steps before; reports a
+    standstill once.
+    """
 
     def __init__(self, config: Resolved, table: parameters.Table):
-        weights = [path for path, p in table.items() if p.kind == "weight" and p.matrix and len(p.shape) > 1]
+        weights = [
+            path
+            for path, p in table.items()
+            if p.kind == "weight" and p.matrix and len(p.shape) > 1
+        ]
         self._paths = weights if config.model.param_dtype == "bfloat16" else []
         self._warmup_steps = config.optimizer.warmup_steps
         self._step, self._before = 0, None
 
     def warning(self, step: int, params: dict) -> str | None:
-        """Return a warning if most weights are what they were at least MIN_STEPS before; None the other times."""
-        if not self._paths or step < self._warmup_steps or (self._before and step < self._step + MIN_STEPS):
+        """Return a warning if most weights are what they were at least MIN_STEPS before; None the
+        other times.
+        """
+        if (
+            not self._paths
+            or step < self._warmup_steps
+            or (self._before and step < self._step + MIN_STEPS)
+        ):
             return None
         flat = parameters.flat(params)
         now = jax.device_get(_sample({path: flat[path] for path in self._paths}))
         before, n_steps = self._before or now, step - self._step
         first, self._before, self._step = self._before is None, now, step
-        still = sum(int((x == before[path]).sum()) for path, x in now.items()) / sum(x.size for x in now.values())
+        still = sum(int((x == before[path]).sum()) for path, x in now.items()) / sum(
+            x.size for x in now.values()
+        )
         if first or still < MANY:
             return None
         self._paths = []
         return (
-            f"WARNING: {100 * still:.0f} % of the weights did not change in {n_steps} steps: in bfloat16 an update "
-            "smaller than 1/256 of a weight is lost; use a larger config.optimizer.learning_rate, or "
-            "config.model.param_dtype = float32"
+            f"WARNING: {100 * still:.0f} % of the weights did not change in {n_steps} steps: in "
+            "bfloat16 an update smaller than 1/256 of a weight is lost; use a larger "
+            "config.optimizer.learning_rate, or config.model.param_dtype = float32"
         )
 
 

@@ -29,7 +29,8 @@ def nonfinite_cause(metrics: dict[str, float]) -> str:
 
 
 class StepLog:
-    """Writes a line every log.every steps, at the last step, and at every step that is not finite or a spike.
+    """Writes a line every log.every steps, at the last step, and at every step that is not finite
+    or a spike.
 
     The line of a spike has the window_starts of its batch: see `lm.data.batches`.
     """
@@ -43,7 +44,12 @@ class StepLog:
 
     def write(self, done: Done) -> bool:
         """Log the steps of a dispatch; returns whether the run must stop at one that is not finite."""
-        config, train, now, logged = self._run.config, self._run.corpus.split("train"), self._training_seconds(), False
+        config, train, now, logged = (
+            self._run.config,
+            self._run.corpus.split("train"),
+            self._training_seconds(),
+            False,
+        )
         self._n_steps += done.dispatch.n_steps
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
         for i in range(done.dispatch.n_steps):
@@ -51,13 +57,19 @@ class StepLog:
             values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
             spike = max(values.get("loss_z", 0.0), values.get("grad_norm_z", 0.0)) > LIMIT
             if step % config.log.every == 0 or step == config.train.steps or spike or not finite:
-                place = {"window_starts": batches.window_starts(train, config, step - 1).tolist()} if spike else {}
+                place = (
+                    {"window_starts": batches.window_starts(train, config, step - 1).tolist()}
+                    if spike
+                    else {}
+                )
                 self._write_line(step, values | place, speed)
                 logged = True
             if not finite and config.train.on_nonfinite == "stop":
                 return True
             if not finite:
-                self._progress.say(f"step {step}: {nonfinite_cause(values)}; the update was skipped")
+                self._progress.say(
+                    f"step {step}: {nonfinite_cause(values)}; the update was skipped"
+                )
             if spike and finite:
                 self._progress.say(self._spike_warning(step, values))
         if logged:
@@ -65,16 +77,20 @@ class StepLog:
         return False
 
     def _training_seconds(self) -> float:
-        """Return the seconds of training up to now, without those in which the host evaluated or saved."""
+        """Return the seconds of training up to now, without those in which the host evaluated or
+        saved.
+        """
         seconds = self._clock.seconds()
         return seconds["steps"] + seconds["data_wait"]
 
     def _spike_warning(self, step: int, values: dict[str, float]) -> str:
-        loss, norm = (f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm"))
+        loss, norm = (
+            f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm")
+        )
         done = "skipped" if self._run.config.train.on_spike == "skip" else "applied"
         return (
-            f"WARNING: step {step} is a spike: loss {loss}, gradient norm {norm}; the update was {done}. Its text: "
-            f"python -m lm.show --workdir {self._writer.workdir} --step {step}"
+            f"WARNING: step {step} is a spike: loss {loss}, gradient norm {norm}; the update was "
+            f"{done}. Its text: python -m lm.show --workdir {self._writer.workdir} --step {step}"
         )
 
     def _write_line(self, step: int, values: dict, tokens_per_second: float) -> None:

@@ -1,4 +1,6 @@
-"""Where the time of a run goes: steps, evaluation, saving, compilation, waiting for data, and the rest."""
+"""Where the time of a run goes: steps, evaluation, saving, compilation, waiting for data, and the
+rest.
+"""
 
 import contextlib
 import time
@@ -8,11 +10,12 @@ ACTIVITIES = ("steps", "evaluation", "saving", "compilation", "data_wait", "othe
 
 
 class WallTime:
-    """Seconds of a run by activity; together they are its wall time, from the compilation of the first start on.
+    """Seconds of a run by activity; together they are its wall time, from the compilation of the
+    first start on.
 
     Args:
-        before: the seconds of earlier starts, from the checkpoint that this start resumes. What a killed start did
-            after that checkpoint is not counted.
+        before: the seconds of earlier starts, from the checkpoint that this start resumes. What a
+            killed start did after that checkpoint is not counted.
 
     >>> clock = WallTime({"steps": 3.0, "evaluation": 1.0})
     >>> [round(share, 2) for share in clock.shares().values()]
@@ -25,7 +28,9 @@ class WallTime:
 
     @contextlib.contextmanager
     def during(self, activity: str) -> Iterator[None]:
-        """Count the time in this context as an activity, except what a context within it counts as another one."""
+        """Count the time in this context as an activity, except what a context within it counts as
+        another one.
+        """
         outer = self._switch(activity)
         try:
             yield

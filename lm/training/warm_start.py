@@ -1,7 +1,8 @@
 """Warm start: initialize a model with the parameters of a run or of a checkpoint of Hugging Face.
 
-Parameters are loaded where the new model has one with the same name and shape. Of stacks of layers, the rows of the
-layers that both models have are loaded: the other model may be deeper, or have an idea in other layers.
+Parameters are loaded where the new model has one with the same name and shape. Of stacks of layers,
+the rows of the layers that both models have are loaded: the other model may be deeper, or have an
+idea in other layers.
 """
 
 import dataclasses
@@ -35,10 +36,14 @@ class WarmStart:
     """Parameters of another model that take the place of initial values."""
 
     values: dict[str, jax.Array]  # by path
-    rows: dict[str, list[int]]  # the rows that are loaded, by path, of stacks that are loaded in part
+    rows: dict[
+        str, list[int]
+    ]  # the rows that are loaded, by path, of stacks that are loaded in part
     title: str  # where they come from
     groups: str  # a line for each group of parameters of both models
-    settings: dict[str, str]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
+    settings: dict[
+        str, str
+    ]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
@@ -57,11 +62,12 @@ class WarmStart:
 
 
 def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
-    """Read the parameters that config.init_from names, sharded over the mesh like the model's own; None without one.
+    """Read the parameters that config.init_from names, sharded over the mesh like the model's own;
+    None without one.
 
     Raises:
-        UserError: if the directory has no usable checkpoint, if it has another tokenizer or no parameter that fits, or
-            if it differs between processes.
+        UserError: if the directory has no usable checkpoint, if it has another tokenizer or no
+            parameter that fits, or if it differs between processes.
     """
     directory = init_run(config)
     if directory is None:
@@ -71,8 +77,14 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
     try:
         source, values, model, is_checked, settings = read(directory, config, corpus, table)
     except UserError as error:
-        raise UserError(*(f"config.init_from: {directory}: {problem}" for problem in error.problems)) from None
-    warning = "" if is_checked else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
+        raise UserError(
+            *(f"config.init_from: {directory}: {problem}" for problem in error.problems)
+        ) from None
+    warning = (
+        ""
+        if is_checked
+        else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
+    )
     rows, groups = _partial_rows(model, config.model), _groups(values, model, config.model)
     kept = settings if is_checked else {}  # with ids of its tokenizer
     found = WarmStart(values, rows, f"{warning}parameters of {source}:", groups, kept)
@@ -81,7 +93,9 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
 
 
 def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return the source, the parameters that fit, the other model, whether both tokenizers are known, its settings."""
+    """Return the source, the parameters that fit, the other model, whether both tokenizers are
+    known, its settings.
+    """
 
     def choose(params: dict, meta: dict) -> dict:
         _, tokenizer = read_meta(meta, params, "its checkpoint")
@@ -99,18 +113,26 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
     return f"{directory}, step {step}", values, model, corpus.tokenizer is not None, settings
 
 
-def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return the same for a checkpoint of Hugging Face, which every process reads in full, one parameter at a time."""
+def _read_checkpoint(
+    directory: str, config: Resolved, corpus: Corpus, table: parameters.Table
+) -> _Found:
+    """Return the same for a checkpoint of Hugging Face, which every process reads in full, one
+    parameter at a time.
+    """
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
     if tokenizer and corpus.tokenizer and not _same_ids(tokenizer, corpus.tokenizer):
-        raise UserError(f"it has another tokenizer; use config.data.tokenizer = hf:{directory}/tokenizer.json")
+        raise UserError(
+            f"it has another tokenizer; use config.data.tokenizer = hf:{directory}/tokenizer.json"
+        )
     dtype = config.model.param_dtype
     model = dataclasses.replace(theirs.model, param_dtype=dtype)
     other = parameters.parameter_table(model)
     shared = _shared_rows(other, table)
     stored = {path: jax.ShapeDtypeStruct(p.shape, dtype) for path, p in other.items()}
-    places = parameters.flat(sharding.shard_state(parameters.nest(_fitting(stored, other, table)), other))
+    places = parameters.flat(
+        sharding.shard_state(parameters.nest(_fitting(stored, other, table)), other)
+    )
     values, sums = {}, {}
     for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
         if path in places:
@@ -118,7 +140,9 @@ def _read_checkpoint(directory: str, config: Resolved, corpus: Corpus, table: pa
             if (place := places[path].sharding) is None:
                 values[path] = jax.numpy.asarray(part)
             else:  # after the transfer, so that one parameter at a time is on the host
-                values[path] = jax.block_until_ready(jax.make_array_from_callback(part.shape, place, part.__getitem__))
+                values[path] = jax.block_until_ready(
+                    jax.make_array_from_callback(part.shape, place, part.__getitem__)
+                )
         if jax.process_count() > 1:
             sums[path] = zlib.crc32(x.view(np.uint8).data)
     processes.check_equal("the checkpoint", repr(sums))
@@ -133,8 +157,11 @@ def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
     return a.with_special_tokens(False).fingerprint == b.with_special_tokens(False).fingerprint
 
 
-def _shared_rows(theirs: parameters.Table, ours: parameters.Table) -> dict[str, tuple[list[int], list[int]]]:
-    """Return by path which rows of two stacks are of the same layers; ([], []) for what belongs to no layer.
+def _shared_rows(
+    theirs: parameters.Table, ours: parameters.Table
+) -> dict[str, tuple[list[int], list[int]]]:
+    """Return by path which rows of two stacks are of the same layers; ([], []) for what belongs to
+    no layer.
 
     A path is missing if nothing of it fits.
     """
@@ -144,8 +171,13 @@ def _shared_rows(theirs: parameters.Table, ours: parameters.Table) -> dict[str, 
         if a.layers is None or b.layers is None:
             if a.shape == b.shape:
                 found[path] = [], []
-        elif a.shape[1:] == b.shape[1:] and (both := [layer for layer in b.layers if layer in a.layers]):
-            found[path] = [a.layers.index(layer) for layer in both], [b.layers.index(layer) for layer in both]
+        elif a.shape[1:] == b.shape[1:] and (
+            both := [layer for layer in b.layers if layer in a.layers]
+        ):
+            found[path] = (
+                [a.layers.index(layer) for layer in both],
+                [b.layers.index(layer) for layer in both],
+            )
     return found
 
 
@@ -153,7 +185,9 @@ def _partial_rows(theirs: ResolvedModel, ours: ResolvedModel) -> dict[str, list[
     """Return by path the rows of the new model's stacks that are loaded, where some rows are not."""
     before, now = map(parameters.parameter_table, (theirs, ours))
     shared = _shared_rows(before, now)
-    return {path: rows for path, (_, rows) in shared.items() if len(rows) < len(now[path].layers or ())}
+    return {
+        path: rows for path, (_, rows) in shared.items() if len(rows) < len(now[path].layers or ())
+    }
 
 
 def _chosen(x: Any, shared: dict[str, tuple[list[int], list[int]]], path: str) -> Any:
@@ -163,17 +197,22 @@ def _chosen(x: Any, shared: dict[str, tuple[list[int], list[int]]], path: str) -
     return x if is_whole else x[np.array(rows)]
 
 
-def _fitting(stored: dict[str, Any], theirs: parameters.Table, ours: parameters.Table) -> dict[str, Any]:
+def _fitting(
+    stored: dict[str, Any], theirs: parameters.Table, ours: parameters.Table
+) -> dict[str, Any]:
     """Return the stored parameters that fit at least in part; raises UserError if there are none."""
     shared = _shared_rows(theirs, ours)
-    found = {path: x for path, x in stored.items() if path in shared and x.shape == theirs[path].shape}
+    found = {
+        path: x for path, x in stored.items() if path in shared and x.shape == theirs[path].shape
+    }
     if not found:
         raise UserError("no parameter has the name and shape of one of this model")
     return found
 
 
 def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
-    """Return a line for each group of parameters, so that nothing is dropped silently, and one for the config.
+    """Return a line for each group of parameters, so that nothing is dropped silently, and one for
+    the config.
 
     The last has the keys of config.model by which two models compute different functions.
     """
@@ -188,19 +227,29 @@ def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
                 found.append(f"{path} {getattr(before[path], kind)} -> {getattr(now[path], kind)}")
             elif path not in values:
                 found.append(path)
-            elif lacking := [str(layer) for layer in p.layers or () if layer not in (other[path].layers or ())]:
+            elif lacking := [
+                str(layer) for layer in p.layers or () if layer not in (other[path].layers or ())
+            ]:
                 found.append(f"{path} of layer{'s' * (len(lacking) > 1)} {' '.join(lacking)}")
         return found
 
-    groups = {"loaded": list(values), "newly initialized": names(now, before), "not used": names(before, now)}
+    groups = {
+        "loaded": list(values),
+        "newly initialized": names(now, before),
+        "not used": names(before, now),
+    }
 
     def function(c: ResolvedModel) -> dict[str, Any]:
         found = normalized(c)
-        keys = ["rope_pairing"] * (c.positions == "rope") + ["max_positions"] * (found["rope_scaling"] == "dynamic")
+        keys = ["rope_pairing"] * (c.positions == "rope") + ["max_positions"] * (
+            found["rope_scaling"] == "dynamic"
+        )
         keys += ["mup_base_d_model", "mup_base_d_head"] * (c.parametrization == "mup")
         return found | {key: getattr(c, key) for key in keys}
 
     old, new = function(theirs), function(ours)
-    if changed := [f"{key} {old[key]} -> {new[key]}" for key in new if old.get(key, new[key]) != new[key]]:
+    if changed := [
+        f"{key} {old[key]} -> {new[key]}" for key in new if old.get(key, new[key]) != new[key]
+    ]:
         groups["config.model differs"] = changed
     return "\n".join(f"  {group}: {', '.join(members) or '-'}" for group, members in groups.items())

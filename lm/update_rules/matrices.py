@@ -1,4 +1,6 @@
-"""Apply an update rule of matrices to the weights between hidden features, and Adam to all other parameters."""
+"""Apply an update rule of matrices to the weights between hidden features, and Adam to all other
+parameters.
+"""
 
 import functools
 import math
@@ -22,8 +24,8 @@ class MatrixRule(NamedTuple):
 
     Attributes:
         init: (w_NIO) -> state, a dict of arrays.
-        update: (o, g_NIO, state, w_NIO, step) -> (change_NIO, state). o is the optimizer section of the config, g the
-            gradient, and step a `Step`. The change is added to w.
+        update: (o, g_NIO, state, w_NIO, step) -> (change_NIO, state). o is the optimizer section of
+            the config, g the gradient, and step a `Step`. The change is added to w.
         from_zeros: whether it can update matrices that start at 0.
     """
 
@@ -32,7 +34,9 @@ class MatrixRule(NamedTuple):
     from_zeros: bool = True
 
     def takes(self, p: Parameter) -> bool:
-        """Return whether the rule updates a parameter: a matrix between features. Adam updates all others."""
+        """Return whether the rule updates a parameter: a matrix between features. Adam updates all
+        others.
+        """
         return p.between_features and bool(p.contract) and (self.from_zeros or p.init != "zeros")
 
 
@@ -53,8 +57,8 @@ class Step(NamedTuple):
 class State(NamedTuple):
     """The state of a rule by its names and then the parameters' paths, and Adam's.
 
-    An array with the size of its parameter is stored in the parameter's shape, and sharded like it; all others are
-    replicated (lm/parallel/sharding.py).
+    An array with the size of its parameter is stored in the parameter's shape, and sharded like it;
+    all others are replicated (lm/parallel/sharding.py).
     """
 
     count: jax.Array  # type: ignore[assignment]  # tuples have a method of this name
@@ -65,17 +69,21 @@ class State(NamedTuple):
 def for_matrices(
     rule: MatrixRule, o: OptimizerConfig, schedule: optax.Schedule, table: Table
 ) -> optax.GradientTransformation:
-    """Return a rule of hidden matrices together with AdamW for embeddings, head, gains, biases and scalars.
+    """Return a rule of hidden matrices together with AdamW for embeddings, head, gains, biases and
+    scalars.
 
-    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of matrices. `schedule`
-    is for the matrices; Adam's is the same times adam_learning_rate / learning_rate.
+    A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of
+    matrices. `schedule` is for the matrices; Adam's is the same times adam_learning_rate /
+    learning_rate.
     """
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     adam = optax.adam(lambda step: ratio * schedule(step), b1=o.b1, b2=o.b2, eps=o.eps)
     hidden = {path: p for path, p in table.items() if rule.takes(p)}
 
     def others(tree: dict) -> dict:
-        return parameters.nest({path: x for path, x in parameters.flat(tree).items() if path not in hidden})
+        return parameters.nest(
+            {path: x for path, x in parameters.flat(tree).items() if path not in hidden}
+        )
 
     def init(params):
         w = parameters.flat(params)
@@ -90,9 +98,13 @@ def for_matrices(
         for path, p in hidden.items():
             own = {name: as_matrices(p, values[path]) for name, values in by_name.items()}
             step = Step(rate, state.count, functools.partial(on_whole_matrices, p))
-            change, states[path] = rule.update(o, as_matrices(p, g[path]), own, as_matrices(p, w[path]), step)
+            change, states[path] = rule.update(
+                o, as_matrices(p, g[path]), own, as_matrices(p, w[path]), step
+            )
             changes[path] = from_matrices(p, change)
-        return parameters.nest(changes), State(state.count + 1, _by_name(states, hidden), adam_state)
+        return parameters.nest(changes), State(
+            state.count + 1, _by_name(states, hidden), adam_state
+        )
 
     return optax.GradientTransformation(init, update)
 
@@ -101,7 +113,9 @@ def _by_name(states: dict[str, dict], hidden: dict[str, Parameter]) -> dict:
     """Return {name: nested parameters} of the states by path, in the parameters' shapes."""
     names = next(iter(states.values()), ())
     return {
-        name: parameters.nest({path: from_matrices(hidden[path], own[name]) for path, own in states.items()})
+        name: parameters.nest(
+            {path: from_matrices(hidden[path], own[name]) for path, own in states.items()}
+        )
         for name in names
     }
 
@@ -124,26 +138,34 @@ def as_matrices(p: Parameter, x):
 
 
 def split_sides(p: Parameter, sizes: dict[str, int]) -> dict[int, str]:
-    """Return the mesh axis that splits dimension 1 or 2 of matrices x_NIO, without axes of one device."""
+    """Return the mesh axis that splits dimension 1 or 2 of matrices x_NIO, without axes of one
+    device.
+    """
     side = {i: 1 for i in p.rows} | {i: 2 for i in p.columns}
     spec = enumerate(parameter_spec(p, sizes))
-    return dict(sorted((side[i], axis) for i, axis in spec if axis and sizes[axis] > 1 and i in side))
+    return dict(
+        sorted((side[i], axis) for i, axis in spec if axis and sizes[axis] > 1 and i in side)
+    )
 
 
 def on_whole_matrices(p: Parameter, f: Callable) -> Callable:
     """Return f computed on whole matrices, each by one of the devices that hold a part of it.
 
-    The devices exchange parts of all matrices for some whole ones, and the results for the parts. Without that XLA
-    would gather all matrices for each product of f. Without a sharding of the parameter p, the result is f itself.
+    The devices exchange parts of all matrices for some whole ones, and the results for the parts.
+    Without that XLA would gather all matrices for each product of f. Without a sharding of the
+    parameter p, the result is f itself.
 
-    f maps trees of arrays (N, ...) and scalars to a tree of arrays (N, ...). Those with the shape of the matrices are
-    sharded like p, all others replicated.
+    f maps trees of arrays (N, ...) and scalars to a tree of arrays (N, ...). Those with the shape
+    of the matrices are sharded like p, all others replicated.
     """
     mesh = traced_mesh()
     split = {} if mesh is None else split_sides(p, dict(mesh.shape))
     if not split:
         return f
-    parts, some = PartitionSpec(None, split.get(1), split.get(2)), PartitionSpec(tuple(split.values()))
+    parts, some = (
+        PartitionSpec(None, split.get(1), split.get(2)),
+        PartitionSpec(tuple(split.values())),
+    )
     n_devices = math.prod(mesh.shape[axis] for axis in split.values())
 
     def exchange(x, to_whole):
@@ -182,4 +204,6 @@ def from_matrices(p: Parameter, x):
     if x.size != p.size:
         return x
     axes = _axes(p)
-    return x.reshape([p.shape[i] for i in axes]).transpose(sorted(range(len(axes)), key=axes.__getitem__))
+    return x.reshape([p.shape[i] for i in axes]).transpose(
+        sorted(range(len(axes)), key=axes.__getitem__)
+    )

@@ -2,8 +2,9 @@
 
     m <- beta m + (1 - beta) g,   u = (1 - beta) g + beta m (Nesterov) or m,   w <- w - rate s NS(u)
 
-with s = sqrt(max(1, O / I)) as in the author's code, which has neither a bias correction nor, here, bfloat16. The
-spectral norm of an update does not depend on the width, as muP requires (Yang et al. 2023, arXiv:2310.17813).
+with s = sqrt(max(1, O / I)) as in the author's code, which has neither a bias correction nor, here,
+bfloat16. The spectral norm of an update does not depend on the width, as muP requires (Yang et al.
+2023, arXiv:2310.17813).
 """
 
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ COEFFICIENTS, EPS = (3.4445, -4.7750, 2.0315), 1e-7
 
 
 def orthogonalize(x_NIO):
-    """Return U S V^T for x = U D V^T, where all S are near 1: five Newton-Schulz steps of Jordan's polynomial.
+    """Return U S V^T for x = U D V^T, where all S are near 1: five Newton-Schulz steps of Jordan's
+    polynomial.
 
     Most S are within 0.7 and 1.2; those of small D stay smaller.
     """

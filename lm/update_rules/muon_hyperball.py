@@ -2,9 +2,9 @@
 
     w <- R n(w - rate R n(u)),   n(x) = x / |x|,   R = |w_0|
 
-with Muon's orthogonalized momentum u and the Frobenius norm of each matrix. So the rate is the relative size of an
-update, at any width, and weight decay would have no effect: there is none. A matrix that starts at 0 has no sphere, and
-is updated by AdamW.
+with Muon's orthogonalized momentum u and the Frobenius norm of each matrix. So the rate is the
+relative size of an update, at any width, and weight decay would have no effect: there is none. A
+matrix that starts at 0 has no sphere, and is updated by AdamW.
 """
 
 from lm.config import OptimizerConfig

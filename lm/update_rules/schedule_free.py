@@ -1,12 +1,13 @@
-"""Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682, algorithm 1): an average in place of a decay of the rate.
+"""Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682, algorithm 1): an average in place of
+a decay of the rate.
 
     y_t     = (1 - b1) z_t + b1 x_t                          gradients are taken at y
     z_{t+1} = z_t - r_t (g_t / (sqrt(v_t) + eps) + weight_decay y_t)
     x_{t+1} = (1 - c_t) x_t + c_t z_{t+1},                   c_t = r_t^2 / (r_1^2 + ... + r_t^2)
 
-r_t is the rate of step t, which grows during the warm-up and is constant after it, and v_t Adam's mean square without
-its bias. The parameters that are trained are y, and z is in the state. The model is evaluated at x. In terms of the
-change u_t = z_{t+1} - z_t,
+r_t is the rate of step t, which grows during the warm-up and is constant after it, and v_t Adam's
+mean square without its bias. The parameters that are trained are y, and z is in the state. The
+model is evaluated at x. In terms of the change u_t = z_{t+1} - z_t,
 
     y_{t+1} - y_t = c_t (z_t - y_t) + (1 - b1 (1 - c_t)) u_t.
 
@@ -29,13 +30,17 @@ class State(NamedTuple):
     steps: Any
 
 
-def adam_without_momentum(o: OptimizerConfig, schedule: optax.Schedule, table) -> optax.GradientTransformation:
+def adam_without_momentum(
+    o: OptimizerConfig, schedule: optax.Schedule, table
+) -> optax.GradientTransformation:
     """Return the changes of z, without weight decay."""
     rms = optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)
     return optax.chain(rms, optax.scale_by_learning_rate(schedule))
 
 
-def schedule_free(steps: optax.GradientTransformationExtraArgs, schedule: optax.Schedule, b1: float):
+def schedule_free(
+    steps: optax.GradientTransformationExtraArgs, schedule: optax.Schedule, b1: float
+):
     """Return the changes of y, from those of z: `steps`, which include weight decay."""
 
     def init(y):

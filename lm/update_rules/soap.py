@@ -1,17 +1,20 @@
-"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321, algorithm 3).
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321,
+algorithm 3).
 
     g' = q_l^T g q_r,   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g'^2
     w <- w - rate q_l [(q_l^T m q_r) / (sqrt(v) + eps)] q_r^T,   with Adam's bias corrections
     l <- b2 l + (1 - b2) g g^T,   r <- b2 r + (1 - b2) g^T g
     every soap_every steps: q_l <- QR(l q_l), q_r <- QR(r q_r)
 
-As in the authors' code, the first step has no update: q_l and q_r become the eigenvectors of the first l and r. Weight
-decay, which all rules here share, applies in that step, too; their code skips all of it. Their code also sorts the
-columns of q before QR; the paper does not, and this file follows the paper. The paper rotates one side of the
-embeddings and of the head; here AdamW updates both.
+As in the authors' code, the first step has no update: q_l and q_r become the eigenvectors of the
+first l and r. Weight decay, which all rules here share, applies in that step, too; their code skips
+all of it. Their code also sorts the columns of q before QR; the paper does not, and this file
+follows the paper. The paper rotates one side of the embeddings and of the head; here AdamW updates
+both.
 
-The basis of directions without any gradient is arbitrary, so results depend on rounding where the first gradient of a
-matrix does not have full rank. A matrix has 2 I^2 + 2 O^2 numbers of state beside Adam's 2 I O, which all devices hold.
+The basis of directions without any gradient is arbitrary, so results depend on rounding where the
+first gradient of a matrix does not have full rank. A matrix has 2 I^2 + 2 O^2 numbers of state
+beside Adam's 2 I O, which all devices hold.
 """
 
 import functools
@@ -52,9 +55,11 @@ def _update(o: OptimizerConfig, g_NIO, state: dict, rate, count):
 
 
 def rotated(l_NII, q_NII, first, due):
-    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of power iteration.
+    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of
+    power iteration.
 
-    One matrix at a time: on CPUs, LAPACK's calls for a batch wait for each other for ever if every thread makes one.
+    One matrix at a time: on CPUs, LAPACK's calls for a batch wait for each other for ever if every
+    thread makes one.
     """
     eigenvectors = lambda: jax.lax.map(lambda l_II: jnp.linalg.eigh(l_II)[1][:, ::-1], l_NII)  # noqa: E731
     power_step = lambda: jax.lax.map(lambda x_II: jnp.linalg.qr(x_II)[0], l_NII @ q_NII)  # noqa: E731

@@ -1,9 +1,10 @@
 """Save, restore and verify the training state. No other module imports Orbax.
 
 On disk: workdir/checkpoints/STEP/state holds the arrays as nested dicts named by their paths, and
-workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and checksum. Orbax
-restores a flipped byte silently and casts silently to the requested dtype; the record makes both visible.
-The validation losses that decide the best checkpoint are lines of metrics.jsonl: see lm/workdir/metrics.py.
+workdir/checkpoints/STEP/meta a JSON record of the caller's `meta` and each leaf's shape, dtype and
+checksum. Orbax restores a flipped byte silently and casts silently to the requested dtype; the
+record makes both visible. The validation losses that decide the best checkpoint are lines of
+metrics.jsonl: see lm/workdir/metrics.py.
 """
 
 import contextlib
@@ -22,7 +23,16 @@ import orbax.checkpoint as ocp
 from etils import epath  # the only type of path that ocp.path.step.Metadata accepts
 
 from lm.errors import TemporaryError, UserError, first_line
-from lm.files import COUNT, appears, check_files, parse_json, read_bytes, read_json, remove_while_written, to_json
+from lm.files import (
+    COUNT,
+    appears,
+    check_files,
+    parse_json,
+    read_bytes,
+    read_json,
+    remove_while_written,
+    to_json,
+)
 from lm.parallel.processes import from_first, gather
 from lm.parameters import flat, nest
 from lm.text_tables import say, some
@@ -32,7 +42,8 @@ from lm.workdir.metrics import best_step, missing_lines, read_evaluations, valid
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import checkpoint_steps, require_run
 
-# The shape of a record; see `lm.files.parse_json`. `lm.workdir.saved_run.check_meta` checks the caller's meta.
+# The shape of a record; see `lm.files.parse_json`. `lm.workdir.saved_run.check_meta` checks the
+# caller's meta.
 _RECORD = {
     "step": COUNT, "sha256": str, "meta": {"config?": {"optimizer?": {"name?": str}, "log?": {"every": COUNT}}},
     "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}},
@@ -40,7 +51,7 @@ _RECORD = {
 MIN_IN_FLIGHT = 2**28  # bytes of a state that are read or written at once, if no leaf is larger
 
 
-# ---- Saving and resuming a run -----------------------------------------------------------------------------------
+# ---- Saving and resuming a run -------------------------------------------------------------------
 
 
 class Checkpoints:
@@ -49,14 +60,18 @@ class Checkpoints:
     Args:
         keep: how many of the newest checkpoints to keep, beside the best by validation loss.
         say: called with each line for the user.
-        in_flight: bytes of a state that are written at once, to save memory (see `bytes_in_flight`); None: all.
+        in_flight: bytes of a state that are written at once, to save memory (see
+            `bytes_in_flight`); None: all.
     """
 
-    def __init__(self, workdir: str | Path, *, keep: int = 2, say=print, in_flight: int | None = None):
+    def __init__(
+        self, workdir: str | Path, *, keep: int = 2, say=print, in_flight: int | None = None
+    ):
         quieten_orbax()
         self._directory, self._keep, self._say = _directory(workdir), keep, say
-        # Comparable validation losses by step, which the caller keeps current. Not in Orbax's metrics: they may be
-        # known after a checkpoint is saved, and a corrupted file of them would make opening the manager fail.
+        # Comparable validation losses by step, which the caller keeps current. Not in Orbax's
+        # metrics: they may be known after a checkpoint is saved, and a corrupted file of them would
+        # make opening the manager fail.
         self.val_losses: dict[int, float] = {}
         self.protected: set[int] = set()  # steps that are kept, because their losses are not known
         self._held: list[int] = []
@@ -66,11 +81,15 @@ class Checkpoints:
         limit = {} if in_flight is None else {"save_concurrent_gb": in_flight / 1e9}
         self._manager = ocp.CheckpointManager(
             self._directory,
-            item_handlers={"state": ocp.StandardCheckpointHandler(**limit), "meta": ocp.JsonCheckpointHandler()},
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(**limit),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self,
                 cleanup_tmp_directories=True,
-                # With creation in the background, Orbax waits five minutes for a directory that cannot be created.
+                # With creation in the background, Orbax waits five minutes for a directory that
+                # cannot be created.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
@@ -78,8 +97,16 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        linked = {step for step in steps if (self._directory / str(step)).is_symlink()}  # by the owner of the workdir
-        kept = {*sorted(steps)[-self._keep :], best_step(steps, self.val_losses), *self.protected, *self._held, *linked}
+        linked = {
+            step for step in steps if (self._directory / str(step)).is_symlink()
+        }  # by the owner of the workdir
+        kept = {
+            *sorted(steps)[-self._keep :],
+            best_step(steps, self.val_losses),
+            *self.protected,
+            *self._held,
+            *linked,
+        }
         return [step in kept for step in steps]
 
     def hold(self, steps: list[int]) -> None:
@@ -91,14 +118,16 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def is_best(self, step: int) -> bool:
-        """Return whether the validation loss of a step is finite, and smaller than that of every other checkpoint."""
+        """Return whether the validation loss of a step is finite, and smaller than that of every
+        other checkpoint.
+        """
         return best_step({*self.steps(), step}, self.val_losses) == step
 
     def save(self, step: int, state, meta: dict) -> bool:
         """Write a checkpoint in the background; `meta` is anything that JSON can represent.
 
-        The state has been copied off the device on return, so its buffers may be donated. Returns False if the step
-        already has a checkpoint, which is kept.
+        The state has been copied off the device on return, so its buffers may be donated. Returns
+        False if the step already has a checkpoint, which is kept.
 
         Raises:
             TemporaryError: if this or the previous checkpoint could not be written.
@@ -109,7 +138,10 @@ class Checkpoints:
         record = {
             "step": step,
             "meta": json.loads(to_json(meta)),
-            "leaves": {path: _description(leaf) | {"checksum": checksums[path]} for path, leaf in leaves.items()},
+            "leaves": {
+                path: _description(leaf) | {"checksum": checksums[path]}
+                for path, leaf in leaves.items()
+            },
         }
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(nest(leaves)),
@@ -117,11 +149,15 @@ class Checkpoints:
         )
         return self._writing(lambda: self._manager.save(step, args=items, force=True))
 
-    def restore(self, abstract_state, adapt=lambda state, meta: state) -> tuple[int, Any, dict] | None:
-        """Restore the newest intact checkpoint, after a warning that newer ones were renamed to STEP.corrupted-N.
+    def restore(
+        self, abstract_state, adapt=lambda state, meta: state
+    ) -> tuple[int, Any, dict] | None:
+        """Restore the newest intact checkpoint, after a warning that newer ones were renamed to
+        STEP.corrupted-N.
 
         Args:
-            abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or arrays.
+            abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or
+                arrays.
             adapt: (abstract_state, meta) -> the abstract state of the checkpoint with this meta.
 
         Returns:
@@ -146,10 +182,16 @@ class Checkpoints:
                 corrupted[candidate] = str(reason)
                 continue
             if corrupted:  # and newer: renamed, so that their steps can be saved again
-                warnings = from_first(lambda: [self._set_aside(*item) for item in corrupted.items()])
+                warnings = from_first(
+                    lambda: [self._set_aside(*item) for item in corrupted.items()]
+                )
                 self._manager.reload()
                 self._say("; ".join(warnings) + f"; falling back to step {candidate}")
-            return candidate, jax.tree.unflatten(jax.tree.structure(saved), leaves.values()), record["meta"]
+            return (
+                candidate,
+                jax.tree.unflatten(jax.tree.structure(saved), leaves.values()),
+                record["meta"],
+            )
         if not candidates:
             return None
         raise UserError(
@@ -165,7 +207,9 @@ class Checkpoints:
         return f"WARNING: corrupted checkpoint of step {step} ({reason}), renamed to {target.name}"
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written. Raises TemporaryError if one could not be written."""
+        """Wait until no checkpoint is being written. Raises TemporaryError if one could not be
+        written.
+        """
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -180,25 +224,33 @@ class Checkpoints:
                 for unfinished in self._directory.glob("*.orbax-checkpoint-tmp"):
                     remove_while_written(unfinished)
             cause = disk_failure(error) or first_line(error)
-            raise TemporaryError(f"a checkpoint could not be written to {self._directory}: {cause}") from error
+            raise TemporaryError(
+                f"a checkpoint could not be written to {self._directory}: {cause}"
+            ) from error
 
 
-# ---- Reading for sampling and evaluation ---------------------------------------------------------------------------
+# ---- Reading for sampling and evaluation ---------------------------------------------------------
 
 
 def restore_params(
-    workdir: str | Path, step: int | str = "latest", *, choose: Callable[[dict, dict], dict] | None = None
+    workdir: str | Path,
+    step: int | str = "latest",
+    *,
+    choose: Callable[[dict, dict], dict] | None = None,
 ) -> tuple[int | str, dict, dict]:
-    """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may be in progress.
+    """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may
+    be in progress.
 
     Args:
-        step: a step, "latest", or "best" by validation loss (the latest if none was evaluated); "ema": the average of
-            config.train.ema at the latest step; "mean:N": the mean of the newest N checkpoints.
-        choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested dicts of
-            `jax.ShapeDtypeStruct`. None: read all onto the first device.
+        step: a step, "latest", or "best" by validation loss (the latest if none was evaluated);
+            "ema": the average of config.train.ema at the latest step; "mean:N": the mean of the
+            newest N checkpoints.
+        choose: (params, meta) -> the parameters to read, with their shardings; `params` are nested
+            dicts of `jax.ShapeDtypeStruct`. None: read all onto the first device.
 
     Returns:
-        (step, params, meta); the step is a text if these are not the parameters of one step; params are nested dicts.
+        (step, params, meta); the step is a text if these are not the parameters of one step; params
+            are nested dicts.
 
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
@@ -209,7 +261,9 @@ def restore_params(
         sums: dict[str, Any] = {}
         for one in steps:
             params, meta = _evaluated(directory, one, choose)
-            sums = {path: sums.get(path, 0) + x.astype(jax.numpy.float32) for path, x in params.items()}
+            sums = {
+                path: sums.get(path, 0) + x.astype(jax.numpy.float32) for path, x in params.items()
+            }
         params = {path: (sums[path] / len(steps)).astype(x.dtype) for path, x in params.items()}
         return f"mean_{'_'.join(map(str, steps))}", nest(params), meta
     chosen = from_first(lambda: _choose(directory, "latest" if kind == "ema" else step))
@@ -221,14 +275,18 @@ def _newest(directory: Path, n: int) -> list[int]:
     steps = checkpoint_steps(directory.parent)
     if not 0 < n <= len(steps):
         raise UserError(
-            f"--step mean:{n}: {directory} holds {len(steps)} checkpoints; use at most as many (a run keeps "
-            "config.checkpoint.keep of them)"
+            f"--step mean:{n}: {directory} holds {len(steps)} checkpoints; use at most as many (a "
+            "run keeps config.checkpoint.keep of them)"
         )
     return steps[-n:]
 
 
-def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[dict[str, Any], dict]:
-    """Return the parameters by path that a run evaluates, or those of its EMA, and the checkpoint's `meta`."""
+def _evaluated(
+    directory: Path, step: int, choose, ema: bool = False
+) -> tuple[dict[str, Any], dict]:
+    """Return the parameters by path that a run evaluates, or those of its EMA, and the checkpoint's
+    `meta`.
+    """
     chosen, parts = {}, ["ema" if ema else "params"]
 
     def wanted(record: dict, leaves: dict) -> dict:
@@ -238,7 +296,9 @@ def _evaluated(directory: Path, step: int, choose, ema: bool = False) -> tuple[d
             raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
         if not ema and _optimizer(record).get("name") == "schedule_free":
             first = next(iter(chosen))
-            parts.extend(path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}"))
+            parts.extend(
+                path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}")
+            )
             assert len(parts) == 2, "the state of schedule_free has no tree z"
         places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
@@ -260,8 +320,12 @@ def verify(workdir: str | Path, step: int) -> None:
     _read(_directory(workdir), step, lambda record, leaves: leaves)
 
 
-def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> tuple[dict, dict[str, Any]]:
-    """Return the record of a checkpoint, and those arrays that `wanted` (record, all by path) names."""
+def _read(
+    directory: Path, step: int, wanted: Callable[[dict, dict], dict]
+) -> tuple[dict, dict[str, Any]]:
+    """Return the record of a checkpoint, and those arrays that `wanted` (record, all by path)
+    names.
+    """
     quieten_orbax()
     check_files(directory / str(step), "d")
     try:
@@ -271,7 +335,9 @@ def _read(directory: Path, step: int, wanted: Callable[[dict, dict], dict]) -> t
     except Corrupted as reason:
         others = [other for other in checkpoint_steps(directory.parent) if other != step]
         advice = f"choose another step: {others}" if others else "there is no other checkpoint"
-        raise UserError(f"the checkpoint of step {step} in {directory} is corrupted ({reason}); {advice}") from None
+        raise UserError(
+            f"the checkpoint of step {step} in {directory} is corrupted ({reason}); {advice}"
+        ) from None
 
 
 def read_metas(workdir: str | Path) -> dict[int, dict]:
@@ -288,7 +354,9 @@ def _choose(directory: Path, step: int | str) -> int:
     if not steps:
         require_run(directory.parent)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            read_json(directory.parent / "config.json")  # a damaged one says more: it may be that of a downloaded model
+            read_json(
+                directory.parent / "config.json"
+            )  # a damaged one says more: it may be that of a downloaded model
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":
         return steps[-1]
@@ -304,13 +372,15 @@ def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
     """Return the comparable validation losses in the metrics of a run; warn if lines are missing."""
     path = directory.parent / "metrics.jsonl"
     evaluations, last = read_evaluations(path)
-    with contextlib.suppress(Corrupted, KeyError, TypeError):  # an import has no metrics, and its step is 0
+    with contextlib.suppress(
+        Corrupted, KeyError, TypeError
+    ):  # an import has no metrics, and its step is 0
         if warning := missing_lines(path, last, newest, _read_record(directory, newest)["meta"]):
             say(warning, sys.stderr)  # standard output may hold what the model generates
     return validation_losses(evaluations)
 
 
-# ---- What is on disk -----------------------------------------------------------------------------------------------
+# ---- What is on disk -----------------------------------------------------------------------------
 
 
 def _directory(workdir: str | Path) -> Path:
@@ -318,19 +388,26 @@ def _directory(workdir: str | Path) -> Path:
 
 
 def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:
-    """Rename Orbax's records of the times of checkpoints that it cannot read: damaged, or written by a newer Orbax.
+    """Rename Orbax's records of the times of checkpoints that it cannot read: damaged, or written
+    by a newer Orbax.
 
-    One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the directory.
+    One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the
+    directory.
     """
     for step in checkpoint_steps(directory.parent):
         try:
-            _ = ocp.path.step.Metadata(step=step, path=epath.Path(directory / str(step))).commit_timestamp
+            _ = ocp.path.step.Metadata(
+                step=step, path=epath.Path(directory / str(step))
+            ).commit_timestamp
         except OSError:
             continue
         except Exception as error:
             path = directory / str(step) / "_CHECKPOINT_METADATA"
             path.rename(path.with_name(f"{path.name}.unread"))
-            say(f"WARNING: {path} is corrupted ({first_line(error)}); renamed, as it only holds times")
+            say(
+                f"WARNING: {path} is corrupted ({first_line(error)}); renamed, as it only holds "
+                "times"
+            )
 
 
 def _description(leaf) -> dict:
@@ -363,9 +440,13 @@ def _abstract_leaves(record: dict) -> dict[str, jax.ShapeDtypeStruct]:
         try:
             leaves[path] = jax.ShapeDtypeStruct(tuple(about["shape"]), about["dtype"])
         except (TypeError, ValueError) as error:
-            raise Corrupted(f"its record has no array at leaves.{path[:80]}: {first_line(error)}") from None
+            raise Corrupted(
+                f"its record has no array at leaves.{path[:80]}: {first_line(error)}"
+            ) from None
         if math.prod(about["shape"]) >= 2**48:
-            raise Corrupted(f"its record has an array of the shape {about['shape']} at leaves.{path[:80]}")
+            raise Corrupted(
+                f"its record has an array of the shape {about['shape']} at leaves.{path[:80]}"
+            )
     try:
         assert nest(leaves)["params"]
     except (AssertionError, KeyError, TypeError):  # also of a leaf that others are below
@@ -373,29 +454,44 @@ def _abstract_leaves(record: dict) -> dict[str, jax.ShapeDtypeStruct]:
     return leaves
 
 
-def _read_leaves(directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False) -> dict[str, Any]:
-    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or Corrupted."""
+def _read_leaves(
+    directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False
+) -> dict[str, Any]:
+    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or
+    Corrupted.
+    """
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(
-            f"the checkpoint of step {step} in {directory} is of another model or optimizer, or of another version of "
-            "them in this code:",
+            f"the checkpoint of step {step} in {directory} is of another model or optimizer, or "
+            "of another version of them in this code:",
             *problems,
-            f"use the commit that run.json names, or train on from its weights: --config.init_from={directory.parent}",
+            "use the commit that run.json names, or train on from its weights: "
+            f"--config.init_from={directory.parent}",
         )
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     places = {path: getattr(leaf, "sharding", None) or first for path, leaf in wanted.items()}
-    target = nest({path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path]) for path, x in wanted.items()})
+    target = nest(
+        {
+            path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path])
+            for path, x in wanted.items()
+        }
+    )
     by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory, step, target, partial)))
     leaves = {path: by_path[path] for path in wanted}
-    changed = [path for path, checksum in leaf_checksums(leaves).items() if checksum != stored[path]["checksum"]]
+    changed = [
+        path
+        for path, checksum in leaf_checksums(leaves).items()
+        if checksum != stored[path]["checksum"]
+    ]
     if changed:
         raise Corrupted("checksums differ: " + some(changed))
     return leaves
 
 
 def _in_all(read: Callable[[], Any]) -> Any:
-    """Return read(); if it raises Corrupted or TemporaryError in one process, raise the same in all.
+    """Return read(); if it raises Corrupted or TemporaryError in one process, raise the same in
+    all.
 
     So all processes fall back to the same step, or none does.
     """
@@ -407,7 +503,9 @@ def _in_all(read: Callable[[], Any]) -> Any:
     kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
     worst = max(map(int, gather(str(kind))))
     if worst > kind:
-        failure = (Corrupted if worst == 1 else TemporaryError)("another process cannot read the checkpoint")
+        failure = (Corrupted if worst == 1 else TemporaryError)(
+            "another process cannot read the checkpoint"
+        )
     if failure:
         raise failure
     return result
@@ -430,16 +528,26 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
 
 
 def bytes_in_flight(state) -> int:
-    """Return the number of bytes of a state to read or write at once: few, but more than those of the largest array."""
+    """Return the number of bytes of a state to read or write at once: few, but more than those of
+    the largest array.
+    """
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
     return max(MIN_IN_FLIGHT, *(size + 1 for size in sizes))
 
 
 def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: bool) -> list[str]:
-    problems = [f"  {path}: not in the checkpoint" for path in sorted(wanted.keys() - stored.keys())]
-    problems += [f"  {path}: only in the checkpoint" for path in sorted(stored.keys() - wanted.keys()) if not partial]
+    problems = [
+        f"  {path}: not in the checkpoint" for path in sorted(wanted.keys() - stored.keys())
+    ]
+    problems += [
+        f"  {path}: only in the checkpoint"
+        for path in sorted(stored.keys() - wanted.keys())
+        if not partial
+    ]
     for path in sorted(wanted.keys() & stored.keys()):
         for key, now in _description(wanted[path]).items():
             if (then := stored[path][key]) != now:
-                problems.append(f"  {path}: {key} is {then} in the checkpoint and {now} in the model")
+                problems.append(
+                    f"  {path}: {key} is {then} in the checkpoint and {now} in the model"
+                )
     return problems

@@ -9,31 +9,44 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def leaf_checksums(state) -> dict[str, str]:
-    """Return a checksum for each leaf by path, computed on the leaf's devices. It does not depend on the sharding.
+    """Return a checksum for each leaf by path, computed on the leaf's devices. It does not depend
+    on the sharding.
 
-    The bits of each element, widened to 32-bit words, and its row-major index plus one are split into 16-bit halves.
-    The checksum is the four sums of products half x half modulo 2^32, in hexadecimal.
-    Products and differences of two products fit in 32 bits, so any change to one element and any exchange of two
-    unequal elements changes at least one sum. (A single sum of words times odd factors modulo 2^32 does not detect an
-    exchange of x and -x: their words differ by 2^31 and odd factors by an even number.)
+    The bits of each element, widened to 32-bit words, and its row-major index plus one are split
+    into 16-bit halves. The checksum is the four sums of products half x half modulo 2^32, in
+    hexadecimal. Products and differences of two products fit in 32 bits, so any change to one
+    element and any exchange of two unequal elements changes at least one sum. (A single sum of
+    words times odd factors modulo 2^32 does not detect an exchange of x and -x: their words differ
+    by 2^31 and odd factors by an even number.)
     """
     leaves = leaves_by_path(state)
-    # One at a time: XLA's CPU client has one thread per device, and several concurrent programs that sum over devices
-    # can deadlock.
+    # One at a time: XLA's CPU client has one thread per device, and several concurrent programs
+    # that sum over devices can deadlock.
     leaves = jax.block_until_ready(leaves)
     meshes = [getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves.values()]
-    sums = [jax.device_get(_checksum(mesh)(leaf)) for mesh, leaf in zip(meshes, leaves.values(), strict=True)]
-    return {path: "".join(f"{int(s):08x}" for s in four) for path, four in zip(leaves, sums, strict=True)}
+    sums = [
+        jax.device_get(_checksum(mesh)(leaf))
+        for mesh, leaf in zip(meshes, leaves.values(), strict=True)
+    ]
+    return {
+        path: "".join(f"{int(s):08x}" for s in four)
+        for path, four in zip(leaves, sums, strict=True)
+    }
 
 
 @functools.cache
 def _checksum(mesh):
-    """Return the compiled sums of a leaf. They are replicated over its mesh, so that every process has them."""
-    return jax.jit(_four_sums, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    """Return the compiled sums of a leaf. They are replicated over its mesh, so that every process
+    has them.
+    """
+    return jax.jit(
+        _four_sums, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    )
 
 
 def _four_sums(leaf):
-    # The index is built from one iota per dimension: a reshape to a vector would gather a sharded leaf.
+    # The index is built from one iota per dimension: a reshape to a vector would gather a sharded
+    # leaf.
     index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
     for axis in reversed(range(leaf.ndim)):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
@@ -42,15 +55,22 @@ def _four_sums(leaf):
     if leaf.dtype == jnp.bool_:
         words = leaf.astype(jnp.uint32)
     else:
-        words = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)
+        words = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(
+            jnp.uint32
+        )
     products = tuple(half * factor for half in (words & 0xFFFF, words >> 16) for factor in factors)
-    # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as one sum each.
+    # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as
+    # one sum each.
     zeros = tuple(jnp.uint32(0) for _ in products)
-    sums = jax.lax.reduce(products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim)))
+    sums = jax.lax.reduce(
+        products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim))
+    )
     return jnp.stack(sums)
 
 
 def leaves_by_path(tree) -> dict[str, Any]:
-    """Return the leaves of a tree by path, such as "params/blocks/w_in" or "opt_state/0/mu/blocks/w_in"."""
+    """Return the leaves of a tree by path, such as "params/blocks/w_in" or
+    "opt_state/0/mu/blocks/w_in".
+    """
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}

@@ -1,4 +1,6 @@
-"""Which keys of a config differ between a run and its resumption, and whether the run may be resumed with them."""
+"""Which keys of a config differ between a run and its resumption, and whether the run may be
+resumed with them.
+"""
 
 import dataclasses
 import hashlib
@@ -11,8 +13,12 @@ from lm.files import to_json
 from lm.text_tables import without_secrets
 
 
-def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[tuple[str, object, bool]]:
-    """Yield (path, value, execution) of every key; a section marked `execution` marks all of its keys."""
+def _leaves(
+    config, path: str = "config", execution: bool = False
+) -> Iterator[tuple[str, object, bool]]:
+    """Yield (path, value, execution) of every key; a section marked `execution` marks all of its
+    keys.
+    """
     for field in dataclasses.fields(config):
         value, here = getattr(config, field.name), f"{path}.{field.name}"
         marked = execution or bool(field.metadata.get("execution", False))
@@ -23,27 +29,36 @@ def _leaves(config, path: str = "config", execution: bool = False) -> Iterator[t
 
 
 def experiment_digest(config) -> str:
-    """Return the sha256 of the keys that decide what is computed; runs with equal digests train the same model."""
+    """Return the sha256 of the keys that decide what is computed; runs with equal digests train the
+    same model.
+    """
     kept = {path: value for path, value, execution in _leaves(config) if not execution}
     return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
 
 
-def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[list[str], list[str]]:
+def compare_configs(
+    old: dict, config, steps_made: int | None = None
+) -> tuple[list[str], list[str]]:
     """Compare the dict of a run's config.json with a new Config.
 
-    `steps_made`, the steps that the run has taken, decides whether `train.steps` may differ; None: it may.
+    `steps_made`, the steps that the run has taken, decides whether `train.steps` may differ; None:
+    it may.
 
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.
     """
-    defaults = {path: value for path, value, _ in _leaves(Config())}  # of keys that are newer than the run
+    defaults = {
+        path: value for path, value, _ in _leaves(Config())
+    }  # of keys that are newer than the run
     was = defaults | without_secrets(flatten(old, "config."))
     differences: tuple[list[str], list[str]] = ([], [])
     for path, now, execution in _leaves(config):
         before = was.pop(path)
         if before != now and path != "config.train.steps":
             differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
-    differences[False].extend(f"{path}: {before} -> absent (run -> now)" for path, before in was.items())
+    differences[False].extend(
+        f"{path}: {before} -> absent (run -> now)" for path, before in was.items()
+    )
     if steps_made is not None and (steps := old["train"]["steps"]) != config.train.steps:
         refusal = refuse_growth(steps, config.train.steps, config, steps_made)
         notice = f"config.train.steps: {steps} -> {config.train.steps} (run -> now)"
@@ -52,7 +67,8 @@ def compare_configs(old: dict, config, steps_made: int | None = None) -> tuple[l
 
 
 def stable_steps(steps: int, optimizer) -> int:
-    """Return how many of the first steps of a run of `steps` steps have the learning rates of every longer run.
+    """Return how many of the first steps of a run of `steps` steps have the learning rates of every
+    longer run.
 
     >>> from lm.config import OptimizerConfig
     >>> stable_steps(1000, OptimizerConfig(schedule="wsd", warmup_steps=10, decay_fraction=0.2))
@@ -64,9 +80,11 @@ def stable_steps(steps: int, optimizer) -> int:
 
 
 def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
-    """Return why a run of `old` steps cannot become one of `new` steps with this config, or None if it can.
+    """Return why a run of `old` steps cannot become one of `new` steps with this config, or None if
+    it can.
 
-    It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay what they were.
+    It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay
+    what they were.
     """
     if new == old:
         return None
@@ -74,15 +92,21 @@ def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
 
     line, optimizer = f"config.train.steps: {old} -> {new} (run -> now)", config.optimizer
     if steps_made and (changing := ideas.changing_terms(config.model)):
-        return f"{line}: the weights in the loss of {changing} in the steps already trained would change"
+        return (
+            f"{line}: the weights in the loss of {changing} in the steps already trained would "
+            "change"
+        )
     ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
-    if new < old and not (ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)):
+    if new < old and not (
+        ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)
+    ):
         return f"{line}: a run can grow but not shrink; start a new one in another workdir"
     decay_start = stable_steps(old, optimizer)
     if not ends_with_run or steps_made <= decay_start:
         return None
     return (
-        f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of steps "
-        f"{decay_start + 1} to {steps_made}, already trained, would change. To be extended, a run needs "
-        "optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its first step"
+        f"{line}: the {optimizer.schedule} schedule ends at train.steps, so the learning rate of "
+        f"steps {decay_start + 1} to {steps_made}, already trained, would change. To be extended, "
+        "a run needs optimizer.schedule = 'constant' or a fixed optimizer.decay_steps from its "
+        "first step"
     )

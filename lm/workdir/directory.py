@@ -1,7 +1,7 @@
 """The directory of a run: who may write to it, and what it records.
 
-Files: config.json, run.json (per start: versions, git commit, host, command), tokenizer.json, metrics.jsonl,
-checkpoints/, summary.json, and .lock.
+Files: config.json, run.json (per start: versions, git commit, host, command), tokenizer.json,
+metrics.jsonl, checkpoints/, summary.json, and .lock.
 """
 
 import contextlib
@@ -22,14 +22,17 @@ from lm.workdir.saved_run import ARRIVING, check_workdir
 
 
 def default_workdir(name: str) -> Path:
-    """Return a path runs/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in one second."""
+    """Return a path runs/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in
+    one second.
+    """
     first = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     paths = (first.with_name(f"{first.name}-{n}") if n > 1 else first for n in itertools.count(1))
     return next(path for path in paths if not path.exists())
 
 
 def fill(workdir: Path, write: Callable[[Path], None]) -> None:
-    """Put the files of a run, which `write` puts into a new folder, into a directory that holds none.
+    """Put the files of a run, which `write` puts into a new folder, into a directory that holds
+    none.
 
     Until all are there, `holds_run` is false.
 
@@ -39,7 +42,9 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files = workdir / ARRIVING / "files"
     with lock(workdir):
-        was_begun = files.parent.exists()  # by a process that was killed, and may have moved files already
+        was_begun = (
+            files.parent.exists()
+        )  # by a process that was killed, and may have moved files already
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
         try:
@@ -61,7 +66,8 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
 class Workdir:
     """The directory of a run. `start` locks it for this process, and `close` releases it.
 
-    Processes of a run other than the first have the same path and no lock: for them the write methods do nothing.
+    Processes of a run other than the first have the same path and no lock: for them the write
+    methods do nothing.
     """
 
     def __init__(self, path: str | Path):
@@ -78,9 +84,11 @@ class Workdir:
             config: as the user gave it.
             data: {"name", "fingerprint"} of the tokens.
             resume: continue the run that the directory holds, if any.
-            devices: facts about devices and processes, which are recorded and compared with those of the last start.
+            devices: facts about devices and processes, which are recorded and compared with those
+                of the last start.
 
-        Returns lines to show. Raises UserError as `check_workdir` does, or if another process has the directory.
+        Returns lines to show. Raises UserError as `check_workdir` does, or if another process has
+        the directory.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -99,8 +107,8 @@ class Workdir:
     def _record_start(self, config, data: dict | None, resume: bool, devices: dict) -> list[str]:
         if (self.path / ARRIVING).exists():
             raise UserError(
-                f"--workdir {self.path} holds a part of a run: a copy was interrupted; repeat the command with its "
-                "--mirror or --branch_from, or give another --workdir"
+                f"--workdir {self.path} holds a part of a run: a copy was interrupted; repeat the "
+                "command with its --mirror or --branch_from, or give another --workdir"
             )
         saved = check_workdir(self.path, config, resume=resume)
         notices, starts = (saved.changed_settings(config), saved.starts) if saved else ([], [])
@@ -109,7 +117,9 @@ class Workdir:
             notices += compare_starts(starts[-1], this_start)
         self.write_json("config.json", to_dict(config))
         self.experiment_digest = digest = experiment_digest(config)
-        self.write_json("run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]})
+        self.write_json(
+            "run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]}
+        )
         return notices
 
     def write_text(self, name: str, text: str) -> None:

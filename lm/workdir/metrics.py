@@ -1,9 +1,10 @@
 """Metrics: the lines of metrics.jsonl, TensorBoard and W&B.
 
-A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens, tokens_per_second, mfu;
-evaluation lines have step, split, windows (how many were evaluated, the first ones of the split), loss and the other
-metrics of that split; lines of scores have step and scores, by name. In the file each line ends with its own checksum,
-"crc32", which is verified when it is read.
+A line is a dict. Training lines have step, loss, learning_rate, grad_norm, tokens,
+tokens_per_second, mfu; evaluation lines have step, split, windows (how many were evaluated, the
+first ones of the split), loss and the other metrics of that split; lines of scores have step and
+scores, by name. In the file each line ends with its own checksum, "crc32", which is verified when
+it is read.
 
 The best step follows from these lines, and from nothing else: see `validation_losses`.
 """
@@ -51,7 +52,9 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _numbers(value):
-    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within lists and dicts."""
+    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within
+    lists and dicts.
+    """
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     if isinstance(value, dict):
@@ -60,25 +63,34 @@ def _numbers(value):
 
 
 def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
-    """Return the lines of a metrics.jsonl as a list, which takes 1.6 kB for each; see `iter_metrics`."""
+    """Return the lines of a metrics.jsonl as a list, which takes 1.6 kB for each; see
+    `iter_metrics`.
+    """
     return list(iter_metrics(path, timing=timing))
 
 
 def iter_metrics(path: str | Path, *, timing: bool = True) -> Iterator[dict]:
-    """Yield the lines of a metrics.jsonl, without an incomplete last line, and without holding more than one.
+    """Yield the lines of a metrics.jsonl, without an incomplete last line, and without holding more
+    than one.
 
     Args:
-        timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same run is repeated.
+        timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same
+            run is repeated.
 
     Raises:
         UserError: if a complete line is not JSON, has another checksum, or values of wrong types.
     """
     for _, line in _whole_lines(Path(path)):
-        yield {key: _numbers(value) for key, value in line.items() if timing or key not in TIMING_FIELDS}
+        yield {
+            key: _numbers(value)
+            for key, value in line.items()
+            if timing or key not in TIMING_FIELDS
+        }
 
 
 def read_evaluations(path: Path) -> tuple[list[dict], int]:
-    """Return the lines of evaluations, and the last step of any line; no lines and 0 without a file.
+    """Return the lines of evaluations, and the last step of any line; no lines and 0 without a
+    file.
 
     Lines of training, which may be millions, are neither parsed nor checked, except the last one.
     """
@@ -87,8 +99,12 @@ def read_evaluations(path: Path) -> tuple[list[dict], int]:
         for number, text in _whole_texts(path):
             last = number, text
             if '"split"' in text:
-                evaluations.append({key: _numbers(value) for key, value in _parsed(path, number, text).items()})
-    return [line for line in evaluations if "split" in line], _parsed(path, *last)["step"] if last else 0
+                evaluations.append(
+                    {key: _numbers(value) for key, value in _parsed(path, number, text).items()}
+                )
+    return [line for line in evaluations if "split" in line], _parsed(path, *last)[
+        "step"
+    ] if last else 0
 
 
 def last_step(path: Path) -> int:
@@ -97,8 +113,12 @@ def last_step(path: Path) -> int:
 
 
 def cut_back(path: Path, step: int, target: Path | None = None) -> None:
-    """Drop the lines of steps after `step`, and an incomplete last line; `target`, else the file, is replaced."""
-    kept = [text for text, line in _whole_lines(path) if line["step"] <= step] if path.exists() else []
+    """Drop the lines of steps after `step`, and an incomplete last line; `target`, else the file,
+    is replaced.
+    """
+    kept = (
+        [text for text, line in _whole_lines(path) if line["step"] <= step] if path.exists() else []
+    )
     if os.path.lexists(path):  # a link, which may lead nowhere, is replaced
         write_text(target or path, "".join(f"{text}\n" for text in kept))
 
@@ -120,7 +140,10 @@ def _whole_texts(path: Path) -> Iterator[tuple[int, str]]:
             content = file.readline(LARGEST)
             if not content.endswith(b"\n"):
                 if len(content) == LARGEST:
-                    raise UserError(f"{path} is corrupted: line {number} has no end; correct or remove that line")
+                    raise UserError(
+                        f"{path} is corrupted: line {number} has no end; correct or remove that "
+                        "line"
+                    )
                 return
             yield number, content[:-1].decode(errors="replace")
 
@@ -131,7 +154,9 @@ def _parsed(path: Path, number: int, text: str) -> dict:
         check_shape(line, {"loss": NUMBER} if "split" in line else {})
         return line
     except ValueError as error:
-        raise UserError(f"{path} is corrupted: line {number}: {error}; correct or remove that line") from None
+        raise UserError(
+            f"{path} is corrupted: line {number}: {error}; correct or remove that line"
+        ) from None
 
 
 def to_line(line: dict) -> str:
@@ -140,7 +165,8 @@ def to_line(line: dict) -> str:
 
 
 def validation_losses(lines: Iterable[dict]) -> dict[int, float]:
-    """Return the finite validation losses by step, of all steps evaluated on the same windows as the newest one.
+    """Return the finite validation losses by step, of all steps evaluated on the same windows as
+    the newest one.
 
     The last step of a run has two: the first one is over as many windows as at the steps before it.
 
@@ -156,27 +182,31 @@ def validation_losses(lines: Iterable[dict]) -> dict[int, float]:
 
 
 def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
-    """Return the step with the smallest validation loss, the first of equal ones; None if no step was evaluated.
+    """Return the step with the smallest validation loss, the first of equal ones; None if no step
+    was evaluated.
 
     >>> best_step([100, 200, 300], {100: 2.5, 200: 2.25, 300: 2.25})
     200
     """
-    return min((step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None)
+    return min(
+        (step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None
+    )
 
 
 def missing_lines(path: Path, last: int, step: int, meta: dict) -> str | None:
-    """Return a warning if the last lines before the checkpoint of `step` are missing, by its record `meta`.
+    """Return a warning if the last lines before the checkpoint of `step` are missing, by its record
+    `meta`.
 
     `last` is the last step that has a line.
 
-    The record's "log_every" is one more than the steps from its last line to the checkpoint; in earlier code, the
-    largest log.every of the run.
+    The record's "log_every" is one more than the steps from its last line to the checkpoint; in
+    earlier code, the largest log.every of the run.
     """
     if last + meta.get("log_every", meta["config"]["log"]["every"]) > step:
         return None
     return (
-        f"WARNING: {path} is corrupted: lines of steps {last + 1} to {step} are missing, and are not written again; "
-        "the best step among them is not known"
+        f"WARNING: {path} is corrupted: lines of steps {last + 1} to {step} are missing, and are "
+        "not written again; the best step among them is not known"
     )
 
 
@@ -184,13 +214,22 @@ class MetricsWriter:
     """Writes each line to workdir/metrics.jsonl, and to TensorBoard and W&B if configured.
 
     Args:
-        resume_step: the restored step, after which lines are dropped so that no step appears twice; None: new files.
+        resume_step: the restored step, after which lines are dropped so that no step appears twice;
+            None: new files.
         tensorboard: whether to write TensorBoard events.
         wandb: the arguments of `wandb.init` (project, name, config, ...); None: no W&B.
         writes: whether this process writes; the others of a run know the same lines.
     """
 
-    def __init__(self, workdir: Path, *, resume_step: int | None = None, tensorboard=True, wandb=None, writes=True):
+    def __init__(
+        self,
+        workdir: Path,
+        *,
+        resume_step: int | None = None,
+        tensorboard=True,
+        wandb=None,
+        writes=True,
+    ):
         self.workdir, self._path = workdir, workdir / "metrics.jsonl"
         last_kept = -1 if resume_step is None else resume_step
         self._steps = array.array("q")
@@ -206,11 +245,16 @@ class MetricsWriter:
         self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb)
         cut_back(self._path, last_kept)
         self._file = open(self._path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
-        # Opened by the first line, so that the first step does not wait for an import of half a second.
-        self._open_tensorboard = (lambda: EventFile(self.workdir, last_kept + 1)) if tensorboard else None
+        # Opened by the first line, so that the first step does not wait for an import of half a
+        # second.
+        self._open_tensorboard = (
+            (lambda: EventFile(self.workdir, last_kept + 1)) if tensorboard else None
+        )
 
     def write(self, line: dict) -> None:
-        """Append one line, which must have a "step"; it is flushed to the operating system on return."""
+        """Append one line, which must have a "step"; it is flushed to the operating system on
+        return.
+        """
         self._remember(line)
         if self._file is None:
             return
@@ -232,7 +276,9 @@ class MetricsWriter:
             self._evaluations.append(line)
 
     def lines_of(self, step: int) -> list[dict]:
-        """Return the lines of this step if it is the last one that was written, now or before a resume."""
+        """Return the lines of this step if it is the last one that was written, now or before a
+        resume.
+        """
         return [line for line in self._last_step if line["step"] == step]
 
     def last_step(self, limit: int) -> int:
@@ -240,7 +286,9 @@ class MetricsWriter:
         return max((step for step in self._steps if step <= limit), default=0)
 
     def missing_lines(self, step: int, meta: dict) -> str | None:
-        """Return a warning if the last lines before a restored step are missing; see the function of this name."""
+        """Return a warning if the last lines before a restored step are missing; see the function
+        of this name.
+        """
         return missing_lines(self._path, self.last_step(step), step, meta)
 
     def validation_losses(self) -> dict[int, float]:
@@ -270,7 +318,9 @@ class MetricsWriter:
 
 
 def _scalars(line: dict):
-    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, or KIND/PATH."""
+    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, or
+    KIND/PATH.
+    """
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
         if key == "detail":
@@ -288,8 +338,11 @@ def _scalars(line: dict):
 def _start_wandb(workdir: Path, arguments: dict):
     import wandb  # lm/config/checks.py has looked for it
 
-    # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are the same.
-    return wandb.init(dir=str(workdir), id=_wandb_id(workdir / "wandb_id.txt"), resume="allow", **arguments)
+    # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are
+    # the same.
+    return wandb.init(
+        dir=str(workdir), id=_wandb_id(workdir / "wandb_id.txt"), resume="allow", **arguments
+    )
 
 
 def _wandb_id(path: Path) -> str:

@@ -1,8 +1,10 @@
-"""Copies of a run behind a URL (--mirror), through fsspec: made in the background, and fetched into an empty workdir.
+"""Copies of a run behind a URL (--mirror), through fsspec: made in the background, and fetched into
+an empty workdir.
 
-A mirror holds files/SHA256, contents by their hashes, and manifest-NUMBER-START.json. A manifest describes the run and
-its writer, and names each file of the workdir with its size and hash. It is written after the contents that it names,
-and nothing is overwritten: a copy that is killed leaves the one before. Who wrote the newest manifest owns the mirror.
+A mirror holds files/SHA256, contents by their hashes, and manifest-NUMBER-START.json. A manifest
+describes the run and its writer, and names each file of the workdir with its size and hash. It is
+written after the contents that it names, and nothing is overwritten: a copy that is killed leaves
+the one before. Who wrote the newest manifest owns the mirror.
 """
 
 import contextlib
@@ -34,21 +36,40 @@ from lm.workdir.config_changes import compare_configs
 from lm.workdir.directory import fill
 from lm.workdir.saved_run import checkpoint_steps, holds_run
 
-# What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption does not need them.
-_RECORDS = ("config.json", "run.json", "tokenizer.json", "metrics.jsonl", "summary.json", "wandb_id.txt")
-_SHOWN = ("loss.png", "diagnostics.png", "scores.png", "samples", "tensorboard")  # nothing is computed from them
+# What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption
+# does not need them.
+_RECORDS = (
+    "config.json",
+    "run.json",
+    "tokenizer.json",
+    "metrics.jsonl",
+    "summary.json",
+    "wandb_id.txt",
+)
+_SHOWN = (
+    "loss.png",
+    "diagnostics.png",
+    "scores.png",
+    "samples",
+    "tensorboard",
+)  # nothing is computed from them
 _MANIFEST = {
     "config": {"train": {"steps": COUNT}}, "writer": str, "steps": [COUNT],
     "files": {str: {"size": COUNT, "sha256": str}},
 }  # fmt: skip
-POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0  # until the next look for a new checkpoint; after a copy that failed
+POLL_SECONDS, RETRY_SECONDS = (
+    1.0,
+    30.0,
+)  # until the next look for a new checkpoint; after a copy that failed
 
 
 _FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIR"
 
 
 def check_url(url: str, workdir: str | Path) -> None:
-    """Raise UserError if a URL is no place for a mirror of a workdir: no URL, or where a copy would be lost with it."""
+    """Raise UserError if a URL is no place for a mirror of a workdir: no URL, or where a copy would
+    be lost with it.
+    """
     if not is_url(url):
         raise UserError(f"--mirror {url}: it is not a URL; {_FORMS}")
     scheme, _, path = url.partition("://")
@@ -88,16 +109,19 @@ class Mirror:
         self._start = secrets.token_hex(4)  # part of the names of this process's manifests
         self._manifest: dict = {"steps": [], "files": {}}  # the newest one
         self._copied: list[int] | None = None  # the steps of the last copy
-        self._described: dict[str, dict] = {}  # sizes and hashes of files of checkpoints, which do not change
+        self._described: dict[
+            str, dict
+        ] = {}  # sizes and hashes of files of checkpoints, which do not change
         self._say: Callable[[str], None] = print
         self._hold: Callable[[list[int]], None] = lambda steps: None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # ---- At the start ------------------------------------------------------------------------------------------------
+    # ---- At the start ----------------------------------------------------------------------------
 
     def fetch(self, config, say: Callable[[str], None]) -> bool:
-        """Start the workdir from the mirror if it holds no run and the mirror has a copy; return whether it did.
+        """Start the workdir from the mirror if it holds no run and the mirror has a copy; return
+        whether it did.
 
         Raises:
             UserError: if the copy is damaged, or of another experiment than `config`.
@@ -117,7 +141,8 @@ class Mirror:
         """Become the owner of the mirror.
 
         Raises:
-            UserError: if the mirror holds another run than that of `config`, or cannot be written to.
+            UserError: if the mirror holds another run than that of `config`, or cannot be written
+                to.
             TemporaryError: if it cannot be reached at the moment.
         """
         writer = f"process {os.getpid()} on {platform.node()}"
@@ -128,7 +153,9 @@ class Mirror:
             self._check_owner()  # two runs may have started together
 
     def _download(self, files: dict[str, dict], folder: Path, say: Callable[[str], None]) -> None:
-        """Write files to a folder. What is damaged is left out of checkpoints, so that an older one is restored."""
+        """Write files to a folder. What is damaged is left out of checkpoints, so that an older one
+        is restored.
+        """
         sizes = self._sizes("files")
         for path, described in files.items():
             target, stored = folder / path, f"{self._root}/files/{described['sha256']}"
@@ -142,12 +169,13 @@ class Mirror:
                 say(f"WARNING: {self.url}: {reason}; it is left out")
                 target.unlink(missing_ok=True)
 
-    # ---- While the run trains ----------------------------------------------------------------------------------------
+    # ---- While the run trains --------------------------------------------------------------------
 
     def start(self, hold: Callable[[list[int]], None], say: Callable[[str], None]) -> None:
         """Copy each complete checkpoint in the background.
 
-        `hold` is called with the steps of checkpoints that must not be deleted until it is called again.
+        `hold` is called with the steps of checkpoints that must not be deleted until it is called
+        again.
         """
         self._hold, self._say = hold, say
         self._thread = threading.Thread(target=self._watch, name="lm-mirror", daemon=True)
@@ -160,18 +188,24 @@ class Mirror:
             self._thread.join()
 
     def finish(self) -> bool:
-        """Copy what the mirror lacks of a workdir that no longer changes; return whether it then has everything."""
+        """Copy what the mirror lacks of a workdir that no longer changes; return whether it then
+        has everything.
+        """
         self.close()
         self._copied = None
         failure = self._try()
         if not failure:
             self._say(f"{self.url} has a copy of step {max(self._manifest['steps'], default=0)}")
             return True
-        lacking = [str(step) for step in checkpoint_steps(self._workdir) if step not in self._manifest["steps"]]
+        lacking = [
+            str(step)
+            for step in checkpoint_steps(self._workdir)
+            if step not in self._manifest["steps"]
+        ]
         what = f"the checkpoints of steps {', '.join(lacking)}" if lacking else "the newest files"
         self._say(
-            f"WARNING: {self.url}: {failure}. It lacks {what}, which are in {self._workdir}; the same command with "
-            "--resume copies them"
+            f"WARNING: {self.url}: {failure}. It lacks {what}, which are in {self._workdir}; the "
+            "same command with --resume copies them"
         )
         return False
 
@@ -180,7 +214,10 @@ class Mirror:
         while not self._stop.wait(RETRY_SECONDS if failure else POLL_SECONDS):
             before, failure = failure, self._try()
             if failure and not before:
-                self._say(f"WARNING: {self.url}: {failure}; training continues, and the run is copied again later")
+                self._say(
+                    f"WARNING: {self.url}: {failure}; training continues, and the run is copied "
+                    "again later"
+                )
             if before and not failure:
                 self._say(f"{self.url} has a copy again")
 
@@ -197,14 +234,23 @@ class Mirror:
                     self._copied = steps
             return ""
         except Exception as error:  # file systems raise many types
-            file, checkpoints = str(getattr(error, "filename", "")), os.path.abspath(self._workdir / "checkpoints")
-            deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(checkpoints)
-            return "" if deleted and not self._stop.is_set() else _reason(error)  # while the run deleted a checkpoint
+            file, checkpoints = (
+                str(getattr(error, "filename", "")),
+                os.path.abspath(self._workdir / "checkpoints"),
+            )
+            deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(
+                checkpoints
+            )
+            return (
+                "" if deleted and not self._stop.is_set() else _reason(error)
+            )  # while the run deleted a checkpoint
         finally:
             self._hold([])
 
     def _contents(self, steps: list[int]) -> dict[str, bytes | Path]:
-        """Return what to copy by its path: the content of a file that may change, or where the file is."""
+        """Return what to copy by its path: the content of a file that may change, or where the file
+        is.
+        """
         contents: dict[str, bytes | Path] = {}
         for path in (self._workdir / name for name in (*_RECORDS, *_SHOWN)):
             for file in files_below(path) if path.is_dir() else [path] if path.is_file() else []:
@@ -216,13 +262,18 @@ class Mirror:
 
     def _copy(self, steps: list[int], contents: dict[str, bytes | Path]) -> None:
         self._check_owner()
-        files = {path: self._described.get(path) or _describe(content) for path, content in contents.items()}
+        files = {
+            path: self._described.get(path) or _describe(content)
+            for path, content in contents.items()
+        }
         self._described = {path: x for path, x in files.items() if isinstance(contents[path], Path)}
         if not self._manifests():
             self._say(f"WARNING: {self.url} was emptied; copying everything again")
             self._make_folders()
             self._write_manifest([], {})  # so that a start after a kill finds one
-        elif files == self._manifest["files"] or steps[-1] < max(self._manifest["steps"], default=0):
+        elif files == self._manifest["files"] or steps[-1] < max(
+            self._manifest["steps"], default=0
+        ):
             return  # a workdir that is behind, such as an old copy of it, catches up first
         sizes = self._sizes("files")
         for path, content in contents.items():
@@ -233,7 +284,7 @@ class Mirror:
         for unused in sizes.keys() - {described["sha256"] for described in files.values()}:
             self._remove(f"files/{unused}")
 
-    # ---- What the mirror holds ---------------------------------------------------------------------------------------
+    # ---- What the mirror holds -------------------------------------------------------------------
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the files in a folder of the mirror, by name."""
@@ -242,27 +293,46 @@ class Mirror:
             found = self._system.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return {}
-        return {x["name"].rstrip("/").rpartition("/")[2]: x["size"] for x in found if x["type"] == "file"}
+        return {
+            x["name"].rstrip("/").rpartition("/")[2]: x["size"]
+            for x in found
+            if x["type"] == "file"
+        }
 
     def _manifests(self) -> list[str]:
         """Return the names of all manifests, the newest last."""
-        return sorted(name for name in self._sizes("") if re.fullmatch(r"manifest-\d{8}-[0-9a-f]{8}\.json", name))
+        return sorted(
+            name
+            for name in self._sizes("")
+            if re.fullmatch(r"manifest-\d{8}-[0-9a-f]{8}\.json", name)
+        )
 
     def _newest(self, config) -> dict:
         """Return the newest intact manifest; without steps and files if nothing was copied yet.
 
         Raises:
-            UserError: if all manifests are damaged, or the newest one is of another run than that of `config`.
+            UserError: if all manifests are damaged, or the newest one is of another run than that
+                of `config`.
         """
         reasons = []
         for name in reversed(self._manifests()):
             try:
-                manifest = without_checksum(parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST))
+                manifest = without_checksum(
+                    parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST)
+                )
                 check_paths(manifest["files"])
-                problems, _ = compare_configs(manifest["config"], config, max(manifest["steps"], default=0))
+                problems, _ = compare_configs(
+                    manifest["config"], config, max(manifest["steps"], default=0)
+                )
                 if problems:
-                    of = f"another run, of {manifest['writer']}; give another URL, or set these back:"
-                    raise UserError(f"--mirror {self.url} belongs to {of}", *(f"  {problem}" for problem in problems))
+                    of = (
+                        f"another run, of {manifest['writer']}; give another URL, or set these "
+                        "back:"
+                    )
+                    raise UserError(
+                        f"--mirror {self.url} belongs to {of}",
+                        *(f"  {problem}" for problem in problems),
+                    )
                 return manifest
             except FileNotFoundError:  # replaced by a newer one
                 continue
@@ -277,7 +347,9 @@ class Mirror:
         names = self._manifests()
         number = int(names[-1].split("-")[1]) + 1 if names else 1
         manifest = self._manifest | {"steps": steps, "files": files}
-        self._put(to_json(with_checksum(manifest)).encode(), f"manifest-{number:08}-{self._start}.json")
+        self._put(
+            to_json(with_checksum(manifest)).encode(), f"manifest-{number:08}-{self._start}.json"
+        )
         self._manifest = manifest
         for name in names:
             self._remove(name)
@@ -299,7 +371,9 @@ class Mirror:
             self._system.rm_file(f"{self._root}/{name}")
 
     def _make_folders(self) -> None:
-        """Make the folders of a file system that has folders; the first part is not made, as it may be a bucket."""
+        """Make the folders of a file system that has folders; the first part is not made, as it may
+        be a bucket.
+        """
         parts = f"{self._root}/files".split("/")
         for n in range(2, len(parts) + 1):
             with contextlib.suppress(FileExistsError):
@@ -314,7 +388,9 @@ class Mirror:
             raise
         except Exception as error:
             if isinstance(error, NotImplementedError):
-                raise UserError(f"--mirror {self.url}: nothing can be written there; {_FORMS}") from None
+                raise UserError(
+                    f"--mirror {self.url}: nothing can be written there; {_FORMS}"
+                ) from None
             mistakes = FileNotFoundError | PermissionError | NotADirectoryError
             kind = UserError if isinstance(error, mistakes) else TemporaryError
             raise kind(f"--mirror {self.url}: {_reason(error)}") from None
@@ -329,13 +405,17 @@ def _describe(content: bytes | Path) -> dict:
 
 
 def check_paths(paths: Collection[str]) -> None:
-    """Raise ValueError if a path in a manifest, which anybody may have written, leads elsewhere or below a file."""
+    """Raise ValueError if a path in a manifest, which anybody may have written, leads elsewhere or
+    below a file.
+    """
     for path in paths:
         parts = path.split("/")
         is_too_long = len(path) > 1000 or any(len(part.encode()) > MAX_NAME for part in parts)
         if {"", ".", ".."} & set(parts) or "\0" in path or is_too_long:
             raise ValueError(f"files has {path[:80]!r}, which is no path in a run")
-        if above := [upper for n in range(1, len(parts)) if (upper := "/".join(parts[:n])) in paths]:
+        if above := [
+            upper for n in range(1, len(parts)) if (upper := "/".join(parts[:n])) in paths
+        ]:
             raise ValueError(f"files has {path[:80]!r} below the file {above[0][:80]!r}")
 
 

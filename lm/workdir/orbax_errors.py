@@ -1,4 +1,6 @@
-"""What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system; and Orbax's log."""
+"""What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system;
+and Orbax's log.
+"""
 
 import functools
 import logging
@@ -11,7 +13,9 @@ from lm.errors import TemporaryError, first_line
 
 
 class Corrupted(Exception):
-    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message says what."""
+    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message
+    says what.
+    """
 
 
 # What TensorStore and XLA print for failures of the system.
@@ -24,28 +28,35 @@ _SYSTEM_FAILURE = re.compile(
 def unreadable(directory: Path, step: int, part: str, error: Exception) -> Exception:
     """Return the exception for a part ("arrays") of a checkpoint whose reading raised `error`.
 
-    TemporaryError if the system failed (permissions, a disk, memory, open files): the content may be intact. Else
-    Corrupted.
+    TemporaryError if the system failed (permissions, a disk, memory, open files): the content may
+    be intact. Else Corrupted.
     """
     cause: BaseException | None = error
     while cause is not None:
         missing = isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        failed = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno and not missing)
+        failed = isinstance(cause, MemoryError) or (
+            isinstance(cause, OSError) and cause.errno and not missing
+        )
         if failed or (not isinstance(cause, OSError) and _SYSTEM_FAILURE.search(str(cause))):
             reason = first_line(cause)
-            return TemporaryError(f"the checkpoint of step {step} in {directory} could not be read: {reason}")
+            return TemporaryError(
+                f"the checkpoint of step {step} in {directory} could not be read: {reason}"
+            )
         cause = cause.__cause__ or cause.__context__
     return Corrupted(f"its {part} cannot be read: {first_line(error)}")
 
 
 def disk_failure(error: BaseException) -> str | None:
-    """Return the system's message for the failure that TensorStore reports in an error, such as a full disk."""
+    """Return the system's message for the failure that TensorStore reports in an error, such as a
+    full disk.
+    """
     found = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(found[1])) if found else None
 
 
 def quieten_orbax() -> None:
-    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint that cannot be written.
+    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint
+    that cannot be written.
 
     Orbax raises each error that it logs, and this module reports it.
     """
@@ -56,9 +67,11 @@ def quieten_orbax() -> None:
 
 
 def _drop_late_callbacks(hook, unraisable) -> None:
-    """Pass an exception to a hook, except late exceptions of a save or read that Orbax has given up.
+    """Pass an exception to a hook, except late exceptions of a save or read that Orbax has given
+    up.
 
-    Late exceptions come from a TensorStore thread that ends afterwards, or from a read that nothing awaits.
+    Late exceptions come from a TensorStore thread that ends afterwards, or from a read that nothing
+    awaits.
     """
     error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
     late_thread = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"

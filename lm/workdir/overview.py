@@ -20,7 +20,9 @@ class Overview:
     path: Path
     name: str  # of its config
     config: dict[str, Any]  # by dotted name, without name and notes
-    data: dict[str, str] | None  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
+    data: (
+        dict[str, str] | None
+    )  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
     parameters: int | None  # None: not known
     status: str  # "running", "finished", "imported", or where and how it stopped
     steps: int  # the last one in the metrics
@@ -40,7 +42,8 @@ class Overview:
 
 
 def read_overview(path: Path) -> Overview:
-    """Read a run: of one that is finished the summary, of others also the evaluations in its metrics.
+    """Read a run: of one that is finished the summary, of others also the evaluations in its
+    metrics.
 
     Raises:
         UserError: the directory holds no run, or a file in it is damaged.
@@ -49,7 +52,9 @@ def read_overview(path: Path) -> Overview:
     saved = read_run(path)
     if saved.damage:
         raise UserError(saved.damage)
-    config = {key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")}
+    config = {
+        key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")
+    }
     planned, summary = config["train.steps"], saved.summary
     if saved.finished_at == planned and "best_step" in summary:
         last, step, loss = planned, summary["best_step"], summary.get("best_val_loss")
@@ -85,7 +90,9 @@ def _status(saved: SavedRun, last: int, is_in_use: bool) -> str:
     if saved.data and saved.data["name"].startswith(WEIGHTS_OF):
         return "imported"
     is_its_end = saved.summary.get("steps", -1) >= last  # else it was resumed, and killed
-    how = {"stopped": "ended early", "nonfinite": "not finite"}.get(saved.summary.get("status", "") * is_its_end)
+    how = {"stopped": "ended early", "nonfinite": "not finite"}.get(
+        saved.summary.get("status", "") * is_its_end
+    )
     return f"{how or 'stopped'} at {last:,} of {planned:,}"
 
 
@@ -100,9 +107,11 @@ def differing_keys(configs: Sequence[dict]) -> list[str]:
 
 
 def texts(data: Sequence[dict | None]) -> list[str]:
-    """Return the name of each run's text; of different texts with one name, with the start of the fingerprint.
+    """Return the name of each run's text; of different texts with one name, with the start of the
+    fingerprint.
 
-    `data` has `Overview.data` of each run. A name ends in "(fallback)" if the text of the config could not be read.
+    `data` has `Overview.data` of each run. A name ends in "(fallback)" if the text of the config
+    could not be read.
 
     >>> a, b = ({"name": "text:novel.txt", "fingerprint": digit * 64} for digit in "ab")
     >>> texts([a, a, None]), texts([a, b])
@@ -120,7 +129,8 @@ def texts(data: Sequence[dict | None]) -> list[str]:
 
 
 def are_comparable(data: Sequence[dict | None]) -> bool:
-    """Return whether the losses of runs are of the same tokens; `data` as for `texts`. Imported models have no losses.
+    """Return whether the losses of runs are of the same tokens; `data` as for `texts`. Imported
+    models have no losses.
 
     >>> text = {"name": "text:novel.txt", "fingerprint": "a" * 64}
     >>> are_comparable([text, text]), are_comparable([text, text | {"fingerprint": "b" * 64}])

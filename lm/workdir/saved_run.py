@@ -10,17 +10,35 @@ from typing import Any
 
 from lm.config import init_run
 from lm.errors import UserError
-from lm.files import COUNT, NUMBER, check_shape, parse_json, read_bytes, read_json, refuse_url, without_checksum
+from lm.files import (
+    COUNT,
+    NUMBER,
+    check_shape,
+    parse_json,
+    read_bytes,
+    read_json,
+    refuse_url,
+    without_checksum,
+)
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.metrics import last_step
 
-ARRIVING = "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
-SETTINGS = "huggingface"  # key of a checkpoint's record: `read_settings` of the model that the run began from
-WEIGHTS_OF = "weights of "  # start of the name of the data in run.json: an imported run has no text of its own
+ARRIVING = (
+    "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
+)
+# key of a checkpoint's record: `read_settings` of the model that the run began from
+SETTINGS = "huggingface"
+# start of the name of the data in run.json: an imported run has no text of its own
+WEIGHTS_OF = "weights of "
 
 # Shapes of the JSON files of a run; see `lm.files.read_json`.
-_CONFIG = {"name?": str, "train": {"steps": COUNT}, "checkpoint": {"every": COUNT}, "log": {"every": COUNT}}
+_CONFIG = {
+    "name?": str,
+    "train": {"steps": COUNT},
+    "checkpoint": {"every": COUNT},
+    "log": {"every": COUNT},
+}
 _START = {
     "versions": {str: (str, None)},
     "environment": {str: str},
@@ -39,7 +57,7 @@ _META = {
 }  # fmt: skip
 
 
-# ---- What a workdir holds ----------------------------------------------------------------------------------------
+# ---- What a workdir holds ------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +66,9 @@ class SavedRun:
 
     config: dict  # config.json
     newest_checkpoint: int | None  # the newest step with a checkpoint, None if there is none
-    data: dict[str, str] | None  # {"name", "fingerprint"} of the tokens it trained on; None if unknown
+    data: (
+        dict[str, str] | None
+    )  # {"name", "fingerprint"} of the tokens it trained on; None if unknown
     starts: list[dict]  # versions, commit and command of each start
     summary: dict[str, Any]  # summary.json, {} if it is missing or damaged
     damage: str = ""  # what is wrong with summary.json, which a resumed run writes again
@@ -59,23 +79,33 @@ class SavedRun:
         return self.summary["steps"] if self.summary.get("status") == "finished" else None
 
     def changed_settings(self, config) -> list[str]:
-        """Return a line for each key that differs in `config`, with which this run is to be resumed."""
+        """Return a line for each key that differs in `config`, with which this run is to be
+        resumed.
+        """
         _, changed = compare_configs(self.config, config, self.newest_checkpoint or 0)
-        return [f"resuming with another setting, which does not change the experiment: {line}" for line in changed]
+        return [
+            f"resuming with another setting, which does not change the experiment: {line}"
+            for line in changed
+        ]
 
 
 def read_run(workdir: Path) -> SavedRun:
     """Read what a workdir records of the run in it.
 
     Raises:
-        UserError: if config.json is missing, or it or run.json is damaged. Without run.json a run can be resumed.
+        UserError: if config.json is missing, or it or run.json is damaged. Without run.json a run
+            can be resumed.
     """
     require_run(workdir)
     newest = newest_checkpoint(workdir)
     try:
-        config = read_json(workdir / "config.json", _CONFIG, "restore it, or give another --workdir")
+        config = read_json(
+            workdir / "config.json", _CONFIG, "restore it, or give another --workdir"
+        )
     except FileNotFoundError:
-        raise UserError(f"--workdir {workdir} has no config.json; give the directory of a run") from None
+        raise UserError(
+            f"--workdir {workdir} has no config.json; give the directory of a run"
+        ) from None
     record: dict[str, Any] = {"data": None, "starts": []}
     summary: dict[str, Any] = {}
     damage = ""
@@ -91,27 +121,36 @@ def read_run(workdir: Path) -> SavedRun:
 
 
 def require_run(workdir: Path) -> None:
-    """Raise UserError if there is no such directory, with the names of runs beside it that are similar."""
+    """Raise UserError if there is no such directory, with the names of runs beside it that are
+    similar.
+    """
     if workdir.exists():
         return
     there = [path.parent.name for path in workdir.parent.glob("*/config.json")]
     near = difflib.get_close_matches(workdir.name[:200], there, n=3, cutoff=0.4)
     names = " or ".join(str(workdir.parent / name) for name in near)
-    advice = f"did you mean {names}?" if near else "python -m lm.runs DIR lists the runs in a directory"
+    advice = (
+        f"did you mean {names}?" if near else "python -m lm.runs DIR lists the runs in a directory"
+    )
     raise UserError(f"there is no run {workdir}; {advice}")
 
 
 def holds_run(workdir: str | Path) -> bool:
-    """Return whether a run in this directory made a step: it has metrics, a checkpoint or a summary.
+    """Return whether a run in this directory made a step: it has metrics, a checkpoint or a
+    summary.
 
-    A run that failed before its first step, such as one whose model cannot be compiled, starts anew. One that is only
-    partly copied into the directory is copied again.
+    A run that failed before its first step, such as one whose model cannot be compiled, starts
+    anew. One that is only partly copied into the directory is copied again.
     """
     if Path(workdir, ARRIVING).exists():
         return False
-    metrics, checkpoints, summary = (Path(workdir, name) for name in ("metrics.jsonl", "checkpoints", "summary.json"))
+    metrics, checkpoints, summary = (
+        Path(workdir, name) for name in ("metrics.jsonl", "checkpoints", "summary.json")
+    )
     has_lines = metrics.exists() and (not metrics.is_file() or metrics.stat().st_size > 0)
-    has_checkpoints = checkpoints.exists() and (not checkpoints.is_dir() or any(checkpoints.iterdir()))
+    has_checkpoints = checkpoints.exists() and (
+        not checkpoints.is_dir() or any(checkpoints.iterdir())
+    )
     return has_lines or has_checkpoints or summary.exists()
 
 
@@ -131,13 +170,19 @@ def checkpoint_steps(workdir: str | Path) -> list[int]:
 
 
 def count_parameters(workdir: Path, step: int) -> int | None:
-    """Return the number of parameters that the record of a checkpoint lists; None if it cannot be read."""
+    """Return the number of parameters that the record of a checkpoint lists; None if it cannot be
+    read.
+    """
     shape = {"leaves": {str: {"shape": [COUNT]}}}
     try:
-        leaves = parse_json(read_bytes(workdir / "checkpoints" / str(step) / "meta" / "metadata"), shape)["leaves"]
+        leaves = parse_json(
+            read_bytes(workdir / "checkpoints" / str(step) / "meta" / "metadata"), shape
+        )["leaves"]
     except (OSError, ValueError):  # whoever reads the checkpoint reports it
         return None
-    return sum(math.prod(leaf["shape"]) for path, leaf in leaves.items() if path.startswith("params/"))
+    return sum(
+        math.prod(leaf["shape"]) for path, leaf in leaves.items() if path.startswith("params/")
+    )
 
 
 def is_step(name: str) -> bool:
@@ -149,11 +194,12 @@ def is_step(name: str) -> bool:
     return name.isascii() and name.isdigit()
 
 
-# ---- Whether a config may be run there ---------------------------------------------------------------------------
+# ---- Whether a config may be run there -----------------------------------------------------------
 
 
 def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | None:
-    """Check whether a config, as the user gave it, can be run in `workdir`, before anything is written.
+    """Check whether a config, as the user gave it, can be run in `workdir`, before anything is
+    written.
 
     With `resume`, it continues the run that the directory holds, if any.
 
@@ -161,8 +207,8 @@ def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | No
         The run to resume, or None if the directory holds none.
 
     Raises:
-        UserError: if the directory holds a run and `resume` is false, or a run of another experiment, or if the
-            workdir is a URL.
+        UserError: if the directory holds a run and `resume` is false, or a run of another
+            experiment, or if the workdir is a URL.
     """
     refuse_url(workdir, "--workdir")
     workdir = Path(workdir)
@@ -179,32 +225,45 @@ def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | No
     problems, _ = compare_configs(saved.config, config, saved.newest_checkpoint or 0)
     if problems:
         raise UserError(
-            f"--resume: {workdir} holds a run of another experiment; set these back, or give another --workdir:",
+            f"--resume: {workdir} holds a run of another experiment; set these back, or give "
+            "another --workdir:",
             *(f"  {problem}" for problem in problems),
         )
     if lost := _lost_checkpoints(workdir, saved):
-        raise UserError(f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another --workdir")
+        raise UserError(
+            f"--resume: {lost}; restore {workdir / 'checkpoints'}, or start again in another "
+            "--workdir"
+        )
     return saved
 
 
 def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
     """Return why a run without checkpoints must have had some, or None.
 
-    A run that was killed before its first checkpoint starts again at step 0. But checkpoints/ is made before the first
-    line of metrics, the summary is written after a checkpoint, and each save waits for the one before it.
+    A run that was killed before its first checkpoint starts again at step 0. But checkpoints/ is
+    made before the first line of metrics, the summary is written after a checkpoint, and each save
+    waits for the one before it.
     """
     if saved.newest_checkpoint is not None:
         return None
     path, every = workdir / "metrics.jsonl", saved.config["checkpoint"]["every"]
     last = last_step(path)
     saved_twice = 0 < 2 * every < last
-    if saved_twice or (last and not (workdir / "checkpoints").is_dir()) or (workdir / "summary.json").exists():
-        return f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints were deleted"
+    if (
+        saved_twice
+        or (last and not (workdir / "checkpoints").is_dir())
+        or (workdir / "summary.json").exists()
+    ):
+        return (
+            f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints "
+            "were deleted"
+        )
     return None
 
 
 def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
-    """Check that checkpoints are of this experiment by what they record: config.json and run.json may be lost.
+    """Check that checkpoints are of this experiment by what they record: config.json and run.json
+    may be lost.
 
     `metas` has their records by step, `data` the {"name", "fingerprint"} of the tokens.
 
@@ -216,7 +275,8 @@ def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data:
         problems, _ = compare_configs(meta["config"], config, step)
         if meta["data_fingerprint"] != data["fingerprint"]:
             problems.append(
-                f"it trained on {meta['data']}; the data now ({data['name']}) has other text or other tokens"
+                f"it trained on {meta['data']}; the data now ({data['name']}) has other text or "
+                "other tokens"
             )
         if problems:
             raise UserError(
@@ -235,7 +295,8 @@ def check_meta(meta: dict, where: str) -> None:
 
 
 def check_init_from(config, saved: SavedRun | None) -> None:
-    """Raise UserError if config.init_from names neither a run with checkpoints nor a checkpoint of Hugging Face.
+    """Raise UserError if config.init_from names neither a run with checkpoints nor a checkpoint of
+    Hugging Face.
 
     It is not needed to resume a saved run that has a checkpoint.
     """
@@ -246,8 +307,8 @@ def check_init_from(config, saved: SavedRun | None) -> None:
         return
     if not is_checkpoint(directory):
         raise UserError(
-            f"config.init_from: {directory} holds no checkpoints; give the directory of a run, or of a checkpoint of "
-            "Hugging Face"
+            f"config.init_from: {directory} holds no checkpoints; give the directory of a run, or "
+            "of a checkpoint of Hugging Face"
         )
     try:
         read_config(directory)

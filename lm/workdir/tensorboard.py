@@ -1,4 +1,6 @@
-"""TensorBoard event files, written without a thread: an error such as a full disk reaches the caller."""
+"""TensorBoard event files, written without a thread: an error such as a full disk reaches the
+caller.
+"""
 
 import sys
 import time
@@ -9,7 +11,8 @@ FLUSH_SECONDS = 30
 
 
 class EventFile:
-    """A file of scalars in workdir/tensorboard. (tensorboardX's SummaryWriter hangs if its thread cannot write.)
+    """A file of scalars in workdir/tensorboard. (tensorboardX's SummaryWriter hangs if its thread
+    cannot write.)
 
     Readers ignore what earlier files have of the steps from `first_step` on.
     """
@@ -30,18 +33,23 @@ class EventFile:
         folder = workdir / "tensorboard"
         resumed = folder.exists()
         folder.mkdir(exist_ok=True)
-        # Files are named by the second: a start within the same one would overwrite the file before it.
+        # Files are named by the second: a start within the same one would overwrite the file before
+        # it.
         self._file = EventsWriter(str(folder / "events"), f".from-{first_step:09}")
         if resumed:
             session = SessionLog(status=SessionLog.START)
-            self._file.write_event(Event(wall_time=time.time(), step=first_step, session_log=session))
+            self._file.write_event(
+                Event(wall_time=time.time(), step=first_step, session_log=session)
+            )
         self._flushed = 0.0
 
     def write(self, scalars: dict[str, float], step: int) -> None:
         """Add numbers by their tags."""
         now = time.time()
         for tag, value in scalars.items():
-            self._file.write_event(self._event(wall_time=now, step=step, summary=self._scalar(tag, value)))
+            self._file.write_event(
+                self._event(wall_time=now, step=step, summary=self._scalar(tag, value))
+            )
         if now - self._flushed > FLUSH_SECONDS:
             self._file.flush()
             self._flushed = now

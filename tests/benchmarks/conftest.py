@@ -1,4 +1,6 @@
-"""The tests of benchmarks and of what they published are slow: they check the project's records, not the library."""
+"""The tests of benchmarks and of what they published are slow: they check the project's records,
+not the library.
+"""
 
 from pathlib import Path
 

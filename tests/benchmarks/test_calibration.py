@@ -1,4 +1,6 @@
-"""The simulations that justify the design of sweeps use its code, and agree with theory where there is one."""
+"""The simulations that justify the design of sweeps use its code, and agree with theory where there
+is one.
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,9 @@ def test_two_lists_reach_the_minimum_if_neither_shifts_the_other(monkeypatch):
     monkeypatch.setattr(designs, "NOISE_SD", 0.0)
     shifts = np.array([-0.3, 0.0, 0.3])
     monkeypatch.setattr(designs, "CROSS", 0.0)
-    assert designs.above_by_two_lists(2, shifts, np.random.default_rng(0)) == pytest.approx(0.0, abs=1e-12)
+    assert designs.above_by_two_lists(2, shifts, np.random.default_rng(0)) == pytest.approx(
+        0.0, abs=1e-12
+    )
     monkeypatch.setattr(designs, "CROSS", 0.4)
     found = designs.above_by_two_lists(2, shifts, np.random.default_rng(0))
     assert np.all((found > 0) & (found < designs.DECAY_CURVATURE / 4))
@@ -49,7 +53,8 @@ def test_without_tuning_errors_the_power_is_that_of_the_t_test(monkeypatch):
 
 def test_the_vertex_is_calibrated_and_the_best_rate_is_not():
     vertex, best = (
-        designs.p_values(rule, 10, 0.0, 0.5, 20_000, np.random.default_rng(0)) for rule in ("vertex", "best rate")
+        designs.p_values(rule, 10, 0.0, 0.5, 20_000, np.random.default_rng(0))
+        for rule in ("vertex", "best rate")
     )
     assert 0.045 < np.mean(vertex < 0.05) < 0.062
     assert np.mean(best < 0.05) > 0.2

@@ -1,4 +1,6 @@
-"""The published pages, the list of their claims, and the placebos: they are what the commands write from the runs."""
+"""The published pages, the list of their claims, and the placebos: they are what the commands write
+from the runs.
+"""
 
 import itertools
 import shutil
@@ -26,14 +28,18 @@ def test_the_committed_pages_are_what_the_command_writes(tmp_path):
     assert claims.main([str(tmp_path / "results")]) == 0
     assert placebo.main([str(tmp_path / "results")]) == 0
     for path in (path for path in RESULTS.rglob("*") if path.suffix in (".md", ".csv", ".json")):
-        assert (tmp_path / "results" / path.relative_to(RESULTS)).read_bytes() == path.read_bytes(), path
+        assert (
+            tmp_path / "results" / path.relative_to(RESULTS)
+        ).read_bytes() == path.read_bytes(), path
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_differences_are_those_of_the_published_runs(page):
     """Recompute them from runs.csv by SciPy, without the code of the sweeps."""
     losses = {}
-    runs = sorted(rows_of(RESULTS / page / "runs.csv"), key=lambda run: (run["variant"], int(run["seed"])))
+    runs = sorted(
+        rows_of(RESULTS / page / "runs.csv"), key=lambda run: (run["variant"], int(run["seed"]))
+    )
     for name, own in itertools.groupby(runs, key=lambda run: run["variant"]):
         own = list(own)
         tuned = {}
@@ -48,11 +54,15 @@ def test_the_differences_are_those_of_the_published_runs(page):
     tested = 0
     for row in rows_of(RESULTS / page / "claims.csv"):
         if row["mean"] and row["cell"] != "mean":
-            names = [f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")]
+            names = [
+                f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")
+            ]
             a, b = (losses[name] for name in names)
             expected = stats.ttest_rel(a, b)
             numbers = [np.mean(np.subtract(a, b)), expected.pvalue, *expected.confidence_interval()]
-            assert [float(row[key]) for key in ("mean", "p", "low", "high")] == pytest.approx(numbers, rel=1e-8)
+            assert [float(row[key]) for key in ("mean", "p", "low", "high")] == pytest.approx(
+                numbers, rel=1e-8
+            )
             tested += 1
     assert tested
 
@@ -60,7 +70,9 @@ def test_the_differences_are_those_of_the_published_runs(page):
 def test_p_values_over_all_pages_are_holms():
     """Multiply the k-th smallest of n p-values by n - k + 1; none is smaller than the one before."""
     rows = [row for row in rows_of(RESULTS / "claims.csv") if row["kind"] == "claim"]
-    p, found = (np.array([float(row[key]) for row in rows if row["p"]]) for key in ("p", "p_all_pages"))
+    p, found = (
+        np.array([float(row[key]) for row in rows if row["p"]]) for key in ("p", "p_all_pages")
+    )
     order = np.argsort(p)
     expected = np.maximum.accumulate(np.minimum(1, p[order] * np.arange(len(p), 0, -1)))
     np.testing.assert_allclose(found[order], expected, rtol=1e-8)
@@ -76,7 +88,9 @@ def test_longer_training_is_compared_by_welchs_t_test():
     short, long = map(np.mean, differences)
     low, high = stats.ttest_ind(*reversed(differences), equal_var=False).confidence_interval()
     expected = f"{long - short:+.4f} [{low:+.4f}, {high:+.4f}] | {long / short:.2f} |"
-    assert next(line for line in claims.longer(RESULTS).splitlines() if "| token shift |" in line).endswith(expected)
+    assert next(
+        line for line in claims.longer(RESULTS).splitlines() if "| token shift |" in line
+    ).endswith(expected)
 
 
 def test_placebos_are_read_in_blocks_of_five(tmp_path):

@@ -1,4 +1,6 @@
-"""Shared parts of the comparisons, the tables in docs/performance.md, and the examples in docstrings."""
+"""Shared parts of the comparisons, the tables in docs/performance.md, and the examples in
+docstrings.
+"""
 
 import argparse
 import doctest
@@ -25,8 +27,13 @@ def test_examples_in_docstrings():
 def test_published_tables_show_the_recorded_results_under_their_commands():
     text = compare.PAGE.read_text(encoding="utf-8").replace("\\\n", "")
     commands = re.findall(r"python3 -m benchmarks\.(\w+) (.*--publish)", text)
-    names = [name[1] if (name := re.search(r"--name (\w+)", options)) else module for module, options in commands]
-    assert re.findall(r"<!-- (?!end)(\w+) -->", text) == names == list(TABLES), "in the order of the tables"
+    names = [
+        name[1] if (name := re.search(r"--name (\w+)", options)) else module
+        for module, options in commands
+    ]
+    assert re.findall(r"<!-- (?!end)(\w+) -->", text) == names == list(TABLES), (
+        "in the order of the tables"
+    )
     for name, table in TABLES.items():
         results = json.loads((compare.RESULTS / f"{name}.json").read_text())
         where = compare.where_and_when(results["machine"])
@@ -37,7 +44,9 @@ def test_only_publishing_writes_and_it_replaces_the_table_of_that_name(tmp_path,
     path = tmp_path / "performance.md"
     before = "above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nold b\n<!-- end -->\nbelow\n"
     path.write_text(before)
-    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: True)  # of torch and transformers
+    monkeypatch.setattr(
+        compare.importlib.util, "find_spec", lambda name: True
+    )  # of torch and transformers
     monkeypatch.setattr(compare, "PAGE", path)
     monkeypatch.setattr(compare, "RESULTS", tmp_path / "results")
 
@@ -88,11 +97,18 @@ def test_a_failed_worker_is_reported_with_its_error(tmp_path):
 
 
 def test_a_command_is_timed_to_its_end_or_to_a_line_of_its_output():
-    busy = "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.environ['HELLO'], flush=True)\n"
+    busy = (
+        "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.environ['HELLO'], "
+        "flush=True)\n"
+    )
     command = [sys.executable, "-c", busy]
     for code, until in (("", None), ("time.sleep(60)", re.compile("hello").match)):
         found = compare.timed([*command[:2], busy + code], {"HELLO": "hello"}, until)
-        assert (found["output"], found["cpu"] >= 0.3, found["peak_bytes"] > 2**20) == (["hello"], True, True)
+        assert (found["output"], found["cpu"] >= 0.3, found["peak_bytes"] > 2**20) == (
+            ["hello"],
+            True,
+            True,
+        )
     with pytest.raises(RuntimeError, match="KeyError: 'HELLO'"):
         compare.timed(command, {})
     with pytest.raises(RuntimeError, match="hello"):

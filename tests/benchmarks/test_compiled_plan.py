@@ -16,7 +16,9 @@ C = Compiled(
 )  # fmt: skip
 
 
-def test_figures_of_compilers_are_kept_and_only_the_plan_is_computed_again(monkeypatch, tmp_path, capsys):
+def test_figures_of_compilers_are_kept_and_only_the_plan_is_computed_again(
+    monkeypatch, tmp_path, capsys
+):
     def compile_step(config, device, sizes):
         compiled.append((device, sizes["fsdp"], config.model.remat))
         if device == "h100":
@@ -32,13 +34,23 @@ def test_figures_of_compilers_are_kept_and_only_the_plan_is_computed_again(monke
     assert tables[0] == tables[1]
     assert compiled == [("v5e", 8, "dots"), ("h100", 1, "none")]
     first, failed = tables[0].splitlines()[2:]
-    assert re.search(r"fsdp 8 \| dots \| adamw \| \S+ GB \| 2.00 GB \| \S+ \| \S+ GB \| 4.00 GB", first)
+    assert re.search(
+        r"fsdp 8 \| dots \| adamw \| \S+ GB \| 2.00 GB \| \S+ \| \S+ GB \| 4.00 GB", first
+    )
     assert "does not compile" in failed
 
 
 def test_the_page_has_the_present_plan_of_each_row():
     lines = [compiled_plan.table_line(row, {}) for row in ROWS]
-    page = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()]
-    found = [line for line in page if len(line) == len(lines[0]) and line[0] != "model" and "---" not in line[0]]
+    page = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.read_text().splitlines()
+    ]
+    found = [
+        line
+        for line in page
+        if len(line) == len(lines[0]) and line[0] != "model" and "---" not in line[0]
+    ]
     columns = (*range(6), 8)  # model to the plan of the memory, and of what is sent
-    assert [[line[i] for i in columns] for line in found] == [[line[i] for i in columns] for line in lines]
+    assert [[line[i] for i in columns] for line in found] == [
+        [line[i] for i in columns] for line in lines
+    ]

@@ -24,6 +24,9 @@ def test_all_sides_draw_the_same_tokens():
 
 def test_sides_that_draw_other_tokens_are_an_error():
     """A side that draws other tokens is not timed."""
-    sides = {name: (True, lambda ids, n, k=k: np.full((len(ids), n), k)) for k, name in enumerate(["ours", "theirs"])}
+    sides = {
+        name: (True, lambda ids, n, k=k: np.full((len(ids), n), k))
+        for k, name in enumerate(["ours", "theirs"])
+    }
     with pytest.raises(AssertionError, match="theirs draws other tokens"):
         generation.compare(sides, 16, 2, argparse.Namespace(pin=True, rounds=1))

@@ -10,7 +10,9 @@ from lm import model
 from lm.layers import losses
 
 TINY = {
-    "gpt2": shapes.Shape("", n_layers=2, n_heads=4, d_model=32, d_ff=48, vocab_size=19, seq_len=12, batch_size=2),
+    "gpt2": shapes.Shape(
+        "", n_layers=2, n_heads=4, d_model=32, d_ff=48, vocab_size=19, seq_len=12, batch_size=2
+    ),
     "llama": shapes.Shape("", 2, 4, 32, 48, 19, 12, 2, family="llama", n_kv_heads=2),
 }
 
@@ -25,7 +27,9 @@ def test_the_peer_computes_the_same_and_torch_compile_sees_no_mask(family, monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # a GPU would compute in TF32
     monkeypatch.setitem(shapes.SHAPES, "tiny", TINY[family])
     config = shapes.config_of("tiny", "unread", {})
-    params = redrawn(config.model)  # no zeros or ones: a forgotten or exchanged parameter changes the logits
+    params = redrawn(
+        config.model
+    )  # no zeros or ones: a forgotten or exchanged parameter changes the logits
     theirs = built(shapes.transformers_fields(config), shapes.transformers_params(config, params))
     peer = Peer(TINY[family], theirs, None)
 
@@ -39,9 +43,13 @@ def test_the_peer_computes_the_same_and_torch_compile_sees_no_mask(family, monke
     calls = []
 
     def record(graph, inputs):
-        calls.extend(n.kwargs for n in graph.graph.nodes if "scaled_dot_product_attention" in str(n.target))
+        calls.extend(
+            n.kwargs for n in graph.graph.nodes if "scaled_dot_product_attention" in str(n.target)
+        )
         return graph.forward
 
     torch._dynamo.reset()
     torch.compile(peer._loss, backend=record)(torch.zeros((2, 13), dtype=torch.int64))
-    assert [(call["is_causal"], call.get("attn_mask")) for call in calls] == [(True, None)] * TINY[family].n_layers
+    assert [(call["is_causal"], call.get("attn_mask")) for call in calls] == [(True, None)] * TINY[
+        family
+    ].n_layers

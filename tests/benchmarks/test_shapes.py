@@ -11,7 +11,9 @@ from lm import data
 def test_our_side_reads_the_tokens_that_were_written(name, tmp_path):
     shape = shapes.SHAPES[name]
     shapes.write_tokens(tmp_path / "data", shape)
-    corpus = data.open_corpus(shapes.config_of(name, str(tmp_path / "data"), {}).data, seq_len=8, say=print)
+    corpus = data.open_corpus(
+        shapes.config_of(name, str(tmp_path / "data"), {}).data, seq_len=8, say=print
+    )
     written = np.fromfile(tmp_path / "data" / shape.token_file, shape.token_dtype)
     assert len(corpus.split("train").tokens) == len(written) == 10**6
     np.testing.assert_array_equal(corpus.split("train").tokens[:100], written[:100])

@@ -1,4 +1,6 @@
-"""Files and overrides become a Config, or every mistake is reported; a Config equals its copy read from JSON."""
+"""Files and overrides become a Config, or every mistake is reported; a Config equals its copy read
+from JSON.
+"""
 
 import dataclasses
 import json
@@ -25,7 +27,13 @@ def test_all_mistakes_are_reported_at_once(config_file, problems):
         "config.optimizer.learning_rate = float('inf')",
         "config.data.splits = (0.5, 1.5)",
     )
-    overrides = ["tain.steps=3", "train.batchsize=8", "model.norm=rsm", "train.seq_len", "model.n_heads=3"]
+    overrides = [
+        "tain.steps=3",
+        "train.batchsize=8",
+        "model.norm=rsm",
+        "train.seq_len",
+        "model.n_heads=3",
+    ]
     expected = [
         ("model.d_modl", "unknown key", "d_model"),
         ("modle.d_model", "unknown section", "model"),
@@ -53,7 +61,9 @@ def test_values_are_read_from_the_command_line(config_file):
         "eval.final_splits": ("(validation, test+train)", ("validation", "test+train")),
         "train.profile": ("(2, 3)", (2, 3)),
     }  # fmt: skip
-    path = config_file("config.model.d_ff = 100", "config.data.splits = [0.8, 0.1, 0.1]", "config.eval.every = 7")
+    path = config_file(
+        "config.model.d_ff = 100", "config.data.splits = [0.8, 0.1, 0.1]", "config.eval.every = 7"
+    )
     c = load(path, [f"{key}={text}" for key, (text, _) in given.items()])
     for key, (_, value) in given.items():
         section, name = key.split(".")
@@ -63,10 +73,12 @@ def test_values_are_read_from_the_command_line(config_file):
     assert hash(c) == hash(dataclasses.replace(c))  # a jit-static argument
 
 
-# ---- Short runs ------------------------------------------------------------------------------------------------
+# ---- Short runs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem
+)
 def test_train_steps_alone_makes_a_short_run_of_every_config(path, capsys):
     whole = load(str(path), [])
     for steps in (1, 2, 20):
@@ -77,7 +89,9 @@ def test_train_steps_alone_makes_a_short_run_of_every_config(path, capsys):
         assert len(notes) == shortened
         assert all(len(note) < 100 and not note.startswith("WARNING") for note in notes)
         changes = {"train_steps": steps, "optimizer_warmup_steps": config.optimizer.warmup_steps}
-        assert config == with_keys(dataclasses.replace(whole, notes=""), **changes, log_every=config.log.every)
+        assert config == with_keys(
+            dataclasses.replace(whole, notes=""), **changes, log_every=config.log.every
+        )
         assert config.log.every <= steps
 
 
@@ -87,7 +101,12 @@ SHORTENED = [
     (["warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 40),
     (["warmup_steps = 600", "decay_steps = 800"], "train.steps=700", 420, 560),
     (["warmup_steps = 1"], "train.steps=1", 0, None),
-    (["schedule = 'constant'", "warmup_steps = 100", "decay_steps = 800"], "train.steps=50", 5, 800),
+    (
+        ["schedule = 'constant'", "warmup_steps = 100", "decay_steps = 800"],
+        "train.steps=50",
+        5,
+        800,
+    ),
     # ... and unchanged if it fits, is given on the command line, or has no effect.
     (["warmup_steps = 100"], "train.steps=101", 100, None),
     (["warmup_steps = 100", "decay_steps = 800"], "train.steps=800", 100, 800),
@@ -104,15 +123,24 @@ def test_a_schedule_is_shortened_only_if_it_does_not_fit(config_file, capsys):
         path = config_file(*(f"config.optimizer.{line}" for line in lines))
         o, whole = load(path, overrides.split()).optimizer, load(path, []).optimizer
         assert (o.warmup_steps, o.decay_steps) == (warmup, decay)
-        given = {name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides}
-        changed = {n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)} - given
+        given = {
+            name for name in ("warmup_steps", "decay_steps") if f"optimizer.{name}" in overrides
+        }
+        changed = {
+            n for n in ("warmup_steps", "decay_steps") if getattr(o, n) != getattr(whole, n)
+        } - given
         warned = [line for line in capsys.readouterr().err.splitlines() if "in place of" in line]
-        assert {line.split("=")[0] for line in warned} == {f"config.optimizer.{name}" for name in changed}
+        assert {line.split("=")[0] for line in warned} == {
+            f"config.optimizer.{name}" for name in changed
+        }
 
 
 def test_nothing_is_noted_about_a_config_that_is_refused(config_file):
     """Neither a schedule that was shortened nor a key without effect hides what is wrong."""
-    path, notes = config_file("config.optimizer.warmup_steps = 20", "config.optimizer.momentum = 0.5"), []
+    path, notes = (
+        config_file("config.optimizer.warmup_steps = 20", "config.optimizer.momentum = 0.5"),
+        [],
+    )
     load(path, ["train.steps=10"], notes.append)
     assert len(notes) == 2
     notes.clear()
@@ -125,7 +153,9 @@ def test_nothing_is_noted_about_a_config_that_is_refused(config_file):
 def test_the_notes_of_a_file_are_about_the_experiment_of_the_file(config_file):
     path = config_file("config.notes = 'a better model: train longer'")
     kept = {"": True, "log.every=2": True, "model.remat=block": True}
-    dropped = dict.fromkeys(("train.steps=3000", "data.source=text:novel.txt", "model.d_model=256"), False)
+    dropped = dict.fromkeys(
+        ("train.steps=3000", "data.source=text:novel.txt", "model.d_model=256"), False
+    )
     for overrides, is_kept in (kept | dropped).items():
         assert bool(load(path, overrides.split()).notes) == is_kept, overrides
     assert load(path, ["train.steps=3000", "notes=mine"]).notes == "mine"
@@ -133,23 +163,34 @@ def test_the_notes_of_a_file_are_about_the_experiment_of_the_file(config_file):
 
 def test_a_short_run_logs_more_often(config_file):
     """Else a run of 20 of 1000 steps logs its last step only, and has no loss curve."""
-    path, cases = config_file("config.log.every = 50"), {"train.steps=20": 1, "train.steps=40": 2, "train.steps=50": 50}
-    for overrides, every in (cases | {"train.steps=20 log.every=40": 40, "train.steps=9000": 50, "": 50}).items():
+    path, cases = (
+        config_file("config.log.every = 50"),
+        {"train.steps=20": 1, "train.steps=40": 2, "train.steps=50": 50},
+    )
+    for overrides, every in (
+        cases | {"train.steps=20 log.every=40": 40, "train.steps=9000": 50, "": 50}
+    ).items():
         assert load(path, overrides.split()).log.every == every
 
 
-def test_a_given_schedule_that_does_not_fit_is_refused_and_values_of_a_sweep_shorten_it(config_file, the_problem):
-    assert "use less than 20" in the_problem(config_file(), "train.steps=20", "optimizer.warmup_steps=20")
+def test_a_given_schedule_that_does_not_fit_is_refused_and_values_of_a_sweep_shorten_it(
+    config_file, the_problem
+):
+    assert "use less than 20" in the_problem(
+        config_file(), "train.steps=20", "optimizer.warmup_steps=20"
+    )
     path = config_file("config.train.steps = 20", "config.optimizer.warmup_steps = 20")
     assert "use less than 20" in the_problem(path)
     path, warnings = config_file("config.optimizer.warmup_steps = 20"), []
-    assert load_values(path, {"train.steps": 10}, warnings.append) == load(path, ["train.steps=10"], warnings.append)
+    assert load_values(path, {"train.steps": 10}, warnings.append) == load(
+        path, ["train.steps=10"], warnings.append
+    )
     assert len(warnings) == 2
     with pytest.raises(UserError, match="use less than 10"):
         load_values(path, {"train.steps": 10, "optimizer.warmup_steps": 20})
 
 
-# ---- Files -----------------------------------------------------------------------------------------------------
+# ---- Files ---------------------------------------------------------------------------------------
 
 
 def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_problem, monkeypatch):
@@ -165,7 +206,10 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
 
 
 BROKEN_FILES = [
-    (b"import sys; sys.exit(0)", r"it called sys\.exit\(0\); a config file must define get_config\(\)"),
+    (
+        b"import sys; sys.exit(0)",
+        r"it called sys\.exit\(0\); a config file must define get_config\(\)",
+    ),
     (b"def get_config(): raise SystemExit('bye')", r"it called sys\.exit\('bye'\)"),
     (b"class E(BaseException): pass\nraise E('own')", "E: own"),
     (b"class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "E: no message"),
@@ -190,9 +234,18 @@ STRANGE = [
     ("config.model.d_model = {'a': {}}", "config.model.d_model.a: unknown section 'model.d_model'"),
     ("config.train.steps = {}", "config.train.steps: {} is not an int"),
     ("config.modle", "config.modle: unknown key; did you mean model?"),
-    ("config.model.n_heads = 10**400", "config.model.n_heads: 1000000000000000000000000000000000000000... (401"),
-    ("config.train.seed = 10**5000", "config.train.seed: a number of thousands of digits is out of range"),
-    ("config.model.window_pattern = (10**400,)", "config.model.window_pattern: 100000000000000000000000000000"),
+    (
+        "config.model.n_heads = 10**400",
+        "config.model.n_heads: 1000000000000000000000000000000000000000... (401",
+    ),
+    (
+        "config.train.seed = 10**5000",
+        "config.train.seed: a number of thousands of digits is out of range",
+    ),
+    (
+        "config.model.window_pattern = (10**400,)",
+        "config.model.window_pattern: 100000000000000000000000000000",
+    ),
 ]
 
 
@@ -204,9 +257,11 @@ def test_empty_values_and_numbers_of_any_length_are_reported(config_file, the_pr
 def test_a_config_file_may_have_dataclasses(tmp_path):
     path = tmp_path / "experiment.py"
     path.write_text(
-        "from __future__ import annotations\nimport dataclasses\nfrom lm.config import default_config\n"
+        "from __future__ import annotations\nimport dataclasses\nfrom lm.config import "
+        "default_config\n"
         "@dataclasses.dataclass\nclass Size:\n    width: int = 8\n"
-        "def get_config():\n    c = default_config()\n    c.model.d_model = 8 * Size().width\n    return c\n"
+        "def get_config():\n    c = default_config()\n    c.model.d_model = 8 * Size().width\n    "
+        "return c\n"
     )
     assert load(str(path), []).model.d_model == 64
 
@@ -221,7 +276,7 @@ def test_a_sweep_file_is_refused_with_the_command_that_runs_it(the_problem):
     assert "use python -m lm.sweep" in line
 
 
-# ---- Dicts -----------------------------------------------------------------------------------------------------
+# ---- Dicts ---------------------------------------------------------------------------------------
 
 
 RESTORED = {  # with each kind of tuple, which JSON writes as a list
@@ -232,7 +287,11 @@ RESTORED = {  # with each kind of tuple, which JSON writes as a list
 
 
 def test_a_config_is_restored_from_json():
-    tuples = {str(type_).removesuffix(" | None") for type_, _ in schema().values() if "tuple" in str(type_)}
+    tuples = {
+        str(type_).removesuffix(" | None")
+        for type_, _ in schema().values()
+        if "tuple" in str(type_)
+    }
     assert tuples <= {str(schema()[name][0]).removesuffix(" | None") for name in RESTORED}
     config, problems = from_flat(RESTORED)
     assert problems == {}

@@ -18,20 +18,29 @@ from lm.errors import UserError
 
 
 @pytest.mark.parametrize("command", ["lm.train", "lm.sweep"])
-def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(command, capsys, monkeypatch):
+def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(
+    command, capsys, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     parse = {"lm.train": parse_arguments, "lm.sweep": sweeping.parse_arguments}[command]
     with pytest.raises(SystemExit) as caught:
         parse(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    examples = [line.split()[3:] for line in text.splitlines() if line.startswith(f"  python -m {command} ")]
+    examples = [
+        line.split()[3:] for line in text.splitlines() if line.startswith(f"  python -m {command} ")
+    ]
     assert len(examples) >= 3
     for arguments in examples:
         parse(arguments)
     if command == "lm.train":
         assert [name for name in schema() if f"  {name} = " not in text] == []
-        shown = ("tfds:NAME | text:PATH | jsonl:PATH", "bpe:SIZE | hf:PATH", "float >= 0.0 and < 1.0", "rms | layer")
+        shown = (
+            "tfds:NAME | text:PATH | jsonl:PATH",
+            "bpe:SIZE | hf:PATH",
+            "float >= 0.0 and < 1.0",
+            "rms | layer",
+        )
         assert [values for values in shown if values not in " ".join(text.split())] == []
 
 
@@ -63,7 +72,8 @@ SECOND_VALUES = [  # a command, its arguments, and the option that would lose a 
     ("compare", ["a", "b", "--output=a.png", "--output=b.png"], "--output"),
     ("report", ["a", "--publish=b", "--publish=c"], "--publish"),
     ("hf", ["export", "--workdir=a", "--workdir=b", "--output=c"], "--workdir"),
-    ("harness", ["--workdir=a", "--tasks", "one", "--tasks", "two"], "--tasks"),  # an option of the harness
+    # an option of the harness
+    ("harness", ["--workdir=a", "--tasks", "one", "--tasks", "two"], "--tasks"),
     ("sweep", ["--config=a.py", "--budget=full", "--budget=quick"], "--budget"),
     ("sweep", ["--study=changes_2026", "--add=new", "--set=model.dropout=0.5", "--set=model.dropout=0.1"],
      "model.dropout"),
@@ -71,7 +81,9 @@ SECOND_VALUES = [  # a command, its arguments, and the option that would lose a 
 
 
 @pytest.mark.parametrize(("name", "arguments", "option"), SECOND_VALUES)
-def test_an_option_that_counts_once_is_refused_a_second_time(command, monkeypatch, name, arguments, option):
+def test_an_option_that_counts_once_is_refused_a_second_time(
+    command, monkeypatch, name, arguments, option
+):
     main = importlib.import_module(f"lm.{name}").main
 
     def from_the_root(arguments):
@@ -85,7 +97,9 @@ def test_an_option_that_counts_once_is_refused_a_second_time(command, monkeypatc
 
 
 def test_options_that_collect_values_and_those_without_one_may_be_repeated():
-    a = generate.parse_arguments(["--workdir=.", "--prompt=a", "--prompt", "b", "--json", "--json", "--stop=c"])
+    a = generate.parse_arguments(
+        ["--workdir=.", "--prompt=a", "--prompt", "b", "--json", "--json", "--stop=c"]
+    )
     assert (a.prompt, a.stop, a.json) == (["a", "b"], ["c"], True)
 
 
@@ -104,7 +118,8 @@ def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
 
 
 MISTAKES = [
-    (["--model.d_model=3"], "--model.d_model=3: unexpected argument; config keys are set with --config.SECTION"),
+    (["--model.d_model=3"], ("--model.d_model=3: unexpected argument; config keys are set with "
+                            "--config.SECTION")),
     (["--resume"], "--resume: name the run to resume with --workdir DIR"),
     (["--connect_timeout=0"], "--connect_timeout: give a number of seconds between 1 and 86400"),
     (["--num_processes=2"], "belong together; give all three"),
@@ -120,13 +135,17 @@ def test_a_mistake_on_the_command_line_is_reported_beside_those_of_the_config(mo
     monkeypatch.chdir(ROOT)
     for arguments, expected in MISTAKES:
         with pytest.raises(UserError) as caught:
-            parse_arguments(["--config=configs/shakespeare.py", "--config.train.steps=x", *arguments])
+            parse_arguments(
+                ["--config=configs/shakespeare.py", "--config.train.steps=x", *arguments]
+            )
         first, last = caught.value.problems
         assert expected in first
         assert last == "config.train.steps: 'x' is not an int"
 
 
-def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branched_one(monkeypatch, tmp_path):
+def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branched_one(
+    monkeypatch, tmp_path
+):
     monkeypatch.chdir(ROOT)
     arguments = ["--config=configs/shakespeare_small.py", "--config.optimizer.momentum=0.9"]
     for new in (["--workdir=x"], [f"--workdir={tmp_path}", "--resume"]):  # launchers always resume
@@ -141,9 +160,23 @@ def test_an_override_without_effect_stops_a_new_run_but_not_a_resumed_or_branche
 
 def test_a_note_about_the_config_follows_what_is_wrong_with_the_data(train, config_file, tmp_path):
     """What the user must mend stands alone. (Of several processes the first one alone shows lines.)"""
-    tiny = ("model.d_model = 16", "model.n_layers = 1", "model.n_heads = 2", "train.seq_len = 16", "eval.every = 0")
-    lines = (*tiny, "optimizer.warmup_steps = 9", "eval.sample_tokens = 0", "eval.final_splits = ('validation',)")
-    short = [f"--config={config_file(*(f'config.{line}' for line in lines))}", "--config.train.steps=2"]
+    tiny = (
+        "model.d_model = 16",
+        "model.n_layers = 1",
+        "model.n_heads = 2",
+        "train.seq_len = 16",
+        "eval.every = 0",
+    )
+    lines = (
+        *tiny,
+        "optimizer.warmup_steps = 9",
+        "eval.sample_tokens = 0",
+        "eval.final_splits = ('validation',)",
+    )
+    short = [
+        f"--config={config_file(*(f'config.{line}' for line in lines))}",
+        "--config.train.steps=2",
+    ]
     note = "warmup_steps=1 in place of 9"
     code, output = train(None, *short, "--config.data.source=text:absent.txt")
     assert (code, note in output) == (2, False)

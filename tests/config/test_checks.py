@@ -7,27 +7,33 @@ from lm.config import schema
 from lm.config.values import show
 
 CONTRADICTIONS = [
-    ("model.d_model=100 model.n_heads=8", "model.d_model: 100 is not divisible by n_heads = 8; use n_heads = 10"),
+    ("model.d_model=100 model.n_heads=8", ("model.d_model: 100 is not divisible by n_heads = 8; "
+                                          "use n_heads = 10")),
     ("model.d_model=2147483647 model.n_heads=3",
      "model.d_model: 2147483647 is not divisible by n_heads = 3; use n_heads = 1"),
-    ("model.d_model=250 model.n_heads=0", "model.n_heads: 0 is out of range"),  # no conflict with the default, 4
+    # no conflict with the default, 4
+    ("model.d_model=250 model.n_heads=0", "model.n_heads: 0 is out of range"),
     ("model.d_head=7", "model.d_head: 7 is odd, but RoPE rotates pairs of features; use 8"),
     ("model.d_model=12", "model.d_head: 3 is odd"),
     ("model.rope_width=3", "model.rope_width: 3 must be even and at most the width of a head, 64"),
-    ("model.rope_width=66", "model.rope_width: 66 must be even and at most the width of a head, 64"),
+    ("model.rope_width=66", ("model.rope_width: 66 must be even and at most the width of a head, "
+                            "64")),
     ("model.rope_scaling=llama3 model.rope_low_freq_factor=4",
-     "model.rope_low_freq_factor: 4.0 is not less than rope_high_freq_factor = 4.0; Llama 3.1 has 1 and 4"),
+     "model.rope_low_freq_factor: 4.0 is not less than rope_high_freq_factor = 4.0; Llama 3.1 "
+     "has 1 and 4"),
     ("model.parametrization=mup model.attn_scale=0.1", "model.attn_scale: 0.1, but muP scales attention scores"),
     ("model.d_model=9 model.n_heads=3 model.positions=sinusoidal", "model.d_model: 9 is odd"),
     ("model.n_kv_heads=3", "model.n_kv_heads: 3 does not divide n_heads = 4; use one of [1, 2, 4]"),
     ("model.norm=layer model.norm_algorithm=running_mean model.norm_ddof=1", "model.norm_ddof: 1"),
     ("model.norm=layer model.d_model=1 model.n_heads=1 model.positions=none model.norm_ddof=1",
      "model.norm_ddof: 1 would divide by 0"),
-    ("model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 model.positions=none",
+    (("model.norm=layer model.norm_algorithm=running_mean model.d_model=1 model.n_heads=1 "
+     "model.positions=none"),
      "model.norm_algorithm: running_mean divides by d_model - 1"),
     ("model.tie_embeddings=true model.head_bias=true", "model.head_bias: true"),
     ("model.positions=learned model.max_positions=64", "model.max_positions: 64 is less than"),
-    ("mesh.sequence=2 model.ffn=moe", "mesh.sequence: 2, but model.ffn needs whole sequences on a device; use 1"),
+    ("mesh.sequence=2 model.ffn=moe", ("mesh.sequence: 2, but model.ffn needs whole sequences on "
+                                      "a device; use 1")),
     ("model.conv_stream=true model.residual=hyper_connections", "model.conv_stream: it changes the one stream"),
     ("model.residual_scalars=true model.residual=depth_attention", "model.residual_scalars: it changes the one stream"),
     ("model.residual=hyper_connections model.norm_placement=parallel",
@@ -38,11 +44,14 @@ CONTRADICTIONS = [
      "model.attn_softcap: 50.0, but layers of gated_delta have no attention scores"),
     ("model.gated_delta=all model.window_pattern=(0,64)", "model.window_pattern: (0, 64), but layers of gated_delta"),
     ("model.gated_delta=all model.attn_scale=0.1", "model.attn_scale: 0.1, but layers of gated_delta"),
-    ("model.gated_delta=all mesh.sequence=2", "mesh.sequence: 2, but model.gated_delta needs whole sequences"),
+    ("model.gated_delta=all mesh.sequence=2", ("mesh.sequence: 2, but model.gated_delta needs "
+                                              "whole sequences")),
     ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
     ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
-    ("model.n_layers=100000", "model.n_layers: 100000 layers, compiled one by one, would take minutes to days"),
-    ("model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true model.window_pattern=(64,0)",
+    ("model.n_layers=100000", ("model.n_layers: 100000 layers, compiled one by one, would take "
+                              "minutes to days")),
+    (("model.attention=cudnn model.compute_dtype=bfloat16 model.scan_layers=true "
+     "model.window_pattern=(64,0)"),
      "model.attention: cudnn needs one window"),
     *((f"name={name}", "name: ") for name in
       ("../run", "a/b", "a\\\\b", ".", "", "a\\nb", "\x1b[2J", "\u202egnp", "a" * 5000)),
@@ -65,16 +74,21 @@ CONTRADICTIONS = [
     ("optimizer.name=schedule_free optimizer.schedule=constant model.param_dtype=bfloat16",
      "model.param_dtype: bfloat16 is too coarse"),
     ("optimizer.decay_steps=2000", "optimizer.decay_steps: 2000 is more than train.steps = 1000"),
-    ("optimizer.warmup_steps=1000", "optimizer.warmup_steps: 1000 is not less than the schedule of 1000"),
+    ("optimizer.warmup_steps=1000", ("optimizer.warmup_steps: 1000 is not less than the schedule "
+                                    "of 1000")),
     ("train.profile=(5,3)", "train.profile: (5, 3) must be (first, last)"),
     ("train.profile=(5,5000)", "train.profile: (5, 5000)"),
     ("train.profile=5", "train.profile: (5,)"),
     ("eval.sample_prompt=", "eval.sample_prompt: empty"),
     ("eval.patience=3", "eval.patience: 3 counts evaluations during training; set eval.every"),
-    ("eval.probes=repeat train.seq_len=2", "eval.probes: a probe has 4 tokens; use train.seq_len = 3"),
-    ("eval.harness_every=5", "eval.harness_every: the steps between scores and the tasks belong together"),
-    ("eval.harness_tasks=arc_easy", "eval.harness_every: the steps between scores and the tasks belong together"),
-    ("eval.final_splits=test+valdation", "eval.final_splits: there is no split 'valdation'; did you mean valid"),
+    ("eval.probes=repeat train.seq_len=2", ("eval.probes: a probe has 4 tokens; use train.seq_len "
+                                           "= 3")),
+    ("eval.harness_every=5", ("eval.harness_every: the steps between scores and the tasks belong "
+                             "together")),
+    ("eval.harness_tasks=arc_easy", ("eval.harness_every: the steps between scores and the tasks "
+                                    "belong together")),
+    ("eval.final_splits=test+valdation", ("eval.final_splits: there is no split 'valdation'; did "
+                                         "you mean valid")),
     ("mesh.fsdp=0", "mesh.fsdp: 0 is not a number of devices"),
     ("mesh.fsdp=-1", "mesh: replica and fsdp are both -1"),
 ]  # fmt: skip
@@ -136,8 +150,12 @@ WITHOUT_EFFECT = [  # a key, the value of another with which it has no effect, a
 ]  # fmt: skip
 
 
-def test_a_key_without_effect_is_refused_on_the_command_line_and_reported_elsewhere(config_file, the_problem):
-    """A file may have keys for several update rules, and a run that an earlier version started must resume."""
+def test_a_key_without_effect_is_refused_on_the_command_line_and_reported_elsewhere(
+    config_file, the_problem
+):
+    """A file may have keys for several update rules, and a run that an earlier version started must
+    resume.
+    """
     warnings, epochs = [], "config.data.order = 'epochs'"  # the order of a mixture
     for key, other, advice in WITHOUT_EFFECT:
         path, name = config_file(epochs), key.partition("=")[0]
@@ -175,7 +193,9 @@ def test_the_condition_of_a_key_names_another_key_of_its_section_and_values_that
                 assert {*values} <= {value.partition(":")[0] for value in allowed}, name
 
 
-def test_packages_that_are_not_installed_are_reported_before_the_run(config_file, the_problem, monkeypatch):
+def test_packages_that_are_not_installed_are_reported_before_the_run(
+    config_file, the_problem, monkeypatch
+):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install -e '.[wandb]'" in the_problem(config_file(), "log.wandb=true")
     tasks = "eval.harness_every=5", "eval.harness_tasks=arc_easy"

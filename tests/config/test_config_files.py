@@ -1,4 +1,6 @@
-"""The files in configs/: they have the sizes they claim, report missing data in one line, and train."""
+"""The files in configs/: they have the sizes they claim, report missing data in one line, and
+train.
+"""
 
 from runpy import run_path
 
@@ -21,12 +23,19 @@ SMALL = {
 
 
 def arguments(name: str, **overrides) -> list[str]:
-    return [f"--config={ROOT / 'configs' / name}.py", *(f"--config.{key}={value}" for key, value in overrides.items())]
+    return [
+        f"--config={ROOT / 'configs' / name}.py",
+        *(f"--config.{key}={value}" for key, value in overrides.items()),
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "vocab_size", "count"),
-    [("cmu_15780", 32_074, 9_892_554), ("cs336_tinystories", 10_000, 22_696_448), ("gpt2_124m", 50_257, 124_439_808)],
+    [
+        ("cmu_15780", 32_074, 9_892_554),
+        ("cs336_tinystories", 10_000, 22_696_448),
+        ("gpt2_124m", 50_257, 124_439_808),
+    ],
 )
 def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count):
     config = parameters.resolve(load(str(ROOT / "configs" / f"{name}.py"), []), vocab_size)
@@ -35,7 +44,9 @@ def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count
 
 @pytest.mark.parametrize("name", ["cs336_tinystories", "gpt2_124m"])
 def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, command):
-    monkeypatch.setattr(memory, "device_memory", lambda device: None)  # some configs may not fit on this machine
+    monkeypatch.setattr(
+        memory, "device_memory", lambda device: None
+    )  # some configs may not fit on this machine
     code, output = command(main, *arguments(name))
     assert (code, output.count("\n"), "config.data.source" in output) == (2, 1, True), output
     assert not (tmp_path / "runs").exists()
@@ -52,7 +63,9 @@ def test_a_config_trains_on_other_data(name, command, tmp_path):
         ids[2000:].tofile(tmp_path / "shards" / "val.bin")
         keys["data.source"] = f"tokens:{tmp_path / 'shards'}"
     else:
-        text = "".join(f"once upon a time there were {n} bears and {n * n} trees.\n" for n in range(120))
+        text = "".join(
+            f"once upon a time there were {n} bears and {n * n} trees.\n" for n in range(120)
+        )
         (tmp_path / "text.txt").write_text(text)
         keys["data.source"] = f"text:{tmp_path / 'text.txt'}"
     if name == "cs336_tinystories":

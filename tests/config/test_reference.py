@@ -14,7 +14,9 @@ def test_the_configuration_page_is_current():
 
 
 def test_every_row_of_a_table_has_three_cells_and_no_html_tags():
-    """Special tokens in descriptions, such as <|endoftext|>, must not end a cell or disappear as a tag."""
+    """Special tokens in descriptions, such as <|endoftext|>, must not end a cell or disappear as a
+    tag.
+    """
     rows = [line for line in page().splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
     assert not re.search(r"<\w+>", page())

@@ -38,7 +38,10 @@ WRONG = [
     ("model=3", "model is a section"),
     ("model.steps=3", "did you mean train.steps?"),
     ("steps=3", "did you mean train.steps?"),
-    ("data.mixture=(('web','text:web',1))", "('web', 'text:web', 1) is not a tuple of tuples; write one as ((...),)"),
+    (
+        "data.mixture=(('web','text:web',1))",
+        "('web', 'text:web', 1) is not a tuple of tuples; write one as ((...),)",
+    ),
     ("data.mixture_stages=(3,1.0,2.0)", "(3, 1.0, 2.0) is not a tuple of tuples"),
     ("optimizer.qqq=1", "optimizer has name, learning_rate"),
     ("qqq=1", "there are name, notes, init_from, checkpoint, data"),
@@ -99,7 +102,12 @@ def test_a_huge_float_is_refused_and_a_large_one_is_not(config_file, the_problem
 
 def test_a_tilde_is_the_home_directory_in_every_path(config_file, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    paths = {"data.source": "text:~/novel.txt", "data.tokenizer": "hf:~/t", "data.cache_dir": "~/c", "init_from": "~/r"}
+    paths = {
+        "data.source": "text:~/novel.txt",
+        "data.tokenizer": "hf:~/t",
+        "data.cache_dir": "~/c",
+        "init_from": "~/r",
+    }
     found = load(config_file(), [f"{key}={path}" for key, path in paths.items()])
     assert (found.data.source, found.data.tokenizer) == ("text:/home/me/novel.txt", "hf:/home/me/t")
     assert (found.data.cache_dir, found.init_from) == ("/home/me/c", "/home/me/r")

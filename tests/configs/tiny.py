@@ -1,4 +1,6 @@
-"""The smallest run that still trains, evaluates, saves and logs; the text comes with --config.data.source=text:PATH."""
+"""The smallest run that still trains, evaluates, saves and logs; the text comes with
+--config.data.source=text:PATH.
+"""
 
 from lm.config import default_config
 

@@ -1,4 +1,6 @@
-"""The smallest sweep that tunes, compares and reports; it is run where text.txt lies, with the tiny base."""
+"""The smallest sweep that tunes, compares and reports; it is run where text.txt lies, with the tiny
+base.
+"""
 
 from pathlib import Path
 

@@ -33,34 +33,54 @@ def test_devices_per_group():
 
 
 def test_times_of_rings_by_hand():
-    """Each device sends 450 GB; a ring leaves each node once, and as many rings as devices share the node's ports."""
+    """Each device sends 450 GB; a ring leaves each node once, and as many rings as devices share
+    the node's ports.
+    """
 
     def time(device, n, axes, mesh):
         gather = Transfer("", "all-gather", axes, n, payload=n / (n - 1) * 450e9, times=1)
         return seconds(gather, device, sizes(*mesh))
 
     assert time(H100, 8, ("fsdp",), (8, 8, 1, 1)) == pytest.approx(1)  # the links of a node
-    assert time(H100, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(450 / (8 * 50))  # all ports of a node
+    assert time(H100, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(
+        450 / (8 * 50)
+    )  # all ports of a node
     assert time(H100, 8, ("replica",), (8, 8, 1, 1)) == pytest.approx(450 / 50)  # one port
     pcie = Device("NVIDIA", {}, 0, 0, link=32e9, group=8, network=25e9, per_host=8)
-    assert time(pcie, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(450 / 32)  # the link is slower than 8 ports
+    assert time(pcie, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(
+        450 / 32
+    )  # the link is slower than 8 ports
 
 
 def test_over_slices_each_device_sends_its_part_of_the_sum_of_its_slice():
-    """Gradients of 1000 bytes per device are scattered over 4 replicas of a slice, so that 250 of them cross."""
+    """Gradients of 1000 bytes per device are scattered over 4 replicas of a slice, so that 250 of
+    them cross.
+    """
     config = tiny(train={"batch_size": 16})
     (once,) = (t for t in transfers(config, sizes(8, 2, 1, 1)) if t.axes == ("replica",))
     scattered, crossing, gathered = (
-        t for t in transfers(config, sizes(8, 2, 1, 1), n_slices=2) if t.axes in (("replica",), ("slices",))
+        t
+        for t in transfers(config, sizes(8, 2, 1, 1), n_slices=2)
+        if t.axes in (("replica",), ("slices",))
     )
     assert (once.kind, scattered.kind, crossing.kind, gathered.kind) == (
         "all-reduce", "reduce-scatter", "all-reduce", "all-gather"
     )  # fmt: skip
-    assert (scattered.payload, gathered.payload, crossing.payload) == (once.payload, once.payload, once.payload / 4)
+    assert (scattered.payload, gathered.payload, crossing.payload) == (
+        once.payload,
+        once.payload,
+        once.payload / 4,
+    )
     assert (scattered.n, crossing.n, crossing.sent) == (4, 2, once.payload / 4)
     v5e = DEVICES["v5e"]
-    assert seconds(crossing, v5e, sizes(8, 2, 1, 1)) == pytest.approx(once.payload / 4 / v5e.network)
-    (alone,) = (t for t in transfers(config, sizes(2, 8, 1, 1), n_slices=2) if {"replica", "slices"} & {*t.axes})
+    assert seconds(crossing, v5e, sizes(8, 2, 1, 1)) == pytest.approx(
+        once.payload / 4 / v5e.network
+    )
+    (alone,) = (
+        t
+        for t in transfers(config, sizes(2, 8, 1, 1), n_slices=2)
+        if {"replica", "slices"} & {*t.axes}
+    )
     assert (alone.axes, alone.kind) == (("slices",), "all-reduce")
 
 
@@ -73,10 +93,16 @@ def test_a_table_of_values_by_token_is_not_sharded_over_fsdp_and_its_gradient_is
 
 @pytest.mark.parametrize(("remat", "per_layer"), [("none", 4), ("block", 6)])
 def test_qk_norm_over_all_heads_sums_one_number_per_token_over_tensor(remat, per_layer):
-    """As in the program that jax 0.10.2 compiles for two CPU devices: float32 of shape (4, 24) in each of 3 layers."""
+    """As in the program that jax 0.10.2 compiles for two CPU devices: float32 of shape (4, 24) in
+    each of 3 layers.
+    """
     model = {"qk_norm": True, "qk_norm_over": "all_heads", "n_layers": 3, "remat": remat}
     config = tiny(model=model, train={"batch_size": 4, "seq_len": 24})
     (squares,) = (t for t in transfers(config, sizes(1, 1, 2, 1)) if "squares" in t.what)
-    assert (squares.kind, squares.payload, squares.times) == ("all-reduce", 4 * 4 * 24, 3 * per_layer)
+    assert (squares.kind, squares.payload, squares.times) == (
+        "all-reduce",
+        4 * 4 * 24,
+        3 * per_layer,
+    )
     per_head = tiny(model=model | {"qk_norm_over": "head"})
     assert not [t for t in transfers(per_head, sizes(1, 1, 2, 1)) if "squares" in t.what]

@@ -1,4 +1,6 @@
-"""--plan --compiled: the compilers of TPUs and GPUs run without devices; mistakes are one message and exit code 2."""
+"""--plan --compiled: the compilers of TPUs and GPUs run without devices; mistakes are one message
+and exit code 2.
+"""
 
 import dataclasses
 import importlib.util
@@ -22,13 +24,23 @@ from lm.errors import UserError
 from lm.kernels.platform import compiler_options
 
 SIZES = {"replica": 1, "fsdp": 4, "tensor": 2, "sequence": 1}
-MODEL = {"n_layers": 3, "d_model": 256, "n_heads": 4, "n_kv_heads": 2, "d_head": 64, "d_ff": 1024, "vocab_size": 512}
+MODEL = {
+    "n_layers": 3,
+    "d_model": 256,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_head": 64,
+    "d_ff": 1024,
+    "vocab_size": 512,
+}
 CONFIG = tiny(
-    model=MODEL | {"compute_dtype": "bfloat16", "scan_layers": True, "remat": "block", "attention": "einsum"},
+    model=MODEL
+    | {"compute_dtype": "bfloat16", "scan_layers": True, "remat": "block", "attention": "einsum"},
     train={"batch_size": 16, "seq_len": 256, "micro_batch_size": 2},
     mesh=SIZES,
 )
-# In the words of XLA:TPU: no known_trip_count, and a copy of an overlapped collective in each of its fusions.
+# In the words of XLA:TPU: no known_trip_count, and a copy of an overlapped collective in each of
+# its fusions.
 TPU_HLO = """\
 %cond (p: (s32[])) -> pred[] {
   %limit = s32[]{:T(128)} constant(3), metadata={op_name="a"}
@@ -53,7 +65,10 @@ ENTRY %main (a: f32[]) -> f32[] {
 
 
 def test_collectives_of_tpus_have_their_axes_and_are_counted_once_per_iteration():
-    found = [(c.kind, c.axes(SIZES), c.times, c.payload, c.overlapped) for c in parse_collectives(TPU_HLO)]
+    found = [
+        (c.kind, c.axes(SIZES), c.times, c.payload, c.overlapped)
+        for c in parse_collectives(TPU_HLO)
+    ]
     assert found == [
         ("all-gather", ("fsdp",), 3, 512, True),
         ("all-reduce", ("tensor",), 3, 64, False),
@@ -70,7 +85,9 @@ def test_the_lines_of_a_kernel_do_not_end_a_computation():
 
 
 def test_cycles_are_counted_once_per_iteration_and_not_within_fusions():
-    text = TPU_HLO.replace("%f.1 = bf16[256] fusion(", '%f.1 = bf16[256] {"estimated_cycles":"100"} fusion(')
+    text = TPU_HLO.replace(
+        "%f.1 = bf16[256] fusion(", '%f.1 = bf16[256] {"estimated_cycles":"100"} fusion('
+    )
     text = text.replace("%g.1 = ", '%g.1 = {"estimated_cycles":"7"} ')
     text = text.replace("%s = ", '%s = {"estimated_cycles":"20"} ')
     assert hlo.compute_cycles(text) == 3 * 100 + 20
@@ -96,11 +113,16 @@ allocation 2: size 900, preallocated-temp:
  value: <8 c.1{1} (phi) @0> (size=700,offset=100): f32[8]
 """
     assert hlo.aliased_bytes(program) == 64
-    assert hlo.largest_buffers(assignment, program, 9) == [(800, "jit(step)/mul"), (64, "state.params['embedding']")]
+    assert hlo.largest_buffers(assignment, program, 9) == [
+        (800, "jit(step)/mul"),
+        (64, "state.params['embedding']"),
+    ]
 
 
 def test_a_kernel_moves_its_operands_and_results_and_of_slices_only_what_it_uses():
-    """Counted by hand: f32[100] is a stack of 4 layers, from which a loop of 4 turns reads f32[25] each."""
+    """Counted by hand: f32[100] is a stack of 4 layers, from which a loop of 4 turns reads f32[25]
+    each.
+    """
     program = """\
 %cond (p: (s32[])) -> pred[] {
   %limit = s32[] constant(4)
@@ -169,7 +191,9 @@ def test_what_crosses_slices_is_a_transfer_of_the_host_on_tpus():
         'frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation='
         '"SUM",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}\n'
     )
-    (found,) = [c for c in parse_collectives(TPU_HLO.replace("  %s =", send + "  %s =")) if c.over_slices]
+    (found,) = [
+        c for c in parse_collectives(TPU_HLO.replace("  %s =", send + "  %s =")) if c.over_slices
+    ]
     assert (found.kind, found.axes(SIZES), found.sent) == ("all-reduce", ("slices",), 64)
 
 
@@ -177,16 +201,27 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
     options = ("xla_enable_async_all_gather=false", "xla_dump_to=here")
     train = dataclasses.replace(CONFIG.train, compiler_options=options)
     text = describe(estimate(dataclasses.replace(CONFIG, train=train), "v5e", 8))
-    for option in ("xla_enable_async_all_reduce=true", "xla_enable_async_all_gather=false", "xla_dump_to=here"):
+    for option in (
+        "xla_enable_async_all_reduce=true",
+        "xla_enable_async_all_gather=false",
+        "xla_dump_to=here",
+    ):
         assert f"\n  {option}" in text
     assert compiler_options("gpu", None) == {}
-    ((key, message),) = checks.compiler_options(Config(train=TrainConfig(compiler_options=("xla_a", "b=c"))))
+    ((key, message),) = checks.compiler_options(
+        Config(train=TrainConfig(compiler_options=("xla_a", "b=c")))
+    )
     assert key == "train.compiler_options"
     assert "'xla_a' is not NAME=VALUE" in message
 
 
 def test_slices_are_those_of_gke_and_others_are_refused():
-    for device, n, topology in ("v5p", 64, "4x4x4"), ("v5p", 128, "4x4x8"), ("v4", 192, "4x4x12"), ("v4", 256, "4x8x8"):
+    for device, n, topology in (
+        ("v5p", 64, "4x4x4"),
+        ("v5p", 128, "4x4x8"),
+        ("v4", 192, "4x4x12"),
+        ("v4", 256, "4x8x8"),
+    ):
         assert slice_of(device, n) == f"{device}:{topology}"
         assert is_slice(TPUS[device], topology)
     mistakes = {
@@ -203,7 +238,8 @@ def test_slices_are_those_of_gke_and_others_are_refused():
 def test_without_the_compiler_one_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"--compiled: the compiler for v5e is not installed; pip install -e '.\[tpu\]'"
+        UserError,
+        match=r"--compiled: the compiler for v5e is not installed; pip install -e '.\[tpu\]'",
     ):
         compile_step(CONFIG, "v5e", SIZES)
     with pytest.raises(UserError, match=r"pip install -e '.\[cuda\]'"):
@@ -251,13 +287,17 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     assert "0 B" in lines["sent per device and step: all-reduce over fsdp"]
     assert "0.5 s" in lines["time of a step without communication and kernels"]
     assert "7.00 kB" in lines["params/embedding"]
-    assert re.search(r"3 x +2.46 GB +3 ms$", lines["layers/*/ffn/mul (element by element)"])  # a v5e: 819 GB/s
+    assert re.search(
+        r"3 x +2.46 GB +3 ms$", lines["layers/*/ffn/mul (element by element)"]
+    )  # a v5e: 819 GB/s
     assert "13 x" in lines["all kernels"]
     of_step = float(lines["time of a step: products at 91% of the peak, then the rest"].split()[-2])
     assert of_step == pytest.approx(3 + 1e3 * product_seconds(CONFIG, DEVICES["v5e"], 8), rel=0.01)
     assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
     short = dataclasses.replace(e, config=tiny(model={"compute_dtype": "bfloat16"}))
-    assert re.search(r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M)  # columns do not touch
+    assert re.search(
+        r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M
+    )  # columns do not touch
     decode = describe_compiled(e, dataclasses.replace(c, program="decode", state=0, compute=None))
     assert decode.startswith("Compiled for one of 8 v5e chips in 12 s ")
     assert not {"plan", "state"} & set(decode.split())
@@ -265,10 +305,14 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
 
 def installed(device: str):
     module, extra = compiled.PLUGINS["tpu" if device.startswith("v") else "gpu"]
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs the extra [{extra}]")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None, reason=f"needs the extra [{extra}]"
+    )
 
 
-CUDNN = pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="needs cuDNN, of the extra [cuda]")
+CUDNN = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None, reason="needs cuDNN, of the extra [cuda]"
+)
 
 
 @pytest.mark.slow
@@ -287,7 +331,9 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     mixing = {"gated_delta": "all"} if attention == "gated_delta" else {"attention": attention}
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, **mixing))
     if attention == "cudnn":  # which reads the documents as a mask
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, packing="documents"))
+        config = dataclasses.replace(
+            config, data=dataclasses.replace(config.data, packing="documents")
+        )
     e = estimate(config, device, 8)
     c = compile_step(config, device, e.sizes, dump=str(tmp_path))
     assert c.aliased >= c.state
@@ -295,14 +341,19 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     assert any(tmp_path.rglob(compiled.PROGRAM.format("train_step")))
     assert c.buffers[0][0] <= c.peak
     for collective in (("all-gather", ("fsdp",)), ("all-reduce", ("tensor",))):
-        assert c.sent[collective] == pytest.approx(e.sent_by_collective[collective], rel=0.1), collective
+        assert c.sent[collective] == pytest.approx(e.sent_by_collective[collective], rel=0.1), (
+            collective
+        )
 
 
 @pytest.mark.slow
 @installed("v5e")
 def test_several_slices_compile_and_what_crosses_them_was_planned():
     """Two slices of 4 chips: replica 4 is 2 x 2. Muon's matrices are exchanged within a slice."""
-    sizes, muon = SIZES | {"replica": 4, "fsdp": 2, "tensor": 1}, dataclasses.replace(CONFIG.optimizer, name="muon")
+    sizes, muon = (
+        SIZES | {"replica": 4, "fsdp": 2, "tensor": 1},
+        dataclasses.replace(CONFIG.optimizer, name="muon"),
+    )
     config = dataclasses.replace(CONFIG, mesh=MeshConfig(**sizes), optimizer=muon)
     e, c = estimate(config, "v5e", 8, n_slices=2), compile_step(config, "v5e", sizes, n_slices=2)
     assert c.aliased >= c.state
@@ -310,16 +361,25 @@ def test_several_slices_compile_and_what_crosses_them_was_planned():
     assert c.sent[exchanged] == e.sent_by_collective[exchanged]
     # Small parameters are not scattered over the replicas of a slice first.
     assert c.sent[crossing] == pytest.approx(e.sent_by_collective[crossing], rel=0.15)
-    with pytest.raises(UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"):
+    with pytest.raises(
+        UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"
+    ):
         estimate(CONFIG, "v5e", 8, n_slices=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")])
+@pytest.mark.parametrize(
+    "device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")]
+)
 def test_evaluation_and_generation_compile(device):
-    """Evaluation needs less memory than training; a cache has the keys and values of 16 texts in each layer."""
+    """Evaluation needs less memory than training; a cache has the keys and values of 16 texts in
+    each layer.
+    """
     train = compile_step(CONFIG, device, SIZES)
-    found = {name: compile_step(CONFIG, device, SIZES, program=name) for name in ("evaluation", "prefill", "decode")}
+    found = {
+        name: compile_step(CONFIG, device, SIZES, program=name)
+        for name in ("evaluation", "prefill", "decode")
+    }
     assert found["evaluation"].peak < train.peak
     assert all(c.state == 0 and c.peak for c in found.values())
     assert found["prefill"].sent == found["decode"].sent == {}  # on one device
@@ -328,7 +388,8 @@ def test_evaluation_and_generation_compile(device):
 
 
 MESHES = factorizations(8, 4)
-VARIANTS = [  # changes of sections; each mesh has one of them, so that each is compiled with several meshes
+# changes of sections; each mesh has one of them, so that each is compiled with several meshes
+VARIANTS = [
     {},
     {"model": {"scan_layers": False, "window_pattern": (64, 0)}},
     {"data": {"packing": "documents"}, "model": {"attn_softcap": 30.0}},
@@ -340,22 +401,43 @@ VARIANTS = [  # changes of sections; each mesh has one of them, so that each is 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")])
+@pytest.mark.parametrize(
+    "device", [pytest.param(device, marks=installed(device)) for device in ("v5e", "h100")]
+)
 @pytest.mark.parametrize("number", range(len(MESHES)))
 def test_every_mesh_of_eight_devices_compiles(device, number, tmp_path):
-    """The state is replaced in place, nothing is partitioned involuntarily, and gathers are as planned."""
-    sizes, changes = dict(zip(MESH_AXES, MESHES[number], strict=True)), VARIANTS[number % len(VARIANTS)]
+    """The state is replaced in place, nothing is partitioned involuntarily, and gathers are as
+    planned.
+    """
+    sizes, changes = (
+        dict(zip(MESH_AXES, MESHES[number], strict=True)),
+        VARIANTS[number % len(VARIANTS)],
+    )
     sections = {
-        "model": MODEL | {"n_heads": 8, "n_kv_heads": 8, "d_head": 32, "compute_dtype": "bfloat16", "remat": "block"},
+        "model": MODEL
+        | {
+            "n_heads": 8,
+            "n_kv_heads": 8,
+            "d_head": 32,
+            "compute_dtype": "bfloat16",
+            "remat": "block",
+        },
         "train": {"batch_size": 16, "seq_len": 1024, "micro_batch_size": 1},
         "mesh": sizes,
     }
-    sections["model"] |= {"scan_layers": True, "attention": "einsum" if device == "h100" else "auto"}
-    config = tiny(**{name: sections.get(name, {}) | changes.get(name, {}) for name in {*sections, *changes}})
+    sections["model"] |= {
+        "scan_layers": True,
+        "attention": "einsum" if device == "h100" else "auto",
+    }
+    config = tiny(
+        **{name: sections.get(name, {}) | changes.get(name, {}) for name in {*sections, *changes}}
+    )
     e, c = estimate(config, device, 8), compile_step(config, device, sizes, dump=str(tmp_path))
     (log,) = tmp_path.rglob(compiled.LOG)
     assert "rematerialization" not in log.read_text()
     assert c.aliased >= c.state
     for kind, axes in c.sent:
         gathers = kind in ("all-gather", "all-to-all")
-        assert not gathers or c.sent[kind, axes] <= max(1.1 * e.sent_by_collective[kind, axes], 1e5), (kind, axes)
+        assert not gathers or c.sent[kind, axes] <= max(
+            1.1 * e.sent_by_collective[kind, axes], 1e5
+        ), (kind, axes)

@@ -12,7 +12,9 @@ def test_peaks_are_exact_and_dense():
     assert peak_flops("NVIDIA H100 80GB HBM3", np.dtype("float32")) == 494.7e12
     for unknown in (("cpu", "float32"), ("NVIDIA H100", "bfloat16"), ("TPU v4", "float32")):
         assert peak_flops(*unknown) is None
-    assert len({device.kind for device in DEVICES.values()}) == len(DEVICES)  # each kind is listed once
+    assert len({device.kind for device in DEVICES.values()}) == len(
+        DEVICES
+    )  # each kind is listed once
 
 
 def test_parse_device():
@@ -21,6 +23,15 @@ def test_parse_device():
         with pytest.raises(UserError, match=rf"--slices: {n_slices} does not divide {text}"):
             parse_device(text, n_slices)
     assert parse_device("h100") == ("h100", 1)
-    for text in ("h100:", "h900:8", "h100:0", "h100:x", "", "h100:²", "h100:" + "9" * 5000, "h100:100000"):
+    for text in (
+        "h100:",
+        "h900:8",
+        "h100:0",
+        "h100:x",
+        "",
+        "h100:²",
+        "h100:" + "9" * 5000,
+        "h100:100000",
+    ):
         with pytest.raises(UserError, match=r"is not NAME:COUNT.*h100"):
             parse_device(text)

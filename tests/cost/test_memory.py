@@ -56,16 +56,23 @@ for sections, sizes in [*(({SMALL}, mesh) for mesh in {MESHES}), ({LARGE}, [1, 8
 
 @pytest.mark.slow
 def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_not_gathered_at_once():
-    """Arguments have the predicted size, parameters are divided by the axes that shard them, and temporary memory is
-    within the estimate, and far less than the gathered parameters of all layers."""
-    *small, large = ([*map(int, line.split())] for line in python(COMPILED, XLA_FLAGS=FLAGS).splitlines())
+    """Arguments have the predicted size, parameters are divided by the axes that shard them, and
+    temporary memory is within the estimate, and far less than the gathered parameters of all
+    layers."""
+    *small, large = (
+        [*map(int, line.split())] for line in python(COMPILED, XLA_FLAGS=FLAGS).splitlines()
+    )
     table = parameters.parameter_table(tiny(**SMALL).model)
     for mesh, (predicted, arguments, _) in zip(MESHES, small, strict=True):
         sizes = dict(zip(MESH_AXES, mesh, strict=True))
         params, optimizer = train_state_bytes(tiny(**SMALL), sizes)
         shards = sizes["fsdp"] * sizes["tensor"]
-        assert params == 4 * sum(p.size // (1 if p.kind == "norm" else shards) for p in table.values())
-        assert optimizer == 2 * params + 3 * 4  # two moments; the counters of Adam, the schedule and weight decay
+        assert params == 4 * sum(
+            p.size // (1 if p.kind == "norm" else shards) for p in table.values()
+        )
+        assert (
+            optimizer == 2 * params + 3 * 4
+        )  # two moments; the counters of Adam, the schedule and weight decay
         assert predicted == arguments
     m, layers = memory_per_device(tiny(**LARGE), DEVICES["h100"], ONE | {"fsdp": 8}), 0
     for path, p in parameters.parameter_table(tiny(**LARGE).model).items():
@@ -80,12 +87,32 @@ def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_no
         ("h100", {"compute_dtype": "bfloat16"}, 4096, 0),  # cuDNN's flash attention keeps none
         ("v5e", {"compute_dtype": "bfloat16", "attention": "einsum"}, 4096, 4096),
         ("v5e", {}, 4096, 0),  # nor does splash attention
-        ("v5e", {"scan_layers": True, "window_pattern": (4096, 0)}, 4096, 0),  # a window of all tokens is none
+        (
+            "v5e",
+            {"scan_layers": True, "window_pattern": (4096, 0)},
+            4096,
+            0,
+        ),  # a window of all tokens is none
         ("v5e", {"compute_dtype": "bfloat16"}, 64, 64),  # one chunk
-        ("v5e", {"attn_sink": True}, 4096, (4096 + 256) / 2),  # chunked: flash attention has no sink
+        (
+            "v5e",
+            {"attn_sink": True},
+            4096,
+            (4096 + 256) / 2,
+        ),  # chunked: flash attention has no sink
         ("v5e", {"gated_delta": "all", "attention": "einsum"}, 4096, 0),
-        ("h100", {"gated_delta": "three_of_four", "n_layers": 8}, 4096, (4096 + 256) / 2 / 4),  # 2 of 8 layers
-        ("h100", {"gated_delta": "three_of_four", "n_layers": 8, "attention": "einsum"}, 4096, 4096 / 4),
+        (
+            "h100",
+            {"gated_delta": "three_of_four", "n_layers": 8},
+            4096,
+            (4096 + 256) / 2 / 4,
+        ),  # 2 of 8 layers
+        (
+            "h100",
+            {"gated_delta": "three_of_four", "n_layers": 8, "attention": "einsum"},
+            4096,
+            4096 / 4,
+        ),
     ],
 )
 def test_scores_per_query(device, model, seq_len, keys):
@@ -93,8 +120,9 @@ def test_scores_per_query(device, model, seq_len, keys):
     assert scores_per_query(config, DEVICES[device], ONE) == keys
 
 
-# Of a layer in float32 with d_model 16, 4 heads of 4, 2 key-value heads and d_ff 24 (GLU): the inputs and outputs of
-# both norms; queries, keys and values; attention's output in two layouts; gate, up and their product.
+# Of a layer in float32 with d_model 16, 4 heads of 4, 2 key-value heads and d_ff 24 (GLU): the
+# inputs and outputs of both norms; queries, keys and values; attention's output in two layouts;
+# gate, up and their product.
 LAYER = 4 * 16 + (4 + 2 * 2) * 4 + 2 * 4 * 4 + 3 * 24
 
 
@@ -108,10 +136,15 @@ def test_activations_and_logits_by_hand():
         changed = tiny(model={"attention": "einsum", "remat": remat})
         assert activation_bytes(changed, DEVICES["h100"], ONE) == 2 * kept * 32 * 4
         assert layer_bytes(changed, DEVICES["h100"], ONE) == layer * 32 * 4
-    doubled = tiny(model={"attention": "einsum", "attn_differential": True})  # queries, attention's output and scores
+    doubled = tiny(
+        model={"attention": "einsum", "attn_differential": True}
+    )  # queries, attention's output and scores
     more = 4 * 4 + 4 * 4 + (1 + 1) * 4 * 8
     assert activation_bytes(doubled, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
-    for residual, carried in {"hyper_connections": 4 * 16, "depth_attention": 5 * 16}.items():  # 2 x 2 outputs and x
+    for residual, carried in {
+        "hyper_connections": 4 * 16,
+        "depth_attention": 5 * 16,
+    }.items():  # 2 x 2 outputs and x
         remat = tiny(model={"attention": "einsum", "residual": residual, "remat": "block"})
         assert activation_bytes(remat, DEVICES["h100"], ONE) == 2 * (16 + carried) * 32 * 4
         assert layer_bytes(remat, DEVICES["h100"], ONE) == (layer + 2 * carried) * 32 * 4
@@ -121,7 +154,9 @@ def test_activations_and_logits_by_hand():
 
 @pytest.mark.parametrize("device", ["v5e", "h100"])
 def test_the_worst_moment_is_the_loss_or_the_backward_pass_of_a_layer(device):
-    """bfloat16 products, fsdp 2: 16 tokens per device; weights of a layer: attention 768, feed-forward 1152."""
+    """bfloat16 products, fsdp 2: 16 tokens per device; weights of a layer: attention 768,
+    feed-forward 1152.
+    """
     model = {"compute_dtype": "bfloat16", "remat": "block", "attention": "einsum"}
     config, sizes = tiny(model=model | {"vocab_size": 18}), ONE | {"fsdp": 2}
     weights, gains, ffn, embedding = 768 + 1152, 2 * 16, 1152, 18 * 16
@@ -132,21 +167,27 @@ def test_the_worst_moment_is_the_loss_or_the_backward_pass_of_a_layer(device):
     gathered = {"v5e": 2 * (weights + gains) + 4 * ffn, "h100": 8 * (weights + gains)}[device]
     assert m.layer == gathered + 2 * (LAYER + (1 + 2) * 4 * 8) * 16
     assert m.copies == {"v5e": 2 * weights, "h100": 2 * 4 * last_axis_sharded}[device]
-    whole = {"v5e": embedding, "h100": 2 * embedding}[device]  # gradients of the head, and of the embedding
+    whole = {"v5e": embedding, "h100": 2 * embedding}[
+        device
+    ]  # gradients of the head, and of the embedding
     assert m.gradients == 4 * 2 * (weights / 2 + gains) + 4 * whole
     large = memory_per_device(tiny(model=model | {"vocab_size": 5000}), DEVICES[device], sizes)
     assert (large.layer, large.loss) == (0, 2 * 5000 * 16 + 2 * 3 * 16 * 16 + (4 + 2) * 16 * 5000)
 
 
 def test_a_chunk_of_the_loss_counts_the_tokens_of_a_device():
-    """Of its 32 tokens, each of 8 devices has the logits of 8 at a time, in the program and in the estimate."""
+    """Of its 32 tokens, each of 8 devices has the logits of 8 at a time, in the program and in the
+    estimate.
+    """
     config = tiny(model={"vocab_size": 23}, train={"batch_size": 8, "seq_len": 32, "loss_chunk": 8})
     sizes = ONE | {"fsdp": 8}
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4)
     batch = {"tokens": jax.ShapeDtypeStruct((8, 33), "int32")}
     params = jax.eval_shape(lambda: init_params(config.model, 0))
     with jax.sharding.use_abstract_mesh(mesh):
-        program = str(jax.make_jaxpr(lambda params, batch: loss_sum(params, batch, config))(params, batch))
+        program = str(
+            jax.make_jaxpr(lambda params, batch: loss_sum(params, batch, config))(params, batch)
+        )
     assert "f32[8,23]" in program
     assert logit_bytes(config, sizes) == 2 * 8 * 23 * 4
 

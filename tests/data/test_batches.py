@@ -35,7 +35,9 @@ def test_an_epoch_visits_every_window_once_in_an_order_that_does_not_depend_on_t
 ):
     def numbers_in_batches_of(size):
         steps = np.arange(-(-3 * n // size))
-        return batches.window_numbers(seed, steps, size, n, order="epochs", shuffle=shuffle).ravel()[: 3 * n]
+        return batches.window_numbers(
+            seed, steps, size, n, order="epochs", shuffle=shuffle
+        ).ravel()[: 3 * n]
 
     numbers = numbers_in_batches_of(batch_size)
     np.testing.assert_array_equal(numbers, numbers_in_batches_of(1))
@@ -52,7 +54,8 @@ def test_ten_billion_windows_are_drawn_uniformly():
         assert numbers.dtype == np.int64
         assert (numbers.min() >= 0) & (numbers.max() < N_LARGE)
         assert order == "crops" or len(np.unique(numbers)) == len(numbers)
-        # 20,000 draws into 100 bins: chi-squared has mean 99 and standard deviation 14; this allows 5 of them.
+        # 20,000 draws into 100 bins: chi-squared has mean 99 and standard deviation 14; this allows
+        # 5 of them.
         counts = np.bincount(numbers * 100 // N_LARGE, minlength=100)
         assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * 14
 
@@ -88,7 +91,8 @@ def packed_split(n_rows=5, seq_len=7) -> Split:
 
 
 def test_n_windows_counts_the_windows_that_fit():
-    # 10 tokens contain windows of 4 at 0..6; at stride 3 they start at 0, 3, 6; at stride 4 at 0 and 4.
+    # 10 tokens contain windows of 4 at 0..6; at stride 3 they start at 0, 3, 6; at stride 4 at 0
+    # and 4.
     split = split_of(np.arange(10))
     assert batches.n_windows(split, config_of(order="crops")) == 7
     assert batches.n_windows(split, config_of(order="epochs")) == 3
@@ -115,13 +119,17 @@ def test_the_batch_of_a_step_is_the_windows_at_its_starts():
         for first, last in ((5, 8), (0, 40)):  # an array of steps gives the starts of each
             several = batches.window_starts(split, config, np.arange(first, last))
             np.testing.assert_array_equal(several[6 - first], starts)
-        np.testing.assert_array_equal(batches.train_batch(split, config, 6)["tokens"], starts[:, None] + np.arange(4))
+        np.testing.assert_array_equal(
+            batches.train_batch(split, config, 6)["tokens"], starts[:, None] + np.arange(4)
+        )
 
 
 def test_the_batch_of_a_packed_split_is_rows_and_segments_on_device_and_host():
     split, config = packed_split(), config_of(seq_len=7, order="epochs")
     rows = batches.window_starts(split, config, np.arange(3))
-    parts = {name: ConcatenatedArray([array[:2], array[2:]]) for name, array in split.arrays.items()}
+    parts = {
+        name: ConcatenatedArray([array[:2], array[2:]]) for name, array in split.arrays.items()
+    }
     on_device = jax.jit(batches.gather, static_argnums=2)(split.arrays, rows, 7)
     on_host, batch = batches.gather(parts, rows, 7), batches.train_batch(split, config, 2)
     for name, expected in (("tokens", split.tokens[rows]), ("segments", split.segments[rows])):
@@ -137,7 +145,10 @@ def test_evaluation_predicts_every_token_once_with_at_least_seq_len_minus_stride
     n_tokens, seq_len, stride, batch_size
 ):
     stride, position = min(stride, seq_len), np.arange(seq_len)
-    split, config = split_of(np.arange(n_tokens)), config_of(seq_len=seq_len, eval_batch_size=batch_size)
+    split, config = (
+        split_of(np.arange(n_tokens)),
+        config_of(seq_len=seq_len, eval_batch_size=batch_size),
+    )
     targets, contexts = [], []
     for batch in range(-(-batches.n_eval_windows(split, config, stride=stride) // batch_size)):
         starts, weights = batches.eval_windows(split, config, batch, stride)
@@ -146,12 +157,18 @@ def test_evaluation_predicts_every_token_once_with_at_least_seq_len_minus_stride
         targets += (starts[:, None] + 1 + position)[weights > 0].tolist()
         contexts += np.broadcast_to(position + 1, weights.shape)[weights > 0].tolist()
     assert targets == list(range(1, n_tokens))
-    assert all(context >= min(target, seq_len - stride + 1) for target, context in zip(targets, contexts, strict=True))
+    assert all(
+        context >= min(target, seq_len - stride + 1)
+        for target, context in zip(targets, contexts, strict=True)
+    )
 
 
 def test_evaluation_of_a_packed_split_reads_every_row_once():
     split, config = packed_split(n_rows=5), config_of(seq_len=7, eval_batch_size=3)
-    windows = [batches.eval_windows(split, config, batch) for batch in range(batches.n_eval_batches(split, config))]
+    windows = [
+        batches.eval_windows(split, config, batch)
+        for batch in range(batches.n_eval_batches(split, config))
+    ]
     rows, weights_BT = (np.concatenate(parts) for parts in zip(*windows, strict=True))
     assert rows.tolist() == [0, 1, 2, 3, 4, 4]
     assert weights_BT.tolist() == [[1.0] * 7] * 5 + [[0.0] * 7]
@@ -186,7 +203,9 @@ def test_prefetch_runs_ahead_by_its_depth_and_ends_when_closed():
             release.wait(30)
         return i
 
-    stream = batches.prefetch(wait_after_the_first, (taken.append(i) or i for i in range(1000)), depth=3)
+    stream = batches.prefetch(
+        wait_after_the_first, (taken.append(i) or i for i in range(1000)), depth=3
+    )
     assert next(stream) == 0
     assert taken == [0, 1, 2, 3]
     assert second_began.wait(30)

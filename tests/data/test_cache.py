@@ -46,7 +46,9 @@ def test_two_that_publish_the_same_directory_do_not_mix_files(tmp_path):
 
 @pytest.mark.parametrize("damage", ["none", "a has another sha256 than when it was written"])
 def test_processes_that_share_the_cache_make_or_rebuild_an_entry_once(tmp_path, damage):
-    """Threads simulate processes: each opens the lock file itself, and flock locks open files, not processes."""
+    """Threads simulate processes: each opens the lock file itself, and flock locks open files, not
+    processes.
+    """
     target, made, lines, warnings = tmp_path / "entry", [], [], []
     waiting = threading.Event()
 
@@ -65,7 +67,9 @@ def test_processes_that_share_the_cache_make_or_rebuild_an_entry_once(tmp_path, 
     if damage != "none":
         cache.make_entry(target, write_whole, say)
         (target / "a").write_text("whale")
-    makers = [threading.Thread(target=cache.make_entry, args=(target, write, say)) for _ in range(3)]
+    makers = [
+        threading.Thread(target=cache.make_entry, args=(target, write, say)) for _ in range(3)
+    ]
     for maker in makers:
         maker.start()
     for maker in makers:
@@ -88,7 +92,9 @@ def test_without_locks_an_entry_is_still_made(tmp_path, monkeypatch):
 
 
 def test_an_entry_that_appears_late_on_a_shared_file_system_is_kept(tmp_path, monkeypatch):
-    """Another host has published it: renaming fails because the entry exists, and it becomes visible a moment later."""
+    """Another host has published it: renaming fails because the entry exists, and it becomes
+    visible a moment later.
+    """
     target, answers = tmp_path / "entry", iter([[], [], ["entry"]])
     cache.publish(target, lambda work: (work / "a").write_text("first"))
     monkeypatch.setattr(cache.files.os, "listdir", lambda _: next(answers))
@@ -127,11 +133,15 @@ def test_files_that_were_added_or_are_absent_are_damage(tmp_path):
     assert cache.find_damage(target) is None
     (target / "b").write_text("added")
     assert cache.find_damage(target) == "checksums.json does not list b"
-    assert cache.find_damage(tmp_path / "absent") == "checksums.json is missing"  # another process is rebuilding it
+    assert (
+        cache.find_damage(tmp_path / "absent") == "checksums.json is missing"
+    )  # another process is rebuilding it
 
 
 def test_the_digest_of_a_large_file_is_cached_until_the_file_changes(tmp_path, monkeypatch):
-    """Also if the size and the modification time stay the same: written in place, or replaced by another file."""
+    """Also if the size and the modification time stay the same: written in place, or replaced by
+    another file.
+    """
     monkeypatch.setattr(cache, "_MIN_CACHED_DIGEST", 3)
     path = tmp_path / "shard.bin"
     path.write_bytes(b"abc")
@@ -143,7 +153,9 @@ def test_the_digest_of_a_large_file_is_cached_until_the_file_changes(tmp_path, m
         entry.write_bytes(damaged)
         assert cache.digest_of(path, tmp_path / "cache") == digest
     with monkeypatch.context() as patch:
-        patch.setattr(cache.hashlib, "file_digest", lambda *_: pytest.fail("the file was read again"))
+        patch.setattr(
+            cache.hashlib, "file_digest", lambda *_: pytest.fail("the file was read again")
+        )
         assert cache.digest_of(path, tmp_path / "cache") == digest
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     other = tmp_path / "other.bin"

@@ -1,4 +1,6 @@
-"""Chats: the same documents from each format, markers that nobody can write, and answers as the only targets."""
+"""Chats: the same documents from each format, markers that nobody can write, and answers as the
+only targets.
+"""
 
 import contextlib
 import json
@@ -25,13 +27,16 @@ from lm.show import examples
 from lm.step import target_weights
 from lm.training.run import resolve_config
 
-STORED = json.loads((Path(__file__).parents[1] / "references" / "special_tokens.json").read_text(encoding="utf-8"))
+STORED = json.loads(
+    (Path(__file__).parents[1] / "references" / "special_tokens.json").read_text(encoding="utf-8")
+)
 QWEN_LIKE = STORED["tokenizer"]  # it has the markers as special tokens
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n"},
          {"role": "assistant", "content": "Hello, café!"}, {"role": "user", "content": ""},
          {"role": "assistant", "content": "?"}]  # fmt: skip
 TEXT = (
-    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n<|im_start|>assistant\nHello, café!"
+    "<|im_start|>system\nBe "
+    "brief.<|im_end|>\n<|im_start|>user\nHi\n<|im_end|>\n<|im_start|>assistant\nHello, café!"
     "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n?<|im_end|>\n"
 )
 ANSWERS = [f"Hello, café!{END}", f"?{END}"]
@@ -44,18 +49,28 @@ def share_gpt(turns):
 
 def in_parts(turns):
     return [
-        t | {"content": [{"type": "text", "text": part} for part in (t["content"][:2], t["content"][2:])]}
+        t
+        | {
+            "content": [
+                {"type": "text", "text": part} for part in (t["content"][:2], t["content"][2:])
+            ]
+        }
         for t in turns
     ]
 
 
 def by_column(turns):
     """Return turns as Hugging Face's datasets store a Sequence of them."""
-    return {"role": [turn["role"] for turn in turns], "content": [turn["content"] for turn in turns]}
+    return {
+        "role": [turn["role"] for turn in turns],
+        "content": [turn["content"] for turn in turns],
+    }
 
 
 def write_jsonl(path, values, field="messages"):
-    path.write_text("".join(json.dumps({"id": i, field: value}) + "\n" for i, value in enumerate(values)))
+    path.write_text(
+        "".join(json.dumps({"id": i, field: value}) + "\n" for i, value in enumerate(values))
+    )
     return f"jsonl:{path}"
 
 
@@ -71,11 +86,15 @@ def write_arrow(path, values, field="messages", kind=None):
 
 def read(source, field="messages", n_bytes=readers.TO_THE_END):
     return [
-        text for span in readers.find_spans(source, n_bytes, field)[1] for text in readers.read_documents(span, field)
+        text
+        for span in readers.find_spans(source, n_bytes, field)[1]
+        for text in readers.read_documents(span, field)
     ]
 
 
-LARGE = pa.large_list(pa.struct([("role", pa.dictionary(pa.int32(), pa.string())), ("content", pa.large_string())]))
+LARGE = pa.large_list(
+    pa.struct([("role", pa.dictionary(pa.int32(), pa.string())), ("content", pa.large_string())])
+)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +103,12 @@ LARGE = pa.large_list(pa.struct([("role", pa.dictionary(pa.int32(), pa.string())
         (write_jsonl, "a.jsonl", list, {}),
         (write_jsonl, "a.jsonl", share_gpt, {"field": "conversations"}),
         (write_jsonl, "a.jsonl", in_parts, {}),
-        (write_jsonl, "a.jsonl", lambda turns: [t | {"tool_calls": None, "name": "x", "weight": 1} for t in turns], {}),
+        (
+            write_jsonl,
+            "a.jsonl",
+            lambda turns: [t | {"tool_calls": None, "name": "x", "weight": 1} for t in turns],
+            {},
+        ),
         (write_arrow, "a.parquet", list, {}),
         (write_arrow, "a.parquet", by_column, {}),
         (write_arrow, "a.parquet", share_gpt, {"field": "conversations"}),
@@ -100,7 +124,9 @@ def test_each_format_and_spelling_gives_the_same_chat(tmp_path, write, name, spe
     for n_bytes in (1, readers.TO_THE_END):
         first, empty, last = read(source, field, n_bytes)
         assert (first, empty) == (TEXT, "")
-        assert last == "".join(part.text for turn in TURNS[1:3] for part in chats.render(chats.Turn(**turn)))
+        assert last == "".join(
+            part.text for turn in TURNS[1:3] for part in chats.render(chats.Turn(**turn))
+        )
 
 
 def test_one_file_may_have_texts_and_chats(tmp_path):
@@ -113,7 +139,8 @@ def test_one_file_may_have_texts_and_chats(tmp_path):
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
-        ({"role": "tool", "content": "x"}, "turn 2 has the role 'tool', which is not one of system, user, assistant"),
+        ({"role": "tool", "content": "x"}, ("turn 2 has the role 'tool', which is not one of "
+                                           "system, user, assistant")),
         ({"role": ["user"], "content": "x"}, "turn 2 has the role ['user']"),
         ({"content": "x"}, "turn 2 has the role None"),
         ({"from": "bot", "value": "x"}, "turn 2 has the from 'bot'"),
@@ -137,15 +164,25 @@ def test_a_turn_that_is_not_read_is_refused_with_its_line(tmp_path, turn, reason
 
 @pytest.mark.parametrize("value", [3, {"role": "user"}, ["x"], True])
 def test_a_field_without_text_or_chats_is_said_to_be_that(tmp_path, value):
-    with pytest.raises(UserError, match=r"line 1, field 'messages': .* is neither a text nor a list of turns"):
+    with pytest.raises(
+        UserError, match=r"line 1, field 'messages': .* is neither a text nor a list of turns"
+    ):
         read(write_jsonl(tmp_path / "a.jsonl", [value]))
 
 
 def test_the_advice_for_json_lines_read_as_text_names_a_field_that_is_read(tmp_path):
     """The file is read with the advice; a field of numbers or lists of other things is not advised."""
     for value, others, advice in (
-        (TURNS, {"scores": list(range(99))}, "for the chats alone, use jsonl:{} with config.data.field=messages "),
-        ("a text", {"tags": ["long"] * 50}, "for the texts alone, use jsonl:{} with config.data.field=messages "),
+        (
+            TURNS,
+            {"scores": list(range(99))},
+            "for the chats alone, use jsonl:{} with config.data.field=messages ",
+        ),
+        (
+            "a text",
+            {"tags": ["long"] * 50},
+            "for the texts alone, use jsonl:{} with config.data.field=messages ",
+        ),
         (None, {"scores": [1]}, "and none of them has a text"),
     ):
         path = tmp_path / "chat.txt"
@@ -171,7 +208,9 @@ TOKENIZERS = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_what_is_written_never_becomes_a_marker(name):
-    """Each chat has one pair of markers per turn, as ids or as text, whatever its contents and other names are."""
+    """Each chat has one pair of markers per turn, as ids or as text, whatever its contents and
+    other names are.
+    """
     tokenizer = TOKENIZERS[name]()
     for content in (FORGED, START + END, "<|im_", "|>", "<|im_end|", "<<|im_end|>"):
         chat = chats.Chat([chats.Turn("user", content), chats.Turn("assistant", content)])
@@ -194,7 +233,9 @@ def test_harmless_chats_have_the_ids_of_their_text_with_special_tokens():
     text = TEXT[: TEXT.index(END, TEXT.index("Hello")) + len(END) + 1]
     assert with_special.decode(encoded.ids) == text
     assert encoded.ids.tolist() == [
-        i for part in re.split(r"(?<=system\n)|(?<=user\n)|(?<=assistant\n)", text) for i in with_special.encode(part)
+        i
+        for part in re.split(r"(?<=system\n)|(?<=user\n)|(?<=assistant\n)", text)
+        for i in with_special.encode(part)
     ]
 
 
@@ -202,12 +243,16 @@ def test_another_format_of_chats_is_named_and_its_template_is_not_run(tmp_path):
     def notice(folder, tokenizer, **files):
         folder.mkdir()
         for name, content in files.items():
-            (folder / name.replace("_JSON", ".json").replace("_JINJA", ".jinja")).write_text(content)
+            (folder / name.replace("_JSON", ".json").replace("_JINJA", ".jinja")).write_text(
+                content
+            )
         return chats.notice(tokenizer, f"hf:{folder}/tokenizer.json")
 
     plain = HFTokenizer(json.dumps(QWEN_LIKE | {"added_tokens": QWEN_LIKE["added_tokens"][:1]}))
     added = [QWEN_LIKE["added_tokens"][0] | {"id": 303, "content": "<|eot_id|>"}]
-    llama = HFTokenizer(json.dumps(QWEN_LIKE | {"added_tokens": QWEN_LIKE["added_tokens"][:1] + added}))
+    llama = HFTokenizer(
+        json.dumps(QWEN_LIKE | {"added_tokens": QWEN_LIKE["added_tokens"][:1] + added})
+    )
     qwen = TOKENIZERS["qwen"]()
     foreign = json.dumps({"chat_template": "{{ raise_exception('run') }}[INST]"})
     assert notice(tmp_path / "a", plain) is notice(tmp_path / "b", qwen) is None
@@ -244,17 +289,27 @@ def test_answers_with_their_end_are_the_targets(tmp_path, packing, tokenizer):
 
 
 def test_a_chat_is_in_one_split_and_none_is_lost(tmp_path):
-    """A text may be cut in two, but the answers of half a chat would be learned without their question."""
-    values = [[{"role": "user", "content": f"{i}" * i}, {"role": "assistant", "content": "yes"}] for i in range(20)]
+    """A text may be cut in two, but the answers of half a chat would be learned without their
+    question.
+    """
+    values = [
+        [{"role": "user", "content": f"{i}" * i}, {"role": "assistant", "content": "yes"}]
+        for i in range(20)
+    ]
     corpus = open_chats(tmp_path, values, splits=(0.6, 0.3, 0.1))
-    texts = [corpus.tokenizer.decode(corpus.split(name).tokens) for name in ("train", "validation", "test")]
+    texts = [
+        corpus.tokenizer.decode(corpus.split(name).tokens)
+        for name in ("train", "validation", "test")
+    ]
     assert all(text.startswith(START) and text.endswith(f"{END}\n") for text in texts)
     assert "\n".join(texts) == "\n".join(map(chats.parse, values))
     assert sum(corpus.split(name).n_chats for name in ("train", "validation", "test")) == 20
 
 
 def test_texts_have_the_fingerprints_and_the_arrays_of_before(tmp_path):
-    """Caches and runs of texts stay valid, and all tokens of chats are targets unless answers are asked for."""
+    """Caches and runs of texts stay valid, and all tokens of chats are targets unless answers are
+    asked for.
+    """
     texts = write_jsonl(tmp_path / "texts.jsonl", ["one two", "three"] * 40)
     plain = open_chats(tmp_path, source=texts, targets="all", splits=None)
     assert plain.split("train").arrays.keys() == {"tokens"}
@@ -272,25 +327,44 @@ def test_a_mixture_of_chats_and_texts_trains_on_answers_and_on_all_of_the_texts(
     mixture = (("chat", chat, 1.0), ("novel", f"text:{tmp_path}/novel.txt", 1.0))
     corpus = open_chats(tmp_path, mixture=mixture)
     split = corpus.split("train")
-    of_chat, of_novel = (split.targets.is_target[p.start : p.start + p.n_tokens] for p in split.parts)
+    of_chat, of_novel = (
+        split.targets.is_target[p.start : p.start + p.n_tokens] for p in split.parts
+    )
     assert 0 < of_chat.sum() < len(of_chat)
     assert of_novel.all()
     assert split.targets.n_tokens == of_chat.sum() + len(of_novel)
-    assert split.parts[0].bytes_per_token == corpus.split("train").targets.n_bytes / split.targets.n_tokens == 1
+    assert (
+        split.parts[0].bytes_per_token
+        == corpus.split("train").targets.n_bytes / split.targets.n_tokens
+        == 1
+    )
     assert unigram_loss(corpus, "validation", 256) > 0
 
 
 def test_targets_without_answers_are_refused(tmp_path):
-    """Before training: no chats at all, a split without answers, or none in the windows that are evaluated."""
+    """Before training: no chats at all, a split without answers, or none in the windows that are
+    evaluated.
+    """
     questions = [[{"role": "user", "content": "anybody there?"}]]
     corpus = open_chats(tmp_path, [TURNS] * 6 + questions * 12)
-    assert any("config.data.targets: the test split has no answers" in line for line in check_corpus(corpus, 4, 256))
+    assert any(
+        "config.data.targets: the test split has no answers" in line
+        for line in check_corpus(corpus, 4, 256)
+    )
     assert not any("targets" in line for line in check_corpus(open_chats(tmp_path), 4, 256))
     texts = open_chats(tmp_path, ["a text of one line"] * 40)
     late = [[{"role": "user", "content": "x" * 500}, {"role": "assistant", "content": "y"}]] * 9
     for corpus, max_batches, refusal in (
-        (texts, 0, "config.data.targets: assistant, but chats.jsonl has no chats in the field 'messages'"),
-        (open_chats(tmp_path, late), 2, "config.eval.max_batches: 2 batches of the validation split have no answers"),
+        (
+            texts,
+            0,
+            "config.data.targets: assistant, but chats.jsonl has no chats in the field 'messages'",
+        ),
+        (
+            open_chats(tmp_path, late),
+            2,
+            "config.eval.max_batches: 2 batches of the validation split have no answers",
+        ),
         (open_chats(tmp_path, late), 80, None),
         (open_chats(tmp_path), 0, None),
     ):
@@ -299,7 +373,9 @@ def test_targets_without_answers_are_refused(tmp_path):
             data={"targets": "assistant", "field": "messages"},
             eval={"every": 1, "max_batches": max_batches},
         )
-        with contextlib.nullcontext() if refusal is None else pytest.raises(UserError, match=refusal):
+        with (
+            contextlib.nullcontext() if refusal is None else pytest.raises(UserError, match=refusal)
+        ):
             resolve_config(config, corpus)
 
 
@@ -315,7 +391,9 @@ def test_only_marked_tokens_have_weight():
 
 @pytest.mark.parametrize("keys", [{}, {"micro_batch_size": 1}, {"loss_chunk": 8, "z_loss": 0.1}])
 def test_training_weighs_each_answer_token_equally_in_any_micro_batch(keys):
-    """The gradients are those of the same targets as weights, and tokens that are not targets do not change them."""
+    """The gradients are those of the same targets as weights, and tokens that are not targets do
+    not change them.
+    """
     config = tiny(train={"batch_size": 4, "seq_len": 8} | keys)
     rng = np.random.default_rng(0)
     tokens, is_target = rng.integers(0, 19, (4, 9)), rng.integers(0, 2, (4, 9))
@@ -357,7 +435,9 @@ def test_the_model_and_the_baselines_are_evaluated_on_the_same_targets():
 @pytest.mark.parametrize("packing", ["none", "documents"])
 def test_show_marks_what_is_a_target(tmp_path, packing):
     corpus = open_chats(tmp_path, packing=packing)
-    config = tiny(data={"order": "epochs", "packing": packing, "targets": "assistant"}, train={"seq_len": 400})
+    config = tiny(
+        data={"order": "epochs", "packing": packing, "targets": "assistant"}, train={"seq_len": 400}
+    )
     assert f"assistant\n[[{ANSWERS[0]}]]\n{START}user" in "".join(examples(corpus, config, 1))
 
 
@@ -365,7 +445,12 @@ def test_prepared_shards_of_chats(tmp_path, command):
     from lm.data.prepare import main
 
     source = write_jsonl(tmp_path / "chats.jsonl", [TURNS] * 40)
-    options = "--tokenizer=bpe:300", "--field=messages", "--validation=0", f"--output={tmp_path / 'out'}"
+    options = (
+        "--tokenizer=bpe:300",
+        "--field=messages",
+        "--validation=0",
+        f"--output={tmp_path / 'out'}",
+    )
     code, output = command(main, f"--input={source}", *options)
     assert code == 0, output
     corpus = open_shards(str(tmp_path / "out"), tmp_path, lambda line: None)
@@ -379,6 +464,11 @@ def test_prepared_shards_of_chats(tmp_path, command):
     with pytest.raises(UserError, match="chats is '40'"):
         open_shards(str(tmp_path / "out"), tmp_path, lambda line: None)
     manifest.write_text(manifest.read_text().replace('"chats": "40"', '"chats": 40'))
-    mixed = {"mixture": (("a", f"tokens:{tmp_path / 'out'}", 1.0), ("b", source, 1.0)), "tokenizer": "byte"}
-    with pytest.raises(UserError, match=r"config.data.targets: assistant, but the shards in out do not mark"):
+    mixed = {
+        "mixture": (("a", f"tokens:{tmp_path / 'out'}", 1.0), ("b", source, 1.0)),
+        "tokenizer": "byte",
+    }
+    with pytest.raises(
+        UserError, match=r"config.data.targets: assistant, but the shards in out do not mark"
+    ):
         open_chats(tmp_path, **mixed)

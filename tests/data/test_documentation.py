@@ -20,12 +20,16 @@ def page():
 
 @pytest.fixture
 def run(page, tmp_path, monkeypatch):
-    """Return run(text), which runs the example with this text in an empty directory and returns its names."""
+    """Return run(text), which runs the example with this text in an empty directory and returns its
+    names.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def run(text: str) -> dict:
-        (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if text in code)
+        (example,) = (
+            code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if text in code
+        )
         names = {}
         exec(compile(example, "docs/data.md", "exec"), names)
         return names
@@ -42,10 +46,16 @@ def test_the_example_that_shows_a_batch_runs(run, capsys):
 
 def test_the_example_with_an_array_of_ids_trains_with_the_command_below_it(run, page, command):
     run("data/mine")
-    shell = re.search(r"```bash\n(python3 -m lm.train [^`]*tokens:data/mine.*?)```", page, re.DOTALL)
+    shell = re.search(
+        r"```bash\n(python3 -m lm.train [^`]*tokens:data/mine.*?)```", page, re.DOTALL
+    )
     arguments = shlex.split(shell[1].replace("\\\n", ""))[3:]
     arguments[1] = str(ROOT / arguments[1])
-    small = ("--config.train.steps=2", "--config.model.n_layers=1", "--config.log.tensorboard=false")
+    small = (
+        "--config.train.steps=2",
+        "--config.model.n_layers=1",
+        "--config.log.tensorboard=false",
+    )
     code, output = command(main, *arguments, *small, "--workdir=run")
     assert code == 0, output
     assert summary_of(Path("run"))["steps"] == 2
@@ -55,8 +65,20 @@ def test_the_example_that_writes_words_gives_token_shards(run, tmp_path, capsys)
     (tmp_path / "input.txt").write_text("To be,\nor not to be: " * 10)
     words = sorted(run("re.findall")["vocabulary"])
     assert capsys.readouterr().out == "7\n"
-    tokens = {name: split.tokens for name, split in open_shards("data/words", tmp_path).splits.items()}
+    tokens = {
+        name: split.tokens for name, split in open_shards("data/words", tmp_path).splits.items()
+    }
     assert tokens.keys() == {"train", "validation"}
-    assert [words[i] for i in tokens["train"][:9]] == ["To", "be", ",", "or", "not", "to", "be", ":", "To"]
+    assert [words[i] for i in tokens["train"][:9]] == [
+        "To",
+        "be",
+        ",",
+        "or",
+        "not",
+        "to",
+        "be",
+        ":",
+        "To",
+    ]
     assert len(tokens["train"]) == 56
     assert len(tokens["validation"]) == 24

@@ -16,7 +16,9 @@ CHAIN, TOKENIZER = MarkovChain(), CharTokenizer(LETTERS)
 
 def split_of(text: str, name="validation") -> Split:
     ids = TOKENIZER.encode(text)
-    return Split(name, ids, len(ids), len(ids), surprisal=lambda ids: CHAIN.surprisal(TOKENIZER.decode(ids)))
+    return Split(
+        name, ids, len(ids), len(ids), surprisal=lambda ids: CHAIN.surprisal(TOKENIZER.decode(ids))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,9 @@ def test_a_loss_below_the_best_one_is_an_error(split):
     best = check_loss(split, math.inf, n)
     for allowed in (best + 1, best, best - 0.9 * MARGIN / n):
         assert check_loss(split, allowed, n) == best
-    with pytest.raises(BelowEntropy, match=r"the validation loss is 1\.\d{4} .* cannot get below 1\.\d{4}") as error:
+    with pytest.raises(
+        BelowEntropy, match=r"the validation loss is 1\.\d{4} .* cannot get below 1\.\d{4}"
+    ) as error:
         check_loss(split, best - 1.1 * MARGIN / n - ROUNDING, n)
     assert error.value.code == 3
     check_loss(split, float("nan"), n)

@@ -1,4 +1,5 @@
-"""Files that somebody else may have made: damage is refused and never crashes, and small files do not fill the memory.
+"""Files that somebody else may have made: damage is refused and never crashes, and small files do
+not fill the memory.
 
 The libraries that decode them are written in C++ and Rust, and some trust what a file says.
 """
@@ -29,11 +30,15 @@ from lm.data.shards import open_shard
 from lm.errors import UserError
 from lm.huggingface.safetensors_files import TensorFiles
 
-DOCUMENTS = [f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)]
+DOCUMENTS = [
+    f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)
+]
 
 
 def table(column=None):
-    return pa.table({"id": list(range(len(column or DOCUMENTS))), "text": column or pa.array(DOCUMENTS)})
+    return pa.table(
+        {"id": list(range(len(column or DOCUMENTS))), "text": column or pa.array(DOCUMENTS)}
+    )
 
 
 def arrow(values, *, index=False, compression=None, rows=20):
@@ -72,7 +77,9 @@ FORMATS = {
 
 
 def texts_of(path):
-    kind = {"arrow": "arrow", "parquet": "parquet", "csv": "csv"}.get(path.name.split(".")[1], "jsonl")
+    kind = {"arrow": "arrow", "parquet": "parquet", "csv": "csv"}.get(
+        path.name.split(".")[1], "jsonl"
+    )
     spans = find_spans(f"{kind}:{path}", 2**20, say=str)[1]
     return [text for span in spans for text in read_documents(span, "text")]
 
@@ -97,7 +104,9 @@ OTHER_COLUMNS = [
 def test_a_column_of_text_gives_the_same_texts_from_each_format(name, kind, tmp_path):
     for n in (len(TEXTS), 0):
         (tmp_path / name).write_bytes(FORMATS[name](pa.table({"text": COLUMNS[kind][:n]})))
-        assert [text for text in texts_of(tmp_path / name) if text] == [text for text in TEXTS[:n] if text]
+        assert [text for text in texts_of(tmp_path / name) if text] == [
+            text for text in TEXTS[:n] if text
+        ]
 
 
 @pytest.mark.parametrize("kind", [pa.list_, pa.large_list])
@@ -121,7 +130,9 @@ def test_another_column_is_refused_from_each_format_that_has_it(column, tmp_path
         except (TypeError, pa.ArrowNotImplementedError):
             continue
         holding += 1
-        with pytest.raises(UserError, match=rf"{name}.*(has no text|neither a text).*--config\.data\.field") as error:
+        with pytest.raises(
+            UserError, match=rf"{name}.*(has no text|neither a text).*--config\.data\.field"
+        ) as error:
             texts_of(tmp_path / name)
         assert "'text'" in str(error.value)
     assert holding >= 2
@@ -144,7 +155,9 @@ def test_many_rows_with_one_long_text_are_decoded_a_few_at_a_time(tmp_path):
     column = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), pa.array(["x" * 2**20]))
     path = tmp_path / "a.parquet"
     for encoding in ("RLE_DICTIONARY", "DELTA_BYTE_ARRAY"):
-        options = {"use_dictionary": False, "column_encoding": encoding} if "DELTA" in encoding else {}
+        options = (
+            {"use_dictionary": False, "column_encoding": encoding} if "DELTA" in encoding else {}
+        )
         values = pa.table({"text": column if not options else column[:100].cast(pa.string())})
         path.write_bytes(parquet(values, compression="zstd", row_group_size=2000, **options))
         assert path.stat().st_size < 1000
@@ -172,7 +185,9 @@ def test_a_document_that_is_too_long_after_decompression_is_refused(name, tmp_pa
     monkeypatch.setattr(columns, "DOCUMENT", 2000)
     path = tmp_path / name
     path.write_bytes(PACKED[name]())
-    with pytest.raises(UserError, match=f"{name}.*(a document has more than|field larger than field limit)"):
+    with pytest.raises(
+        UserError, match=f"{name}.*(a document has more than|field larger than field limit)"
+    ):
         texts_of(path)
 
 
@@ -183,7 +198,9 @@ def test_the_size_of_a_batch_of_arrow_is_known_before_it_is_decompressed(
     compression, index, kind, tmp_path, monkeypatch
 ):
     path = tmp_path / "a.arrow"
-    path.write_bytes(arrow(table(pa.array(DOCUMENTS, kind)), index=index, compression=compression, rows=60))
+    path.write_bytes(
+        arrow(table(pa.array(DOCUMENTS, kind)), index=index, compression=compression, rows=60)
+    )
     n_bytes = sum(len(text.encode()) for text in DOCUMENTS)
     monkeypatch.setattr(columns, "DECODED", n_bytes + 8 * 60 + 4 * 61)  # with ids and offsets
     assert texts_of(path) == DOCUMENTS
@@ -191,21 +208,35 @@ def test_the_size_of_a_batch_of_arrow_is_known_before_it_is_decompressed(
     if compression is None:  # it is not larger than its file
         assert texts_of(path) == DOCUMENTS
     else:
-        with pytest.raises(UserError, match=r"a\.arrow: a batch has [\d,]+ bytes after decompression"):
+        with pytest.raises(
+            UserError, match=r"a\.arrow: a batch has [\d,]+ bytes after decompression"
+        ):
             texts_of(path)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.gz", "a.txt.gz"])
-def test_a_corpus_that_decodes_to_too_much_text_names_the_command_that_streams_it(name, tmp_path, monkeypatch):
-    content = {"a.parquet": parquet(pa.table({"text": ["x" * 500] * 100})), "a.txt.gz": gzip.compress(b"word " * 10**4)}
+def test_a_corpus_that_decodes_to_too_much_text_names_the_command_that_streams_it(
+    name, tmp_path, monkeypatch
+):
+    content = {
+        "a.parquet": parquet(pa.table({"text": ["x" * 500] * 100})),
+        "a.txt.gz": gzip.compress(b"word " * 10**4),
+    }
     path = tmp_path / name
-    path.write_bytes(content.get(name) or gzip.compress(json_lines(pa.table({"text": [LONG] * 10}))))
+    path.write_bytes(
+        content.get(name) or gzip.compress(json_lines(pa.table({"text": [LONG] * 10})))
+    )
     monkeypatch.setattr(sources, "LIMIT_DECODED", 2**14)
     source = f"{ {'a.parquet': 'parquet', 'a.txt.gz': 'text'}.get(name, 'jsonl') }:{path}"
     config = DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match=rf"of text.*python -m lm\.data\.prepare --input {source}"):
         open_corpus(config, say=str).split("train")
-    assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]) == 0
+    assert (
+        prepare(
+            [f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]
+        )
+        == 0
+    )
 
 
 # ---- Damage ----
@@ -265,9 +296,13 @@ def read(path):
 
 
 def mutated(content, random):
-    """Return some bytes with changes: of single bytes and bits, of lengths to extremes, of parts left out or moved."""
+    """Return some bytes with changes: of single bytes and bits, of lengths to extremes, of parts
+    left out or moved.
+    """
     result, how = bytearray(content), random.randrange(6)
-    extremes = [struct.pack("<q", number) for number in (-1, 0, 1, 2**31 - 1, 2**32, 2**40, 2**63 - 1)]
+    extremes = [
+        struct.pack("<q", number) for number in (-1, 0, 1, 2**31 - 1, 2**32, 2**40, 2**63 - 1)
+    ]
     for _ in range(random.choice((1, 1, 2, 4, 16))):
         i, j = random.randrange(len(content)), random.randrange(len(content))
         if how == 0:
@@ -275,7 +310,9 @@ def mutated(content, random):
         elif how == 1:
             result[i : i + 1] = bytes([content[i] ^ 1 << random.randrange(8)])
         elif how in (2, 3):
-            result[i : i + 4 * how - 4] = random.choice([*extremes, random.randbytes(8)])[: 4 * how - 4]
+            result[i : i + 4 * how - 4] = random.choice([*extremes, random.randbytes(8)])[
+                : 4 * how - 4
+            ]
         elif how == 4:
             del result[i : i + random.choice((1, 8, 64))]
         else:
@@ -307,7 +344,9 @@ def check_mutations(name, tmp_path, n):
     )
     process.start()
     process.join()
-    assert process.exitcode == 0, f"signal or exit code {process.exitcode} for seed {(tmp_path / 'seed').read_text()}"
+    assert process.exitcode == 0, (
+        f"signal or exit code {process.exitcode} for seed {(tmp_path / 'seed').read_text()}"
+    )
 
 
 def test_damaged_offsets_of_arrow_are_refused_and_never_followed(tmp_path):
@@ -317,5 +356,7 @@ def test_damaged_offsets_of_arrow_are_refused_and_never_followed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_no_damaged_file_ends_the_process_takes_its_memory_or_time_or_has_a_traceback(name, tmp_path):
+def test_no_damaged_file_ends_the_process_takes_its_memory_or_time_or_has_a_traceback(
+    name, tmp_path
+):
     check_mutations(name, tmp_path, 400)

@@ -18,7 +18,8 @@ def counted(text: str, order: int) -> np.ndarray:
 
 
 def test_the_entropy_rate_is_that_of_the_joint_distribution():
-    # H(X | context) = H(context, X) - H(context), with pi from the linear equations of the full transition matrix.
+    # H(X | context) = H(context, X) - H(context), with pi from the linear equations of the full
+    # transition matrix.
     def entropy(q):
         return -(q * np.log(q)).sum()
 
@@ -31,7 +32,9 @@ def test_the_entropy_rate_is_that_of_the_joint_distribution():
             transitions[context, (16 * context + np.arange(16)) % n] = p[context]
         equations = np.vstack([transitions.T - np.eye(n), np.ones(n)])
         pi = np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
-        np.testing.assert_allclose(chain.entropy_rate, entropy(pi[:, None] * p) - entropy(pi), rtol=1e-10)
+        np.testing.assert_allclose(
+            chain.entropy_rate, entropy(pi[:, None] * p) - entropy(pi), rtol=1e-10
+        )
 
 
 def test_the_text_has_the_stated_transition_probabilities():
@@ -40,7 +43,10 @@ def test_the_text_has_the_stated_transition_probabilities():
         counts = counted(chain.text(N), order)
         expected = counts.sum(1, keepdims=True) * chain.weights / TOTAL
         common = expected > 5  # where the chi-squared approximation holds
-        statistic, freedom = ((counts - expected) ** 2 / expected)[common].sum(), common.sum() - 16**order
+        statistic, freedom = (
+            ((counts - expected) ** 2 / expected)[common].sum(),
+            common.sum() - 16**order,
+        )
         assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
 

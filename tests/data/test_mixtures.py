@@ -1,4 +1,6 @@
-"""Mixtures: exact shares, no window twice in an epoch of its source, and a pure function of (seed, step, row)."""
+"""Mixtures: exact shares, no window twice in an epoch of its source, and a pure function of (seed,
+step, row).
+"""
 
 import dataclasses
 import json
@@ -23,17 +25,25 @@ def mixed(weights, sizes=SIZES, seq_len=8, **keys):
     """Return a split whose tokens are 0, 1, 2, ... over its sources, and its config."""
     names = "abcdef"[: len(weights)]
     train = {"seed": keys.pop("seed", 0), "batch_size": keys.pop("batch_size", 7)}
-    mixture = tuple((name, f"text:{name}", weight) for name, weight in zip(names, weights, strict=True))
+    mixture = tuple(
+        (name, f"text:{name}", weight) for name, weight in zip(names, weights, strict=True)
+    )
     config = Config(
-        data=DataConfig(order="epochs", mixture=mixture, **keys), train=TrainConfig(seq_len=seq_len, **train)
+        data=DataConfig(order="epochs", mixture=mixture, **keys),
+        train=TrainConfig(seq_len=seq_len, **train),
     )
     ends, shares = np.cumsum(sizes), mixtures.weights(config.data)
     parts = [
         mixtures.Part(name, int(end - size), size, share, 1.0)
         for name, end, size, share in zip(names, ends, sizes, shares, strict=False)
     ]
-    arrays = [np.arange(end - size, end, dtype=np.uint16) for end, size in zip(ends, sizes[: len(names)], strict=False)]
-    return Split("train", ConcatenatedArray(arrays), int(ends[-1]), None, parts=tuple(parts)), config
+    arrays = [
+        np.arange(end - size, end, dtype=np.uint16)
+        for end, size in zip(ends, sizes[: len(names)], strict=False)
+    ]
+    return Split(
+        "train", ConcatenatedArray(arrays), int(ends[-1]), None, parts=tuple(parts)
+    ), config
 
 
 def sources_of(split, starts):
@@ -42,10 +52,18 @@ def sources_of(split, starts):
 
 @pytest.mark.parametrize(
     ("weights", "temperature"),
-    [((0.7, 0.3), 1.0), ((1, 1, 1), 1.0), ((0.5, 0.3, 0.2), 2.0), ((0.001, 0.9, 3.14159), 1.0), ((9.0,), 1.0)],
+    [
+        ((0.7, 0.3), 1.0),
+        ((1, 1, 1), 1.0),
+        ((0.5, 0.3, 0.2), 2.0),
+        ((0.001, 0.9, 3.14159), 1.0),
+        ((9.0,), 1.0),
+    ],
 )
 def test_shares_are_exact_over_every_stretch_of_draws(weights, temperature):
-    """Within as many windows as there are sources, for each source and any number of draws from the first one on."""
+    """Within as many windows as there are sources, for each source and any number of draws from the
+    first one on.
+    """
     expected = np.array(weights) ** (1 / temperature)
     for seed in range(3):
         split, config = mixed(weights, seed=seed, mixture_temperature=temperature)
@@ -61,7 +79,9 @@ def test_each_epoch_of_a_source_visits_every_window_once_in_another_order():
     source = sources_of(split, starts)
     for i, part in enumerate(split.parts):
         own, windows = starts[source == i], np.arange(0, part.n_tokens - 8, 8) + part.start
-        epochs = [own[k : k + len(windows)] for k in range(0, len(own) - len(windows), len(windows))]
+        epochs = [
+            own[k : k + len(windows)] for k in range(0, len(own) - len(windows), len(windows))
+        ]
         assert len(epochs) >= 1
         for epoch in epochs:
             np.testing.assert_array_equal(np.sort(epoch), windows)
@@ -69,7 +89,9 @@ def test_each_epoch_of_a_source_visits_every_window_once_in_another_order():
 
 
 def test_a_batch_is_a_function_of_seed_step_and_row():
-    """For one step or many, in any order; another seed gives other windows; a window never crosses two sources."""
+    """For one step or many, in any order; another seed gives other windows; a window never crosses
+    two sources.
+    """
     split, config = mixed((0.6, 0.3, 0.1), mixture_stages=((40, 0.1, 0.1, 0.8),), max_epochs=(9.0,))
     whole = batches.window_starts(split, config, np.arange(100))
     order = np.random.default_rng(0).permutation(100)
@@ -83,12 +105,24 @@ def test_a_batch_is_a_function_of_seed_step_and_row():
 
 
 def test_stages_change_the_shares_at_their_steps_and_the_order_goes_on():
-    split, config = mixed((1.0, 1.0), sizes=(4000, 900), batch_size=10, mixture_stages=((30, 0.0, 1.0), (50, 3.0, 1.0)))
+    split, config = mixed(
+        (1.0, 1.0),
+        sizes=(4000, 900),
+        batch_size=10,
+        mixture_stages=((30, 0.0, 1.0), (50, 3.0, 1.0)),
+    )
     starts = batches.window_starts(split, config, np.arange(70))
     shares = (sources_of(split, starts) == 1).mean(1)
-    assert np.abs([shares[:30].mean() - 0.5, shares[30:50].mean() - 1, shares[50:].mean() - 0.25]).max() < 0.01
+    assert (
+        np.abs(
+            [shares[:30].mean() - 0.5, shares[30:50].mean() - 1, shares[50:].mean() - 0.25]
+        ).max()
+        < 0.01
+    )
     own = starts[sources_of(split, starts) == 1]
-    assert len(np.unique(own[:112])) == 112  # 112 windows of an epoch, over the border of the stages
+    assert (
+        len(np.unique(own[:112])) == 112
+    )  # 112 windows of an epoch, over the border of the stages
 
 
 def test_a_source_ends_after_its_epochs_and_the_others_share_its_weight():
@@ -97,7 +131,9 @@ def test_a_source_ends_after_its_epochs_and_the_others_share_its_weight():
     assert n_windows == (499, 112, 41)
     stretches, end = mixtures.plan(n_windows, config.data, 10, 0)
     assert end == 100 * 499 + 168 + 82
-    source = sources_of(split, batches.window_starts(split, config, np.arange(end // 10)).reshape(-1))
+    source = sources_of(
+        split, batches.window_starts(split, config, np.arange(end // 10)).reshape(-1)
+    )
     assert [int((source == i).sum()) for i in range(3)] == [100 * 499, 168, 82]
     assert len(stretches) == 3
     first, second = (stretch.first for stretch in stretches[1:])  # 82 and 168 windows are drawn
@@ -120,8 +156,13 @@ def test_an_evaluation_reads_each_source_apart_and_its_mean_is_weighted():
                 assert part.start < targets.min()
                 assert targets.max() < part.start + part.n_tokens
                 covered[part.name] += len(targets)
-        n_windows = sum(batches.n_eval_windows(dataclasses.replace(split, parts=(p,)), config, 3) for p in split.parts)
-        assert list(covered.values()) == ([size - 1 for size in SIZES] if max_batches == 0 else [96] * 3)
+        n_windows = sum(
+            batches.n_eval_windows(dataclasses.replace(split, parts=(p,)), config, 3)
+            for p in split.parts
+        )
+        assert list(covered.values()) == (
+            [size - 1 for size in SIZES] if max_batches == 0 else [96] * 3
+        )
         assert batches.n_eval_windows(split, config, 3) == n_windows == 36
 
 
@@ -132,9 +173,17 @@ def texts(tmp_path):
     return f'(("a", "text:{tmp_path}/a.txt", 0.7), ("b", "text:{tmp_path}/b.txt", 0.3))'
 
 
-def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(texts, tmp_path, train, command):
-    keys = (f"--config.data.mixture={texts}", "--config.data.order=epochs", "--config.data.mixture_stages=((4,1,1),)")
-    keys += ("--config.data.max_epochs=(0.16,0.26)",)  # 28 and 22 windows for 48 draws: none is left for a 13th step
+def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(
+    texts, tmp_path, train, command
+):
+    keys = (
+        f"--config.data.mixture={texts}",
+        "--config.data.order=epochs",
+        "--config.data.mixture_stages=((4,1,1),)",
+    )
+    keys += (
+        "--config.data.max_epochs=(0.16,0.26)",
+    )  # 28 and 22 windows for 48 draws: none is left for a 13th step
     code, output = train(tmp_path / "whole", *keys, "--config.checkpoint.keep=9")
     assert code == 0, output
     assert "mixture from step 0: a " in output
@@ -142,7 +191,9 @@ def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(texts, tmp_p
     evaluations = [line for line in metrics_of(tmp_path / "whole") if "split" in line]
     for line in evaluations:
         assert line["losses"].keys() == {"a", "b"}
-        assert line["loss"] == pytest.approx(0.7 * line["losses"]["a"] + 0.3 * line["losses"]["b"], rel=1e-12)
+        assert line["loss"] == pytest.approx(
+            0.7 * line["losses"]["a"] + 0.3 * line["losses"]["b"], rel=1e-12
+        )
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["losses_by_source"] == {line["split"]: line["losses"] for line in evaluations}
     shutil.copytree(tmp_path / "whole", tmp_path / "part")
@@ -160,7 +211,9 @@ def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(texts, tmp_p
     record, _ = json.JSONDecoder().raw_decode(output[output.index("{") :])
     final = next(line for line in evaluations if line["split"] == "test")
     assert [text["name"] for text in record["texts"]] == ["a", "b"]
-    assert [text["plain"]["loss"] for text in record["texts"]] == pytest.approx([*final["losses"].values()], rel=1e-5)
+    assert [text["plain"]["loss"] for text in record["texts"]] == pytest.approx(
+        [*final["losses"].values()], rel=1e-5
+    )
     assert record["weighted_mean_loss"] == pytest.approx(final["loss"], rel=1e-5)
     code, output = command(evaluate, f"--workdir={tmp_path / 'whole'}", "--data=b")
     assert code == 0, output
@@ -195,14 +248,24 @@ BAD = [
 def test_mistakes_are_errors_of_one_line_before_anything_is_written(texts, tmp_path, train):
     (tmp_path / "short.txt").write_text("It was")
     for name, size in (("x", 260), ("y", 270)):
-        job = [f"--input=text:{tmp_path}/a.txt", f"--tokenizer=bpe:{size}", f"--output={tmp_path / name}"]
+        job = [
+            f"--input=text:{tmp_path}/a.txt",
+            f"--tokenizer=bpe:{size}",
+            f"--output={tmp_path / name}",
+        ]
         assert prepare([*job, "--workers=1", "--validation=0.3"]) == 0
     for changes, parts in BAD:
         keys = {"mixture": texts, "order": "epochs"} | changes
         keys = {name: value.replace("{tmp}", str(tmp_path)) for name, value in keys.items()}
-        more = ["--config.data.splits=none", "--config.model.vocab_size=300"] if "tokenizer" in keys else []
+        more = (
+            ["--config.data.splits=none", "--config.model.vocab_size=300"]
+            if "tokenizer" in keys
+            else []
+        )
         code, output = train(
-            tmp_path / "run", *more, *(f"--config.data.{name}={value}" for name, value in keys.items())
+            tmp_path / "run",
+            *more,
+            *(f"--config.data.{name}={value}" for name, value in keys.items()),
         )
         assert code == 2, (changes, output)
         assert all(part in output for part in parts), (changes, output)

@@ -39,4 +39,6 @@ def permute_in_python(index, n, key):
 @given(st.integers(1, 10_000) | st.just(N_LARGE), st.integers(0, 2**64 - 1), st.data())
 def test_permute_equals_exact_integer_arithmetic(n, key, data):
     index = data.draw(st.integers(0, n - 1))
-    assert permutation.permute(np.array([index]), n, np.uint64(key)) == permute_in_python(index, n, key)
+    assert permutation.permute(np.array([index]), n, np.uint64(key)) == permute_in_python(
+        index, n, key
+    )

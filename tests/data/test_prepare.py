@@ -22,24 +22,33 @@ from lm.data.unit_shards import assign
 from lm.errors import UserError
 from lm.locks import lock
 
-DOCUMENTS = [f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}." for i in range(300)]
+DOCUMENTS = [
+    f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}."
+    for i in range(300)
+]
 
 
 @pytest.fixture
 def dump(tmp_path):
     path = tmp_path / "dump.jsonl"
-    lines = [json.dumps({"text": text, "id": i}, ensure_ascii=False) for i, text in enumerate(DOCUMENTS)]
+    lines = [
+        json.dumps({"text": text, "id": i}, ensure_ascii=False) for i, text in enumerate(DOCUMENTS)
+    ]
     path.write_text("\n".join([*lines, ""]))
     return path
 
 
 def corpus(output, tmp_path, tokenizer="byte"):
-    config = DataConfig(source=f"tokens:{output}", tokenizer=tokenizer, cache_dir=str(tmp_path / "cache"))
+    config = DataConfig(
+        source=f"tokens:{output}", tokenizer=tokenizer, cache_dir=str(tmp_path / "cache")
+    )
     return open_corpus(config, say=lambda text: None)
 
 
 def arguments(dump, output, *more: str) -> list[str]:
-    """Return the arguments of a small job; `more` has other values of its options, or other options."""
+    """Return the arguments of a small job; `more` has other values of its options, or other
+    options.
+    """
     job = {"--input": f"jsonl:{dump}", "--output": str(output), "--tokenizer": "byte", "--unit_mb": "0.004",
            "--workers": "1", "--validation": "0.1"}  # fmt: skip
     kept = [(name, value) for name, value in job.items() if name not in more]
@@ -71,13 +80,21 @@ def test_units_contain_each_line_exactly_once(dump):
     for unit_bytes in (7, 100, 1000, size - 1, size, 2 * size):
         files, units = find_spans(f"jsonl:{dump}", unit_bytes)
         assert files == [str(dump)]
-        assert [text for unit in units for text in read_documents(unit, "text")] == DOCUMENTS, unit_bytes
-        whole = "".join(text for u in find_spans(f"text:{dump}", unit_bytes)[1] for text in read_documents(u, ""))
+        assert [text for unit in units for text in read_documents(unit, "text")] == DOCUMENTS, (
+            unit_bytes
+        )
+        whole = "".join(
+            text
+            for u in find_spans(f"text:{dump}", unit_bytes)[1]
+            for text in read_documents(u, "")
+        )
         assert whole == dump.read_text()
 
 
 def test_the_validation_fraction_holds_for_unevenly_sized_files(tmp_path):
-    """Files of one document, of very different sizes, or a single one: the same documents are held out."""
+    """Files of one document, of very different sizes, or a single one: the same documents are held
+    out.
+    """
     whole = split_documents(Span("jsonl", "", 0, 1), DOCUMENTS, 0.1)["validation"]
     assert 20 <= len(whole) <= 40
     for sizes in ((1,) * 300, (1, 2, 297)):
@@ -96,19 +113,28 @@ def test_the_validation_fraction_holds_for_unevenly_sized_files(tmp_path):
         parts = [[assign(Span("text", "", 0, 1), text, 0.1).get(split, "") for text in texts]
                  for split in ("train", "validation")]  # fmt: skip
         assert 0.07 < len("".join(parts[1])) / len("".join(texts)) < 0.13
-        assert all(train + held_out == text for text, train, held_out in zip(texts, *parts, strict=True))
+        assert all(
+            train + held_out == text for text, train, held_out in zip(texts, *parts, strict=True)
+        )
         assert {train[-1:] for train in parts[0]} <= {"", "\n"}
 
 
 def test_many_small_files_become_few_shards_of_the_same_documents(tmp_path):
-    """In the order of the files; each file stays a document of its own, also where a unit ends between two files."""
+    """In the order of the files; each file stays a document of its own, also where a unit ends
+    between two files.
+    """
     texts = [f"File {i}\nof {'many ' * (i % 5)}words.\n" for i in range(200)]
     (tmp_path / "files").mkdir()
     for i, text in enumerate(texts):
         (tmp_path / "files" / f"{i:03}.txt").write_text(text)
     for unit_mb, n_shards in ((64, 1), (0.002, 3)):
         out = tmp_path / str(unit_mb)
-        job = [f"--input=text:{tmp_path / 'files'}", "--tokenizer=bpe:300", f"--output={out}", "--workers=1"]
+        job = [
+            f"--input=text:{tmp_path / 'files'}",
+            "--tokenizer=bpe:300",
+            f"--output={out}",
+            "--workers=1",
+        ]
         assert main([*job, f"--unit_mb={unit_mb}", "--validation=0"]) == 0
         assert len(list(out.glob("*.npy"))) == n_shards
         found = corpus(out, tmp_path, f"hf:{out / 'tokenizer.json'}")
@@ -124,8 +150,17 @@ def test_a_newline_that_is_two_ids_ends_a_document(tmp_path):
     (tmp_path / "tokenizer.json").write_text(model.to_str())
     (tmp_path / "two.jsonl").write_text('{"text": "ab"}\n' * 2)
     spec = f"hf:{tmp_path / 'tokenizer.json'}"
-    assert main(arguments(tmp_path / "two.jsonl", tmp_path / "out", "--tokenizer", spec, "--validation", "0")) == 0
-    train = corpus(tmp_path / "out", tmp_path, f"hf:{tmp_path / 'out' / 'tokenizer.json'}").splits["train"]
+    assert (
+        main(
+            arguments(
+                tmp_path / "two.jsonl", tmp_path / "out", "--tokenizer", spec, "--validation", "0"
+            )
+        )
+        == 0
+    )
+    train = corpus(tmp_path / "out", tmp_path, f"hf:{tmp_path / 'out' / 'tokenizer.json'}").splits[
+        "train"
+    ]
     assert (train.tokens.tolist(), train.n_bytes) == ([0, 1, 2, 3] * 2, 6)
 
 
@@ -133,7 +168,10 @@ def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_pat
     manifest = json.loads((prepared / "manifest.json").read_text())
     digest = cache.digest_of(dump, tmp_path)
     assert manifest["input"] == [{"file": str(dump), "size": dump.stat().st_size, "sha256": digest}]
-    assert manifest["tokenizer"] == tokenizers.make(f"hf:{prepared / 'tokenizer.json'}", ()).fingerprint
+    assert (
+        manifest["tokenizer"]
+        == tokenizers.make(f"hf:{prepared / 'tokenizer.json'}", ()).fingerprint
+    )
     assert {"input", "tokenizer", "validation"} <= manifest["job"].keys()
     assert len(manifest["units"]) > 5
     for shard in records_of(prepared):
@@ -145,12 +183,18 @@ def test_the_manifest_is_the_record_of_what_was_prepared(dump, prepared, tmp_pat
     assert sum(split.n_bytes for split in found.splits.values()) == n_bytes
     assert found.tokenizer.vocab_size == 300
     (summary,) = found.record.values()  # which run.json, evaluations and reports repeat
-    assert (summary["files"], summary["bytes"], summary["documents"]) == (1, dump.stat().st_size, len(DOCUMENTS))
+    assert (summary["files"], summary["bytes"], summary["documents"]) == (
+        1,
+        dump.stat().st_size,
+        len(DOCUMENTS),
+    )
     assert summary["tokens"] == sum(split.n_tokens for split in found.splits.values())
     assert summary["input"] == f"jsonl:{dump}"
     text = found.tokenizer.decode(np.asarray(found.splits["train"].tokens))
     assert text.count(hf_tokenizer.END_OF_TEXT) == sum(doc in text for doc in DOCUMENTS)
-    with pytest.raises(UserError, match=r"is not the tokenizer of the shards in \w+; use \S+=hf:PATH"):
+    with pytest.raises(
+        UserError, match=r"is not the tokenizer of the shards in \w+; use \S+=hf:PATH"
+    ):
         corpus(prepared, tmp_path, "byte")
 
 
@@ -159,7 +203,9 @@ def test_a_folder_that_is_not_as_its_manifest_says_is_refused(prepared, tmp_path
     assert corpus(prepared, tmp_path, "none").splits["train"].n_tokens == sum(
         shard["tokens"] for shard in records_of(prepared) if shard["split"] == "train"
     )
-    lost = next(prepared / shard["file"] for shard in records_of(prepared) if shard["tokens"] % 2 == 0)
+    lost = next(
+        prepared / shard["file"] for shard in records_of(prepared) if shard["tokens"] % 2 == 0
+    )
     ids = np.load(lost)
     np.save(lost, ids.repeat(2))
     with pytest.raises(UserError, match=r"has \d+ bytes, but manifest.json lists"):
@@ -173,7 +219,9 @@ def test_a_folder_that_is_not_as_its_manifest_says_is_refused(prepared, tmp_path
     whole = (prepared / "manifest.json").read_text()
     unfinished = json.loads(whole) | {"units": [None]}
     (prepared / "manifest.json").write_text(json.dumps(unfinished))
-    with pytest.raises(UserError, match=r"lm\.data\.prepare did not finish; rerun its command to resume"):
+    with pytest.raises(
+        UserError, match=r"lm\.data\.prepare did not finish; rerun its command to resume"
+    ):
         corpus(prepared, tmp_path, "none")
     damages = (
         "{}", whole[:-5], whole.replace('"size": ', '"size": "x'), whole.replace('"sha256"', '"sha"'),
@@ -182,7 +230,9 @@ def test_a_folder_that_is_not_as_its_manifest_says_is_refused(prepared, tmp_path
     )  # fmt: skip
     for damage in damages:
         (prepared / "manifest.json").write_text(damage)
-        with pytest.raises(UserError, match=r"manifest\.json is corrupted: .*; prepare the corpus again") as error:
+        with pytest.raises(
+            UserError, match=r"manifest\.json is corrupted: .*; prepare the corpus again"
+        ) as error:
             corpus(prepared, tmp_path, "none")
         assert "\n" not in str(error.value)
 
@@ -212,7 +262,15 @@ def test_verify_finds_every_file_that_is_not_as_it_was_written(prepared, tmp_pat
 
 def test_a_corrupted_line_is_an_error_of_one_line_that_names_the_file(dump, tmp_path, capsys):
     lines = dump.read_bytes().splitlines()
-    damages = (b"[1]", b"{", b'{"text": "\xff"}', b'{"text": 1}', b"[" * 10**5, b"9" * 5000, b'{"text": "\\ud800"}')
+    damages = (
+        b"[1]",
+        b"{",
+        b'{"text": "\xff"}',
+        b'{"text": 1}',
+        b"[" * 10**5,
+        b"9" * 5000,
+        b'{"text": "\\ud800"}',
+    )
     for i, line in enumerate((b"", *damages)):
         for at in (0, 250):
             path = tmp_path / f"{i}_{at}.jsonl"
@@ -227,7 +285,9 @@ def test_a_corrupted_line_is_an_error_of_one_line_that_names_the_file(dump, tmp_
 def test_a_lost_shard_is_written_again_and_a_changed_tokenizer_is_refused(dump, prepared, capsys):
     """Two tokenizers in one corpus would be silent."""
     job = arguments(dump, prepared, "--tokenizer", "bpe:300")
-    manifest, tokenizer = ((prepared / name).read_text() for name in ("manifest.json", "tokenizer.json"))
+    manifest, tokenizer = (
+        (prepared / name).read_text() for name in ("manifest.json", "tokenizer.json")
+    )
     lost = prepared / "train_000002.npy"
     whole = lost.read_bytes()
     lost.unlink()
@@ -242,11 +302,15 @@ def test_a_lost_shard_is_written_again_and_a_changed_tokenizer_is_refused(dump, 
 
 
 @pytest.mark.slow
-def test_a_rerun_after_a_kill_gives_the_same_bytes_and_the_workers_end_with_their_parent(dump, tmp_path):
+def test_a_rerun_after_a_kill_gives_the_same_bytes_and_the_workers_end_with_their_parent(
+    dump, tmp_path
+):
     output, whole = tmp_path / "out", tmp_path / "whole"
     dump.write_text(dump.read_text() * 240)
     command = [sys.executable, "-m", "lm.data.prepare", *arguments(dump, output, "--workers", "2")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         while not (output / "manifest.json").exists() or len(records_of(output)) < 4:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
@@ -255,7 +319,10 @@ def test_a_rerun_after_a_kill_gives_the_same_bytes_and_the_workers_end_with_thei
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.1)
     assert None in json.loads((output / "manifest.json").read_text())["units"]
-    done = {output / shard["file"]: (output / shard["file"]).stat().st_mtime_ns for shard in records_of(output)}
+    done = {
+        output / shard["file"]: (output / shard["file"]).stat().st_mtime_ns
+        for shard in records_of(output)
+    }
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
     assert main(arguments(dump, whole)) == 0
     for path in whole.glob("*.npy"):
@@ -282,11 +349,22 @@ def test_a_tfds_directory_becomes_shards_of_its_own_splits(tmp_path, monkeypatch
     directory = next(root.glob("tiny_shakespeare/*"), None)
     if directory is None:
         pytest.skip("no prepared Tiny Shakespeare in TFDS_DATA_DIR")
-    job = ["--input", f"tfds:{directory}", "--tokenizer", "byte", "--output", str(tmp_path / "out"), "--workers", "1"]
+    job = [
+        "--input",
+        f"tfds:{directory}",
+        "--tokenizer",
+        "byte",
+        "--output",
+        str(tmp_path / "out"),
+        "--workers",
+        "1",
+    ]
     assert main(job) == 0
     found = corpus(tmp_path / "out", tmp_path)
     direct = open_corpus(
-        DataConfig(source="tfds:tiny_shakespeare", tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+        DataConfig(
+            source="tfds:tiny_shakespeare", tokenizer="byte", cache_dir=str(tmp_path / "cache")
+        )
     )
     assert found.splits.keys() == direct.splits.keys() == {"train", "validation", "test"}
     for name, split in direct.splits.items():
@@ -305,17 +383,30 @@ def test_several_inputs_are_one_corpus(dump, tmp_path, capsys):
     tokens = [np.load(tmp_path / "out" / record["file"]) for record in records]
     written = b"".join(ids.astype(np.uint8).tobytes() for ids in tokens).decode()
     assert [text for text in (*DOCUMENTS, *texts) if text not in written] == []
-    assert sum(record["text_bytes"] for record in records) >= sum(len(t.encode()) for t in (*DOCUMENTS, *texts))
+    assert sum(record["text_bytes"] for record in records) >= sum(
+        len(t.encode()) for t in (*DOCUMENTS, *texts)
+    )
     record = corpus(tmp_path / "out", tmp_path).record["out"]
     assert (record["input"], record["files"]) == (f"jsonl:{dump} and text:{novel}", 2)
     assert main(arguments(dump, tmp_path / "out", *both)) == 0  # resumes
-    assert main(arguments(dump, tmp_path / "out", *both[:2], "--deduplicate")) == 2  # another corpus
+    assert (
+        main(arguments(dump, tmp_path / "out", *both[:2], "--deduplicate")) == 2
+    )  # another corpus
     capsys.readouterr()
-    assert main(arguments(dump, tmp_path / "new", "--input", f"jsonl:{dump}", "--input", f"jsonl:{tmp_path}")) == 2
+    assert (
+        main(
+            arguments(
+                dump, tmp_path / "new", "--input", f"jsonl:{dump}", "--input", f"jsonl:{tmp_path}"
+            )
+        )
+        == 2
+    )
     assert f"has {dump}, which another input has" in capsys.readouterr().err
 
 
-def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(dump, tmp_path, capsys):
+def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
+    dump, tmp_path, capsys
+):
     output = tmp_path / "out"
     for more, message in (
         (("--input", "jsonl:/no/such/file"), "is not a file of jsonl, nor a folder"),
@@ -334,7 +425,10 @@ def test_mistakes_are_errors_and_a_corrected_command_can_use_the_same_directory(
         error = capsys.readouterr().err
         assert message in error
         assert len(error) < 500
-    for option, value in [("--validation", "1.5"), *(("--unit_mb", v) for v in ("nan", "inf", "0", "-1", "1e300"))]:
+    for option, value in [
+        ("--validation", "1.5"),
+        *(("--unit_mb", v) for v in ("nan", "inf", "0", "-1", "1e300")),
+    ]:
         with pytest.raises(SystemExit, match="2"):
             main(arguments(dump, output, option, value))
         assert f"{option} must be at least" in capsys.readouterr().err

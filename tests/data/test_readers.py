@@ -1,4 +1,6 @@
-"""Parquet, Arrow, JSON Lines and data sets of Hugging Face: the same documents from each format and each place."""
+"""Parquet, Arrow, JSON Lines and data sets of Hugging Face: the same documents from each format and
+each place.
+"""
 
 import argparse
 import csv
@@ -25,11 +27,15 @@ from lm.files import PointerError, read_bytes
 from lm.generate import read_prompts
 from lm.huggingface.config_files import find_file
 
-DOCUMENTS = [f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)]
+DOCUMENTS = [
+    f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)
+]
 
 
 def table(documents=DOCUMENTS, name="text", kind=None):
-    return pa.table({"id": list(range(len(documents))), name: pa.array(documents, kind or pa.string())})
+    return pa.table(
+        {"id": list(range(len(documents))), name: pa.array(documents, kind or pa.string())}
+    )
 
 
 def write(path, documents=DOCUMENTS, **options):
@@ -49,7 +55,9 @@ def write(path, documents=DOCUMENTS, **options):
             rows = csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t")
             rows.writerows([("id", "text"), *enumerate(documents)])
     elif path.suffix == ".gz":
-        path.write_bytes(gzip.compress(lines[:500]) + gzip.compress(lines[500:]))  # as `cat a.gz b.gz` writes
+        path.write_bytes(
+            gzip.compress(lines[:500]) + gzip.compress(lines[500:])
+        )  # as `cat a.gz b.gz` writes
     elif path.suffix == ".zst":
         path.write_bytes(pa.compress(lines, "zstd", asbytes=True))
     else:
@@ -58,15 +66,23 @@ def write(path, documents=DOCUMENTS, **options):
 
 
 def kind_of(name):
-    return {"parquet": "parquet", "arrow": "arrow", "csv": "csv", "tsv": "csv"}.get(name.split(".")[1], "jsonl")
+    return {"parquet": "parquet", "arrow": "arrow", "csv": "csv", "tsv": "csv"}.get(
+        name.split(".")[1], "jsonl"
+    )
 
 
 def documents_of(source, unit_bytes=2**20, field="text"):
-    return [text for unit in find_spans(source, unit_bytes, field)[1] for text in read_documents(unit, field)]
+    return [
+        text
+        for unit in find_spans(source, unit_bytes, field)[1]
+        for text in read_documents(unit, field)
+    ]
 
 
 def decoded(source, tmp_path, split="train", **options):
-    config = DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "cache"), **options)
+    config = DataConfig(
+        source=source, tokenizer="byte", cache_dir=str(tmp_path / "cache"), **options
+    )
     corpus = open_corpus(config, say=str)
     return corpus.tokenizer.decode(np.asarray(corpus.split(split).tokens))
 
@@ -82,7 +98,12 @@ def test_each_format_has_the_same_documents_in_spans_of_any_size(tmp_path):
     for i, (name, options) in enumerate(FILES):
         path, field = write(tmp_path / str(i) / name, **options), options.get("name", "text")
         kind = kind_of(name)
-        for source in (f"{kind}:{path}", f"{kind}:{path.parent}", f"{kind}:{path.parent}/*", f"hf:{path.parent}"):
+        for source in (
+            f"{kind}:{path}",
+            f"{kind}:{path.parent}",
+            f"{kind}:{path.parent}/*",
+            f"hf:{path.parent}",
+        ):
             for n_bytes in (1, 300, 2**40):
                 assert documents_of(source, n_bytes, field) == DOCUMENTS, (source, n_bytes)
         if kind == "parquet":
@@ -104,23 +125,38 @@ def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_pat
         (root / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
         (root / "README.md").write_text("# A data set")
         for split, documents in parts.items():
-            write(root / split / "cache-18676890c6a9ddff.arrow", documents)  # as `Dataset.map` leaves there
-            write(root / name.format("val" if layout == "lines" and split == "validation" else split), documents)
+            write(
+                root / split / "cache-18676890c6a9ddff.arrow", documents
+            )  # as `Dataset.map` leaves there
+            write(
+                root / name.format("val" if layout == "lines" and split == "validation" else split),
+                documents,
+            )
         for split, documents in parts.items():
             assert decoded(f"hf:{root}", tmp_path, split) == "\n".join(documents), layout
         out = tmp_path / "out" / layout
-        assert prepare([f"--input=hf:{root}", "--tokenizer=byte", f"--output={out}", "--workers=1"]) == 0
+        assert (
+            prepare([f"--input=hf:{root}", "--tokenizer=byte", f"--output={out}", "--workers=1"])
+            == 0
+        )
         for split, documents in parts.items():
             assert decoded(f"tokens:{out}", tmp_path, split) == "\n".join([*documents, ""]), layout
-    assert documents_of(f"hf:{tmp_path}/*/train.jsonl.gz", 2**40) == parts["train"]  # files that a pattern names
+    assert (
+        documents_of(f"hf:{tmp_path}/*/train.jsonl.gz", 2**40) == parts["train"]
+    )  # files that a pattern names
 
 
 def test_a_data_set_without_a_validation_split_gets_one(tmp_path):
     write(tmp_path / "set" / "data" / "train-00000-of-00001.parquet")
     write(tmp_path / "set" / "data" / "test-00000-of-00001.parquet", ["A test."])
     source, out = f"hf:{tmp_path}/set", tmp_path / "out"
-    assert len(decoded(source, tmp_path, "validation")) == pytest.approx(0.05 * len("\n".join(DOCUMENTS)), rel=0.1)
-    assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={out}", "--validation=0.2"]) == 0
+    assert len(decoded(source, tmp_path, "validation")) == pytest.approx(
+        0.05 * len("\n".join(DOCUMENTS)), rel=0.1
+    )
+    assert (
+        prepare([f"--input={source}", "--tokenizer=byte", f"--output={out}", "--validation=0.2"])
+        == 0
+    )
     held_out = decoded(f"tokens:{out}", tmp_path, "validation")
     assert 3 <= sum(text in held_out for text in DOCUMENTS) <= 25
     for opened in (source, f"tokens:{out}"):
@@ -128,15 +164,37 @@ def test_a_data_set_without_a_validation_split_gets_one(tmp_path):
 
 
 def test_documents_are_left_out_by_length_and_as_copies(tmp_path):
-    """The first copy stays, also if the copies are in other files and units; empty documents are none."""
+    """The first copy stays, also if the copies are in other files and units; empty documents are
+    none.
+    """
     write(tmp_path / "a" / "1.parquet", [*DOCUMENTS[:30], None, "x", "", "y" * 500])
     write(tmp_path / "a" / "2.parquet", [*DOCUMENTS[20:], DOCUMENTS[0], "x"])
     out = tmp_path / "out"
-    job = ["--tokenizer=byte", "--unit_mb=0.0003", f"--input=parquet:{tmp_path / 'a'}", "--validation=0"]
-    assert prepare([*job, f"--output={out}", "--min_chars=5", "--max_chars=400", "--deduplicate", "--workers=1"]) == 0
+    job = [
+        "--tokenizer=byte",
+        "--unit_mb=0.0003",
+        f"--input=parquet:{tmp_path / 'a'}",
+        "--validation=0",
+    ]
+    assert (
+        prepare(
+            [
+                *job,
+                f"--output={out}",
+                "--min_chars=5",
+                "--max_chars=400",
+                "--deduplicate",
+                "--workers=1",
+            ]
+        )
+        == 0
+    )
     assert decoded(f"tokens:{out}", tmp_path) == "\n".join([*DOCUMENTS, ""])
     units = json.loads((out / "manifest.json").read_text())["units"]
-    assert {name: sum(unit[name] for unit in units) for name in ("length", "repeated")} == {"length": 3, "repeated": 11}
+    assert {name: sum(unit[name] for unit in units) for name in ("length", "repeated")} == {
+        "length": 3,
+        "repeated": 11,
+    }
     assert sum(shard["documents"] for unit in units for shard in unit["shards"]) == 60
     assert prepare([*job, f"--output={tmp_path / 'all'}", "--workers=2"]) == 0
     assert decoded(f"tokens:{tmp_path / 'all'}", tmp_path).count(DOCUMENTS[0]) == 2
@@ -147,13 +205,20 @@ def test_a_unit_that_is_larger_than_a_shard_becomes_several_shards(tmp_path, mon
     write(tmp_path / "a.jsonl.zst")
     outputs = {name: tmp_path / name for name in ("one", "many")}
     for out in outputs.values():
-        assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]) == 0
+        assert (
+            prepare(
+                [f"--input=jsonl:{tmp_path}/a.jsonl.zst", "--tokenizer=bpe:280", f"--output={out}"]
+            )
+            == 0
+        )
         monkeypatch.setattr("lm.data.unit_shards.SHARD", 100)
         monkeypatch.setattr("lm.data.encoding.BATCH", 60)
     assert len(list(outputs["many"].glob("train_000000*.npy"))) > 5
     assert len(list(outputs["one"].glob("train_000000*.npy"))) == 1
     one, many = (
-        open_corpus(DataConfig(source=f"tokens:{out}", tokenizer=f"hf:{out}/tokenizer.json"), say=str).split("train")
+        open_corpus(
+            DataConfig(source=f"tokens:{out}", tokenizer=f"hf:{out}/tokenizer.json"), say=str
+        ).split("train")
         for out in outputs.values()
     )
     np.testing.assert_array_equal(np.asarray(one.tokens), np.asarray(many.tokens))
@@ -171,7 +236,9 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             content = file.read()
         first, last = (int(number) for number in span.removeprefix("bytes=").split("-"))
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}")
+        self.send_header(
+            "Content-Range", f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}"
+        )
         self.end_headers()
         self.wfile.write(content[first : last + 1])
         return None
@@ -205,23 +272,49 @@ def test_urls_are_read_like_files(tmp_path, url):
     (tmp_path / "web" / "e.txt").write_text("\n".join(DOCUMENTS))
     for name in names:
         kind = kind_of(name)
-        for place in (f"memory://bucket/{name}", f"file://{tmp_path}/web/{name}", f"{url}/web/{name}"):
+        for place in (
+            f"memory://bucket/{name}",
+            f"file://{tmp_path}/web/{name}",
+            f"{url}/web/{name}",
+        ):
             assert documents_of(f"{kind}:{place}") == DOCUMENTS, place
-    assert documents_of("jsonl:memory://bucket") == documents_of("jsonl:memory://bucket/*.jsonl*") == 2 * DOCUMENTS
+    assert (
+        documents_of("jsonl:memory://bucket")
+        == documents_of("jsonl:memory://bucket/*.jsonl*")
+        == 2 * DOCUMENTS
+    )
     assert documents_of(f"parquet:{url}/web/") == DOCUMENTS
     assert documents_of(f"text:{url}/web/e.txt") == ["\n".join(DOCUMENTS)]
-    assert decoded(f"parquet:{url}/web/a.parquet", tmp_path, splits=(1.0, 0.0, 0.0)) == "\n".join(DOCUMENTS)
+    assert decoded(f"parquet:{url}/web/a.parquet", tmp_path, splits=(1.0, 0.0, 0.0)) == "\n".join(
+        DOCUMENTS
+    )
     out, file = tmp_path / "out", tmp_path / "web" / "b.jsonl.gz"
-    assert prepare([f"--input=jsonl:{url}/web/b.jsonl.gz", "--tokenizer=byte", f"--output={out}", "--workers=1"]) == 0
+    assert (
+        prepare(
+            [
+                f"--input=jsonl:{url}/web/b.jsonl.gz",
+                "--tokenizer=byte",
+                f"--output={out}",
+                "--workers=1",
+            ]
+        )
+        == 0
+    )
     (record,) = json.loads((out / "manifest.json").read_text())["input"]
     assert (record["file"], record["size"]) == (f"{url}/web/b.jsonl.gz", file.stat().st_size)
 
 
 def test_a_pattern_or_a_file_at_a_url_names_its_files_as_on_a_disk():
-    """A folder must be complete and have one data set; the error for a missing part advises the pattern."""
+    """A folder must be complete and have one data set; the error for a missing part advises the
+    pattern.
+    """
     memory = pytest.importorskip("fsspec").filesystem("memory")
     content = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
-    for name in ("a/train-00000-of-00003.jsonl", "a/train-00002-of-00003.jsonl", "b/train-00000-of-00001.jsonl"):
+    for name in (
+        "a/train-00000-of-00003.jsonl",
+        "a/train-00002-of-00003.jsonl",
+        "b/train-00000-of-00001.jsonl",
+    ):
         memory.pipe_file(f"/parts/{name}", content)
     part = "memory://parts/a/train-00000-of-00003.jsonl"
     for place, times in ((part, 1), ("memory://parts/a/*", 2), ("memory://parts/*/*", 3)):
@@ -249,7 +342,10 @@ NOT_TEXT = [  # content, what is wrong with it, and the advice
     (gzip.compress(b"caf\xe9"), "not UTF-8 (byte 0xe9 at offset 3)", "iconv -f latin1"),
     (gzip.compress(TEXT.encode())[:-30], "damaged", "EOFError"),
     (bytes.fromhex("28b52ffd2400"), "damaged", ""),  # RFC 8878, section 3.1.1
-    (b"PAR1" + bytes(20), "a.txt is a file of Parquet; use parquet:{0}/a.txt in place of text:{0}/a.txt"),
+    (
+        b"PAR1" + bytes(20),
+        "a.txt is a file of Parquet; use parquet:{0}/a.txt in place of text:{0}/a.txt",
+    ),
     (b"ARROW1" + bytes(20), "use arrow:{0}/a.txt"),
     (b"\xff\xff\xff\xff" + bytes(20), "use arrow:{0}/a.txt"),  # Arrow's stream format
     (TEXT.encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
@@ -258,7 +354,8 @@ NOT_TEXT = [  # content, what is wrong with it, and the advice
     (b"x\n" * 2**16 + b"\xff", f"not UTF-8 (byte 0xff at offset {2**17})", "iconv -f latin1"),
     (b"", "is empty", ""),
 ]
-NOT_LINES = [  # JSON that is not one object in each line, a field that is there twice, and other encodings
+# JSON that is not one object in each line, a field that is there twice, and other encodings
+NOT_LINES = [
     (b'[{"text": "a"}, {"text": "b"}]', ("jq -c '.[]' {0}/a.json > {0}/a.lines.json",), ""),
     (b'[\n{"text": "a"}\n]', ("jq -c '.[]' {0}/a.json > {0}/a.lines.json",), ""),
     (b'{\n"text": "a"\n}', ("jq -c '.' {0}/a.json > {0}/a.lines.json",), ""),
@@ -322,7 +419,9 @@ BAD = [
 
 def error_of_training(source, tmp_path):
     try:
-        corpus = open_corpus(DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "c")), say=str)
+        corpus = open_corpus(
+            DataConfig(source=source, tokenizer="byte", cache_dir=str(tmp_path / "c")), say=str
+        )
     except UserError as error:
         return str(error)
     (problem,) = check_corpus(corpus, 8, 256)
@@ -337,7 +436,12 @@ def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys,
         root.mkdir()
         make(root)
         given = source.format(root)
-        assert prepare([f"--input={given}", "--tokenizer=byte", f"--output={root / 'out'}", "--workers=1"]) == 2, given
+        assert (
+            prepare(
+                [f"--input={given}", "--tokenizer=byte", f"--output={root / 'out'}", "--workers=1"]
+            )
+            == 2
+        ), given
         messages = {"--field": capsys.readouterr().err.strip()}
         shutil.rmtree(root / "out", ignore_errors=True)
         messages["--config.data.field"] = error_of_training(given, tmp_path)
@@ -351,7 +455,12 @@ def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys,
 def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):
     write(tmp_path / "a" / "1.parquet")
     damaged_row_group(tmp_path / "a" / "2.parquet")
-    job = [f"--input=parquet:{tmp_path / 'a'}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]
+    job = [
+        f"--input=parquet:{tmp_path / 'a'}",
+        "--tokenizer=byte",
+        f"--output={tmp_path / 'out'}",
+        "--workers=1",
+    ]
     assert prepare([*job, "--unit_mb=0.004"]) == 2
     unit, *_ = json.loads((tmp_path / "out" / "manifest.json").read_text())["units"]
     assert (tmp_path / "out" / unit["shards"][0]["file"]).exists()
@@ -360,22 +469,31 @@ def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):
 def test_a_corpus_that_is_too_large_to_tokenize_at_start_names_the_command(tmp_path, monkeypatch):
     write(tmp_path / "a.parquet")
     monkeypatch.setattr(sources, "LIMIT", 1000)
-    with pytest.raises(UserError, match=r"python -m lm\.data\.prepare --input parquet:\S+ --field text --tokenizer"):
+    with pytest.raises(
+        UserError, match=r"python -m lm\.data\.prepare --input parquet:\S+ --field text --tokenizer"
+    ):
         decoded(f"parquet:{tmp_path}", tmp_path)
 
 
 def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch, capsys):
     write(tmp_path / "a.parquet")
-    for module, source in (("pyarrow.parquet", f"parquet:{tmp_path}"), ("fsspec", "jsonl:s3://bucket/a.jsonl")):
+    for module, source in (
+        ("pyarrow.parquet", f"parquet:{tmp_path}"),
+        ("fsspec", "jsonl:s3://bucket/a.jsonl"),
+    ):
         monkeypatch.setitem(sys.modules, module, None)
-        assert prepare([f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
+        assert (
+            prepare([f"--input={source}", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 2
+        )
         message = capsys.readouterr().err.strip()
         assert "pip install -e '.[data]'" in message
         assert "\n" not in message
 
 
 POINTERS = {
-    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n",
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:"
+    + b"0" * 64
+    + b"\nsize 12345\n",
     "git annex get": b"/annex/objects/SHA256E-s12345--" + b"0" * 64 + b".txt\n",
 }
 
@@ -400,7 +518,12 @@ def test_a_pointer_in_place_of_a_file_is_refused_by_every_reader(source, advice,
 
 @pytest.mark.parametrize("advice", POINTERS)
 def test_a_pointer_in_place_of_a_file_of_a_checkpoint_or_a_tokenizer_is_refused(advice, tmp_path):
-    for name in ("config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"):
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+    ):
         path = tmp_path / name
         path.write_bytes(POINTERS[advice])
         for read in (lambda: find_file(path.parent, path.name), lambda: read_bytes(path)):  # noqa: B023
@@ -431,8 +554,12 @@ def save(folder, n_files=1, n_listed=None, **state):
     for name in names:
         write(folder / name)
     listed = [{"filename": name} for name in names[:n_listed]]
-    (folder / "state.json").write_text(json.dumps({"_data_files": listed, "_split": "train"} | state))
-    info = {"splits": {"train": {"num_examples": 999_999}}}  # of the data set before a selection of its rows
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": listed, "_split": "train"} | state)
+    )
+    info = {
+        "splits": {"train": {"num_examples": 999_999}}
+    }  # of the data set before a selection of its rows
     (folder / "dataset_info.json").write_text(json.dumps(info))
     return names
 
@@ -445,7 +572,9 @@ def test_the_files_of_a_saved_data_set_are_those_that_its_state_lists(kind, belo
     (name,) = save(tmp_path / below, 1)
     found, lines = splits_of(tmp_path, kind)
     assert found == {"train": [str(Path(below, name))]}
-    assert any("state.json does not list" in line and "data-00000-of-00003.arrow" in line for line in lines)
+    assert any(
+        "state.json does not list" in line and "data-00000-of-00003.arrow" in line for line in lines
+    )
     (tmp_path / below / name).unlink()
     with pytest.raises(UserError, match=f"state.json lists {name}, which is missing"):
         splits_of(tmp_path, kind)
@@ -463,7 +592,9 @@ def data_set_dict(root, *splits):
 
 
 def readme(root, configs):
-    (root / "README.md").write_text(f"---\nlicense: mit\nconfigs: {json.dumps(configs)}\n---\n# A data set\n")
+    (root / "README.md").write_text(
+        f"---\nlicense: mit\nconfigs: {json.dumps(configs)}\n---\n# A data set\n"
+    )
 
 
 def cached(root, **rows):
@@ -495,15 +626,27 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
         lambda root: data_set_dict(root, "train_a", "train_b"),
         "several splits that may be train .train_a, train_b",
     ),
-    "no split for train": (lambda root: data_set_dict(root, "a", "b"), "has the splits a, b, none of which is train"),
+    "no split for train": (
+        lambda root: data_set_dict(root, "a", "b"),
+        "has the splits a, b, none of which is train",
+    ),
     "a split that is missing": (
         lambda root: [data_set_dict(root, "train", "test"), shutil.rmtree(root / "test")],
         "lists the split test",
     ),
-    "rows that indices select": (lambda root: save(root, _indices_data_files=[{"filename": "i.arrow"}]), "selection"),
-    "a damaged index": (lambda root: save(root, _data_files=[{"name": 1}]), r"state.json is corrupted: _data_files\[0"),
+    "rows that indices select": (
+        lambda root: save(root, _indices_data_files=[{"filename": "i.arrow"}]),
+        "selection",
+    ),
+    "a damaged index": (
+        lambda root: save(root, _data_files=[{"name": 1}]),
+        r"state.json is corrupted: _data_files\[0",
+    ),
     "statistics beside the data": (
-        lambda root: [write_rows(root, "data/train-00000-of-00001.parquet"), write_rows(root, "stats.json")],
+        lambda root: [
+            write_rows(root, "data/train-00000-of-00001.parquet"),
+            write_rows(root, "stats.json"),
+        ],
         {"train": ["data/train-00000-of-00001.parquet"]},
     ),
     "statistics beside data without splits": (
@@ -511,11 +654,15 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
         "such as parquet:",
     ),
     "a part that is missing": (
-        lambda root: write_rows(root, "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"),
+        lambda root: write_rows(
+            root, "train-00000-of-00003.parquet", "train-00002-of-00003.parquet"
+        ),
         "2 of the 3 files",
     ),
     "parts of two versions": (
-        lambda root: write_rows(root, *(f"train-0000{i}-of-00002.jsonl" for i in (0, 1)), "train-00000-of-00001.jsonl"),
+        lambda root: write_rows(
+            root, *(f"train-0000{i}-of-00002.jsonl" for i in (0, 1)), "train-00000-of-00001.jsonl"
+        ),
         "parts of two versions",
     ),
     "a part twice": (
@@ -550,7 +697,10 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
         {"train": ["web/a.parquet"], "test": ["web/b.parquet"]},
     ),
     "a pattern in the header of README.md": (
-        lambda root: [write_rows(root, "a.parquet", "b.parquet"), readme(root, [{"data_files": "a.parquet"}])],
+        lambda root: [
+            write_rows(root, "a.parquet", "b.parquet"),
+            readme(root, [{"data_files": "a.parquet"}]),
+        ],
         {"train": ["a.parquet"]},
     ),
     "a map in the header of README.md": (
@@ -563,14 +713,20 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
     "several configurations without a default": (
         lambda root: [
             write_rows(root, "en.parquet", "fr.parquet"),
-            readme(root, [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("en", "fr")]),
+            readme(
+                root,
+                [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("en", "fr")],
+            ),
         ],
         "several data sets .en, fr in README.md.; give the files of one, such as hf:.*en.parquet",
     ),
     "the only configuration that was downloaded": (
         lambda root: [
             write_rows(root, "en.parquet", "other.parquet"),
-            readme(root, [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("fr", "en")]),
+            readme(
+                root,
+                [{"config_name": name, "data_files": f"{name}.parquet"} for name in ("fr", "en")],
+            ),
         ],
         {"train": ["en.parquet"]},
     ),
@@ -586,7 +742,10 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
         lambda root: cached(root, train=3, test=3),
         {"train": ["web-train.arrow"], "test": ["web-test.arrow"]},
     ),
-    "another number of rows": (lambda root: cached(root, train=4), "lists 4 rows of the split train.* have 3"),
+    "another number of rows": (
+        lambda root: cached(root, train=4),
+        "lists 4 rows of the split train.* have 3",
+    ),
 }
 
 
@@ -604,7 +763,16 @@ def test_a_data_set_is_what_its_own_index_says(folder, tmp_path):
 
 def test_token_files_that_the_manifest_does_not_list_are_named_and_not_read(tmp_path):
     write(tmp_path / "a.jsonl")
-    assert prepare([f"--input=jsonl:{tmp_path}/a.jsonl", "--tokenizer=byte", f"--output={tmp_path / 'out'}"]) == 0
+    assert (
+        prepare(
+            [
+                f"--input=jsonl:{tmp_path}/a.jsonl",
+                "--tokenizer=byte",
+                f"--output={tmp_path / 'out'}",
+            ]
+        )
+        == 0
+    )
     config, lines = DataConfig(source=f"tokens:{tmp_path / 'out'}", tokenizer="byte"), []
     n_tokens = open_corpus(config, say=str).split("train").n_tokens
     np.save(tmp_path / "out" / "train_more.npy", np.zeros(99, np.uint16))

@@ -33,7 +33,10 @@ FORMATS = {
     "flat": (".bin", lambda ids: ids.astype("<u2").tobytes()),
     "uint32": (".uint32.bin", lambda ids: ids.astype("<u4").tobytes()),
     "llm.c": (".bin", lambda ids: header(20240520, 1, len(ids)) + ids.astype("<u2").tobytes()),
-    "llm.c Llama 3": (".bin", lambda ids: header(20240801, 7, len(ids)) + ids.astype("<u4").tobytes()),
+    "llm.c Llama 3": (
+        ".bin",
+        lambda ids: header(20240801, 7, len(ids)) + ids.astype("<u4").tobytes(),
+    ),
 }
 
 
@@ -58,7 +61,9 @@ def test_token_shards_of_each_format_are_joined_in_order(tmp_path):
             assert np.asarray(corpus.split("validation").tokens).tolist() == list(range(100, 120))
             assert (corpus.tokenizer, corpus.splits["train"].n_bytes) == (None, None)
         assert check_corpus(corpus, 8, 120) == []
-        assert "has the id 119; use --config.model.vocab_size=120" in check_corpus(corpus, 8, 110)[0]
+        assert (
+            "has the id 119; use --config.model.vocab_size=120" in check_corpus(corpus, 8, 110)[0]
+        )
 
 
 def test_a_split_is_a_whole_word_of_the_name_and_is_printed(tmp_path):
@@ -83,7 +88,9 @@ def test_a_split_is_a_whole_word_of_the_name_and_is_printed(tmp_path):
     assert printed["train"] == ["Train2.bin", "medieval_train.npy", "training.npy"]
     assert printed["not used, because no split is in the name"] == ["contest.npy"]
     (tmp_path / "contest.npy").rename(tmp_path / "train_and_val.npy")
-    with pytest.raises(UserError, match=r"train_and_val\.npy: its name has the words of several splits.*rename"):
+    with pytest.raises(
+        UserError, match=r"train_and_val\.npy: its name has the words of several splits.*rename"
+    ):
         open_shards(tmp_path, f"tokens:{tmp_path}")
 
 
@@ -91,8 +98,16 @@ def test_a_corrupted_shard_is_an_error_of_one_line(tmp_path):
     for i, (kind, damage, reason) in enumerate(
         [
             ("llm.c", lambda content: content[:-7], "has 1097 bytes, expected 1104"),
-            ("flat", lambda content: content[:3], "3 bytes are not a multiple of the 2 bytes of uint16"),
-            ("uint32", lambda content: content[:6], "6 bytes are not a multiple of the 4 bytes of uint32"),
+            (
+                "flat",
+                lambda content: content[:3],
+                "3 bytes are not a multiple of the 2 bytes of uint16",
+            ),
+            (
+                "uint32",
+                lambda content: content[:6],
+                "6 bytes are not a multiple of the 4 bytes of uint32",
+            ),
             ("npy", lambda content: content[:-7], "file size"),
             ("npy", lambda content: content[:20], "EOF"),
             ("npy", lambda content: b"", "EOF"),
@@ -104,7 +119,9 @@ def test_a_corrupted_shard_is_an_error_of_one_line(tmp_path):
         folder = write_shards(tmp_path / str(i), kind)
         (path,) = folder.glob("train_001.*")
         path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(UserError, match=r"train_001\.\S+ is not a complete token shard") as error:
+        with pytest.raises(
+            UserError, match=r"train_001\.\S+ is not a complete token shard"
+        ) as error:
             open_shards(tmp_path, f"tokens:{folder}")
         message = str(error.value)
         assert reason in message
@@ -121,12 +138,14 @@ IDS = np.arange(1000) * 50
 
 NOT_IDS = [
     header(20240520, 2, 1000) + IDS.astype("<u2").tobytes(),  # a later version
-    header(20240520, 7, 1000) + IDS.astype("<u4").tobytes(),  # the version of the other magic number
+    header(20240520, 7, 1000)
+    + IDS.astype("<u4").tobytes(),  # the version of the other magic number
     header(20240801, 1, 1000) + IDS.astype("<u2").tobytes(),
     header(20240801, 7, 1000) + IDS.astype("<u2").tobytes(),  # ids of another width
     header(20240520, 1, 999) + IDS.astype("<u2").tobytes(),
     header(20240520, 1, -1) + IDS.astype("<u2").tobytes(),
-    header(20240522, 1, 1000) + IDS.astype("<u2").tobytes(),  # llm.c's evaluations; a magic number of the future
+    header(20240522, 1, 1000)
+    + IDS.astype("<u2").tobytes(),  # llm.c's evaluations; a magic number of the future
     header(20300101, 1, 1000) + IDS.astype("<u2").tobytes(),
     header(7, 1000, 16) + IDS.astype("<u2").tobytes(),  # of another program
     header(20240520, 1, 1000)[:4],
@@ -151,9 +170,13 @@ def test_ids_are_not_read_in_another_width_than_their_own(tmp_path):
         ids = draw.integers(0, vocab_size, 1000).astype("<u4")
         for path in (narrow, wide):
             path.write_bytes(ids.tobytes())
-        with pytest.raises(UserError, match=r"looks like uint32 ids.* let its name end in \.uint32\.bin"):
+        with pytest.raises(
+            UserError, match=r"looks like uint32 ids.* let its name end in \.uint32\.bin"
+        ):
             open_shards(tmp_path, f"tokens:{narrow}")
-        np.testing.assert_array_equal(open_shards(tmp_path, f"tokens:{wide}").splits["train"].tokens, ids)
+        np.testing.assert_array_equal(
+            open_shards(tmp_path, f"tokens:{wide}").splits["train"].tokens, ids
+        )
     for vocab_size in (2, 4, 65, 256, 50_257, 65_536):
         ids = draw.integers(0, vocab_size, 1000).astype("<u2")
         for path in (narrow, wide):
@@ -162,7 +185,9 @@ def test_ids_are_not_read_in_another_width_than_their_own(tmp_path):
         np.testing.assert_array_equal(corpus.splits["train"].tokens, ids)
         assert check_corpus(corpus, 8, vocab_size) == []
         if vocab_size > 16:
-            with pytest.raises(UserError, match=r'look like pairs of uint16 ids; remove "[.]uint32" from its name'):
+            with pytest.raises(
+                UserError, match=r'look like pairs of uint16 ids; remove "[.]uint32" from its name'
+            ):
                 open_shards(tmp_path, f"tokens:{wide}")
         else:  # too few ids to tell; the vocabulary does
             (problem,) = check_corpus(open_shards(tmp_path, f"tokens:{wide}"), 8, vocab_size)
@@ -190,7 +215,9 @@ def test_many_shards_raise_the_limit_of_open_files(tmp_path, monkeypatch):
     assert open_shards(tmp_path, f"tokens:{tmp_path}").splits["train"].n_tokens == 40
     assert limits["now"] == (532, 1000)
     limits["now"] = (100, 300)
-    with pytest.raises(UserError, match="20 token shards need 532 open files, but the system allows 300"):
+    with pytest.raises(
+        UserError, match="20 token shards need 532 open files, but the system allows 300"
+    ):
         open_shards(tmp_path, f"tokens:{tmp_path}")
 
 
@@ -233,10 +260,14 @@ def test_10_billion_tokens_need_no_more_memory_than_10_million(tmp_path):
         folder.mkdir()
         shards, per_shard = [], 10**7 if n_tokens == 10**7 else 10**9
         for i in range(n_tokens // per_shard):
-            np.lib.format.open_memmap(folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)).flush()
+            np.lib.format.open_memmap(
+                folder / f"train_{i:06}.npy", "w+", np.uint16, (per_shard,)
+            ).flush()
             size = (folder / f"train_{i:06}.npy").stat().st_size
             counts = {"documents": 1, "tokens": per_shard, "text_bytes": per_shard, "size": size}
-            shards.append({"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts)
+            shards.append(
+                {"file": f"train_{i:06}.npy", "split": "train", "sha256": f"{i}"} | counts
+            )
         manifest = {"job": {}, "input": [], "tokenizer": None, "commit": None}
         manifest["units"] = [{"shards": shards, "length": 0, "repeated": 0}]
         (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -1,4 +1,6 @@
-"""Tiny Shakespeare: read if prepared, else downloaded (here from 127.0.0.1), else replaced with a warning."""
+"""Tiny Shakespeare: read if prepared, else downloaded (here from 127.0.0.1), else replaced with a
+warning.
+"""
 
 import contextlib
 import functools
@@ -19,7 +21,9 @@ from lm.errors import Unavailable, UserError
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 STOCK = ROOT / "tiny_shakespeare" / "1.0.0"
-needs_real = pytest.mark.skipif(not STOCK.is_dir(), reason="no Tiny Shakespeare below TFDS_DATA_DIR")
+needs_real = pytest.mark.skipif(
+    not STOCK.is_dir(), reason="no Tiny Shakespeare below TFDS_DATA_DIR"
+)
 SPEECH = "First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 40
 
 
@@ -44,7 +48,9 @@ def no_network(monkeypatch):
 
 @pytest.fixture
 def config(tmp_path):
-    return functools.partial(DataConfig, data_dir=str(tmp_path / "tfds"), cache_dir=str(tmp_path / "cache"))
+    return functools.partial(
+        DataConfig, data_dir=str(tmp_path / "tfds"), cache_dir=str(tmp_path / "cache")
+    )
 
 
 def quiet(config):
@@ -61,7 +67,8 @@ def test_the_prepared_directory_has_the_splits_of_tfds(config, monkeypatch):
     corpus = quiet(config(data_dir=None))
     assert corpus.name == "tiny_shakespeare"
     sizes = {name: (split.n_tokens, split.n_bytes) for name, split in corpus.splits.items()}
-    # TFDS's catalogue: 1,115,394 characters, 90/5/5; nanoGPT: 65 distinct ones, the last 10 % for validation.
+    # TFDS's catalogue: 1,115,394 characters, 90/5/5; nanoGPT: 65 distinct ones, the last 10 % for
+    # validation.
     assert sizes == {"train": (1003854,) * 2, "validation": (55770,) * 2, "test": (55770,) * 2}
     assert corpus.tokenizer.vocab_size == 65
     assert text_of(corpus, "train").startswith("First Citizen:\nBefore we proceed any further")
@@ -78,7 +85,9 @@ def test_the_real_text_is_cut_anew_and_our_builder_writes_the_same_files_as_tfds
     assert len(text) == shakespeare.SIZE
     (tmp_path / "ours").mkdir()
     shakespeare._prepare(text, tmp_path / "ours")
-    assert {path.name for path in (tmp_path / "ours").iterdir()} == {path.name for path in STOCK.iterdir()}
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == {
+        path.name for path in STOCK.iterdir()
+    }
     for path in STOCK.glob("*.array_record*"):
         assert (tmp_path / "ours" / path.name).read_bytes() == path.read_bytes()
 
@@ -91,7 +100,10 @@ def test_the_text_is_downloaded_once(config, downloads, tmp_path):
     assert first.fingerprint == second.fingerprint
     assert text_of(second, "train") == SPEECH[: int(len(SPEECH) * 0.9)]
     assert "".join(text_of(second, split) for split in SPLITS) == SPEECH
-    assert [path.name for path in (tmp_path / "tfds").rglob("*") if path.is_dir()] == ["tiny_shakespeare", "1.0.0"]
+    assert [path.name for path in (tmp_path / "tfds").rglob("*") if path.is_dir()] == [
+        "tiny_shakespeare",
+        "1.0.0",
+    ]
 
 
 def test_a_file_with_a_wrong_checksum_is_not_kept(config, downloads, tmp_path, monkeypatch):
@@ -104,7 +116,10 @@ def test_a_file_with_a_wrong_checksum_is_not_kept(config, downloads, tmp_path, m
 def test_a_slow_or_endless_download_is_abandoned(monkeypatch):
     """The first byte of an answer comes and no more, or bytes come without end."""
     end = threading.Event()
-    for read, reason in ((lambda n: end.wait(60), "no answer within 0 s"), (lambda n: b"x" * n, "wrong checksum")):
+    for read, reason in (
+        (lambda n: end.wait(60), "no answer within 0 s"),
+        (lambda n: b"x" * n, "wrong checksum"),
+    ):
         answer = contextlib.nullcontext(Mock(read=read))
         monkeypatch.setattr(shakespeare.urllib.request, "urlopen", Mock(return_value=answer))
         monkeypatch.setattr(shakespeare, "DEADLINE", 0.3)
@@ -114,9 +129,14 @@ def test_a_slow_or_endless_download_is_abandoned(monkeypatch):
 
 
 def test_an_answer_that_is_not_http_or_ends_early_is_a_failed_download(monkeypatch):
-    for error in (http.client.BadStatusLine("SSH-2.0-OpenSSH_9.6\r\n"), http.client.IncompleteRead(b"First")):
+    for error in (
+        http.client.BadStatusLine("SSH-2.0-OpenSSH_9.6\r\n"),
+        http.client.IncompleteRead(b"First"),
+    ):
         monkeypatch.setattr(shakespeare.urllib.request, "urlopen", Mock(side_effect=error))
-        with pytest.raises(Unavailable, match=r"cannot be downloaded from .*(SSH-2\.0|IncompleteRead)") as caught:
+        with pytest.raises(
+            Unavailable, match=r"cannot be downloaded from .*(SSH-2\.0|IncompleteRead)"
+        ) as caught:
             shakespeare.download()
         assert "\n" not in caught.value.problems[0]
 
@@ -127,7 +147,11 @@ def test_without_a_network_the_error_lists_three_alternatives(config, no_network
     message = str(error.value)
     assert "Temporary failure in name resolution" in message
     assert "run once with a network connection" in message
-    for advice in ("--config.data.data_dir=DIR", "--config.data.source=text:PATH", "--config.data.offline=python_docs"):
+    for advice in (
+        "--config.data.data_dir=DIR",
+        "--config.data.source=text:PATH",
+        "--config.data.offline=python_docs",
+    ):
         assert advice in message
     assert not (tmp_path / "tfds").exists()
 
@@ -142,7 +166,9 @@ def test_without_a_network_a_config_may_fall_back_with_a_warning(config, no_netw
     assert len(corpus.notices) == 1
     assert "WARNING: training on python_docs INSTEAD of tfds:tiny_shakespeare" in corpus.notices[0]
     assert corpus.notices[0] in lines
-    with pytest.raises(UserError, match="is not a file, nor a folder"):  # which has nothing to do with the network
+    with pytest.raises(
+        UserError, match="is not a file, nor a folder"
+    ):  # which has nothing to do with the network
         quiet(config(source="text:/no/such/file", offline="python_docs"))
     with pytest.raises(UserError, match="TFDS_DATA_DIR gs://bucket: URLs are not supported"):
         quiet(config(data_dir="gs://bucket"))
@@ -179,7 +205,9 @@ def test_a_damaged_or_incomplete_directory_is_an_error_of_one_line(config, prepa
             quiet(config())
         for damage in DAMAGES.get(path.name, ()):
             path.write_text(damage(whole.decode()))
-            with pytest.raises(UserError, match=r"is corrupted: .*prepare it again|has no feature .text.") as error:
+            with pytest.raises(
+                UserError, match=r"is corrupted: .*prepare it again|has no feature .text."
+            ) as error:
                 quiet(config())
             assert "\n" not in str(error.value)
             assert len(str(error.value)) < 500

@@ -1,4 +1,6 @@
-"""Which files are read, and what is said of them; tests/data/test_readers.py has files that are not text."""
+"""Which files are read, and what is said of them; tests/data/test_readers.py has files that are not
+text.
+"""
 
 import gzip
 import json
@@ -18,7 +20,10 @@ TEXT = "It was the best of times,\nit was the worst of times. " * 40
 
 def open_text(path, tmp_path, **changes):
     """Return the text of all splits, and the lines that were printed."""
-    lines, options = [], {"splits": (1.0, 0.0, 0.0), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")}
+    lines, options = (
+        [],
+        {"splits": (1.0, 0.0, 0.0), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")},
+    )
     corpus = open_corpus(DataConfig(source=f"text:{path}", **options | changes), say=lines.append)
     return corpus.tokenizer.decode(corpus.split("train").tokens), lines
 
@@ -38,7 +43,9 @@ def test_a_folder_or_a_pattern_names_the_files_that_it_reads_and_skips_what_is_n
     text, lines = open_text(folder, tmp_path)
     assert text == "a.txt \nb/c.txt \nb/deep/e.py \nd.py "
     assert lines[0] == f"reading 4 files of {folder}: a.txt, b/c.txt, b/deep/e.py, d.py"
-    assert lines[1].startswith("skipping 2 of 6 files, which are empty or not UTF-8 text: b/picture.gz, latin.txt; ")
+    assert lines[1].startswith(
+        "skipping 2 of 6 files, which are empty or not UTF-8 text: b/picture.gz, latin.txt; "
+    )
     assert open_text(f"{folder}/**/*.py", tmp_path)[0] == "b/deep/e.py \nd.py "
     for i in range(10):
         write(folder / f"z{i}.txt", "more ")
@@ -55,7 +62,9 @@ def test_a_file_whose_name_is_not_utf8_is_read_and_shown_on_one_line(tmp_path):
         write(tmp_path / "folder" / os.fsdecode(name))
     text, lines = open_text(tmp_path / "folder", tmp_path)
     assert text == f"{TEXT}\n{TEXT}"
-    assert lines[0] == f"reading 2 files of {tmp_path / 'folder'}: caf\ufffd.txt, two\ufffdlines.txt"
+    assert (
+        lines[0] == f"reading 2 files of {tmp_path / 'folder'}: caf\ufffd.txt, two\ufffdlines.txt"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.txt", "two words", "it's.gz", "b.c/d.txt"])
@@ -79,8 +88,12 @@ def test_the_command_that_is_given_for_another_encoding_runs_as_it_is_and_its_fi
     assert "caf\xe9 au lait\n" in open_text(folder, tmp_path)[0]
 
 
-@pytest.mark.parametrize("text", ["a", "x" * (2**16 - 1) + "é"], ids=["one byte", "cut in the first bytes"])
-def test_a_text_of_one_byte_or_with_a_character_at_the_border_of_the_first_bytes_is_text(text, tmp_path):
+@pytest.mark.parametrize(
+    "text", ["a", "x" * (2**16 - 1) + "é"], ids=["one byte", "cut in the first bytes"]
+)
+def test_a_text_of_one_byte_or_with_a_character_at_the_border_of_the_first_bytes_is_text(
+    text, tmp_path
+):
     assert open_text(write(tmp_path / "a.txt", text), tmp_path)[0] == text
 
 
@@ -89,9 +102,21 @@ def test_a_byte_order_mark_is_not_text_and_windows_line_ends_are_said(tmp_path, 
     text, lines = open_text(path, tmp_path)
     assert text == "café\r\n" * 9
     assert any("Windows line ends" in line and "sed -i" in line for line in lines)
-    assert prepare([f"--input=text:{path}", "--tokenizer=byte", f"--output={tmp_path / 'out'}", "--workers=1"]) == 0
+    assert (
+        prepare(
+            [
+                f"--input=text:{path}",
+                "--tokenizer=byte",
+                f"--output={tmp_path / 'out'}",
+                "--workers=1",
+            ]
+        )
+        == 0
+    )
     assert "Windows line ends" in capsys.readouterr().out
-    prepared = open_corpus(DataConfig(source=f"tokens:{tmp_path / 'out'}", tokenizer="byte"), say=str)
+    prepared = open_corpus(
+        DataConfig(source=f"tokens:{tmp_path / 'out'}", tokenizer="byte"), say=str
+    )
     assert prepared.tokenizer.decode(prepared.split("train").tokens) == text + "\n"
 
 
@@ -112,15 +137,35 @@ def test_records_and_tables_are_recognized_and_the_source_of_their_field_is_give
         assert warning.startswith(f"WARNING: {path} is")
         assert "fields id, body" in warning
         assert f"{kind}:{path} with config.data.field=body" in warning
-    for content in (TEXT, "1, 2\n", "a, b\nc, d\ne\n" * 9, '{"a": 1}\nand a line\n', "[1]\n[2]\n", "\n" * 9):
-        assert open_corpus(DataConfig(source=f"text:{write(tmp_path / 'x', content)}"), say=str).notices == ()
+    for content in (
+        TEXT,
+        "1, 2\n",
+        "a, b\nc, d\ne\n" * 9,
+        '{"a": 1}\nand a line\n',
+        "[1]\n[2]\n",
+        "\n" * 9,
+    ):
+        assert (
+            open_corpus(
+                DataConfig(source=f"text:{write(tmp_path / 'x', content)}"), say=str
+            ).notices
+            == ()
+        )
 
 
 def test_the_home_directory_is_expanded_wherever_a_path_is_taken(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.txt")
-    prepare(["--input=text:~/a.txt", "--tokenizer=bpe:260", "--output=~/shards", "--workers=1", "--validation=0.5"])
+    prepare(
+        [
+            "--input=text:~/a.txt",
+            "--tokenizer=bpe:260",
+            "--output=~/shards",
+            "--workers=1",
+            "--validation=0.5",
+        ]
+    )
     assert prepare(["--verify=~/shards"]) == 0
     options = {"tokenizer": "hf:~/shards/tokenizer.json", "cache_dir": "~/cache"}
     for source in ("tokens:~/shards", "text:~/a.txt", "text:~/*.txt"):

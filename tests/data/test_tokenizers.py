@@ -42,7 +42,9 @@ def test_words_include_the_space_before_them():
 
 
 def test_bpe_of_a_text_without_spaces_takes_time_in_proportion_to_its_length():
-    """DNA is a single word. No word of the trainer has more than 4,096 characters, and none is lost."""
+    """DNA is a single word. No word of the trainer has more than 4,096 characters, and none is
+    lost.
+    """
     dna = "".join(np.random.default_rng(0).choice(list("ACGT"), 50_000))
     for text in (dna, "x" * 9000, " " * 9000 + "é" * 9000 + "a b", "1" * 4096, "to be " * 5000):
         parts = list(hf_tokenizer._cut_long_words(text))
@@ -63,17 +65,26 @@ def test_bpe_is_deterministic_has_the_given_size_and_an_end_of_text_that_no_text
 
 def test_errors_name_what_cannot_be_encoded(bpe):
     for tokenizer, text, named in (
-        (tokenizers.CharTokenizer("abc"), "abxcy", "2 characters not in its alphabet of 3: 'x', 'y'"),
+        (
+            tokenizers.CharTokenizer("abc"),
+            "abxcy",
+            "2 characters not in its alphabet of 3: 'x', 'y'",
+        ),
         (tokenizers.CharTokenizer(""), "a", "'a'"),
         (tokenizers.CharTokenizer("abc"), "a\ud800", r"'\ud800'"),
-        (tokenizers.WordTokenizer(["so", " it"]), "so is it", "1 word not in its vocabulary of 2: ' is'"),
+        (
+            tokenizers.WordTokenizer(["so", " it"]),
+            "so is it",
+            "1 word not in its vocabulary of 2: ' is'",
+        ),
         (tokenizers.ByteTokenizer(), "a\ud800", r"'\ud800'"),
         (bpe, "a\udc00", "surrogate"),
     ):
         with pytest.raises(UserError) as error:
             tokenizer.encode(text)
         assert named in str(error.value)
-    # Python reads bytes of the command line that are not UTF-8 as lone surrogates, which cannot be printed again.
+    # Python reads bytes of the command line that are not UTF-8 as lone surrogates, which cannot be
+    # printed again.
     with pytest.raises(UserError, match="surrogate"):
         tokenizers.CharTokenizer("ab", unk=True).encode_prompt("a\udcff")
 
@@ -110,13 +121,25 @@ def test_a_bad_spec_is_an_error_that_quotes_it(bpe, tmp_path):
     with pytest.raises(UserError, match="its vocabulary is empty"):
         tokenizers.make(f"hf:{tmp_path / 'empty.json'}", ())
     os.mkfifo(tmp_path / "pipe")
-    for spec in ("hf:/no/such/tokenizer.json", f"hf:{tmp_path}/pipe", "hf:/dev/zero", "letters", "none"):
+    for spec in (
+        "hf:/no/such/tokenizer.json",
+        f"hf:{tmp_path}/pipe",
+        "hf:/dev/zero",
+        "letters",
+        "none",
+    ):
         with pytest.raises(UserError, match=rf'^config.data.tokenizer: .*"{spec}"'):
             tokenizers.make(spec, ["text"])
 
 
 TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
-PADDING = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+PADDING = {
+    "strategy": {"Fixed": 64},
+    "direction": "Right",
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "[PAD]",
+}
 
 
 def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_path):
@@ -136,7 +159,9 @@ def test_no_token_of_a_corpus_is_truncated_padded_or_drawn_at_random(bpe, tmp_pa
         (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
         given, lines = f"hf:{tmp_path / 'tokenizer.json'}", []
         tokenizers.load(given, False, lines.append)
-        assert lines == [f'WARNING: the tokenizer "{given}" has {name} switched on; switched off here']
+        assert lines == [
+            f'WARNING: the tokenizer "{given}" has {name} switched on; switched off here'
+        ]
 
 
 def test_a_tokenizer_without_its_unknown_token_is_an_error():
@@ -150,7 +175,9 @@ def test_a_tokenizer_without_its_unknown_token_is_an_error():
     ):
         tokenizer = hf_tokenizer.HFTokenizer(Tokenizer(model).to_str())
         assert tokenizers.is_lossy(tokenizer)
-        with pytest.raises(UserError, match=r"(?i)unk.*add the unknown token to the vocabulary") as error:
+        with pytest.raises(
+            UserError, match=r"(?i)unk.*add the unknown token to the vocabulary"
+        ) as error:
             tokenizer.encode("b")
         assert "\n" not in str(error.value)
 

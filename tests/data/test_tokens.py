@@ -37,7 +37,9 @@ def config(tmp_path):
     path.write_text(TEXT)
 
     def make(**changes):
-        return DataConfig(**{"source": f"text:{path}", "cache_dir": str(tmp_path / "cache")} | changes)
+        return DataConfig(
+            **{"source": f"text:{path}", "cache_dir": str(tmp_path / "cache")} | changes
+        )
 
     return make
 
@@ -53,27 +55,37 @@ def test_the_tokens_decode_to_the_text(config, tmp_path):
     expected = {"train": text[:i], "validation": text[i:j], "test": text[j:]}
     for tokenizer in ("char", "byte", "word", "bpe:300"):
         corpus = quiet(config(tokenizer=tokenizer))
-        assert {name: corpus.tokenizer.decode(split.tokens) for name, split in corpus.splits.items()} == expected
+        assert {
+            name: corpus.tokenizer.decode(split.tokens) for name, split in corpus.splits.items()
+        } == expected
         for name, part in expected.items():
             assert corpus.splits[name].n_bytes == len(part.encode())
         assert all(split.n_tokens == len(split.tokens) for split in corpus.splits.values())
 
 
-def test_the_vocabulary_has_all_splits_and_what_the_training_text_lacks_is_printed(config, tmp_path):
+def test_the_vocabulary_has_all_splits_and_what_the_training_text_lacks_is_printed(
+    config, tmp_path
+):
     """Both letters are in the test split alone. Without them, the text could not be scored."""
     (tmp_path / "late.txt").write_text("a" * 95 + "bcaaa")
     source, lines = f"text:{tmp_path / 'late.txt'}", []
     corpus = open_corpus(config(source=source), say=lines.append)
     assert corpus.tokenizer.chars == "abc"
     (notice,) = (line for line in lines if "training text" in line)
-    assert notice.startswith("2 of the 3 characters of late.txt occur in no training text: 'b', 'c'")
+    assert notice.startswith(
+        "2 of the 3 characters of late.txt occur in no training text: 'b', 'c'"
+    )
     assert "--config.data.unk=true" in notice
     (tmp_path / "long.txt").write_text("a " * 1000 + "b" * 100)
     open_corpus(config(source=f"text:{tmp_path / 'long.txt'}", tokenizer="word"), say=lines.append)
-    assert "bbb... (103 characters); for <unk>" in next(line for line in lines if "long.txt occur" in line)
+    assert "bbb... (103 characters); for <unk>" in next(
+        line for line in lines if "long.txt occur" in line
+    )
     unk = quiet(config(source=source, unk=True))
     assert unk.tokenizer.decode(unk.splits["test"].tokens) == "<unk><unk>aaa"
-    with pytest.raises(UserError, match=r"the test split: .* 2 characters .* 'b', 'c'.*remove them from the text"):
+    with pytest.raises(
+        UserError, match=r"the test split: .* 2 characters .* 'b', 'c'.*remove them from the text"
+    ):
         quiet(config(source=source), tokenizer=tokenizers.make("char", ["a"]))
 
 
@@ -88,7 +100,9 @@ def test_splits_joined_keep_their_order(config):
 
 def test_opening_a_text_again_does_not_read_it(config, monkeypatch):
     first = quiet(config(tokenizer="word"))
-    monkeypatch.setattr(readers, "read_documents", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr(
+        readers, "read_documents", lambda *_: pytest.fail("the text was read again")
+    )
     second = quiet(config(tokenizer="word"))
     assert isinstance(second.splits["train"].tokens, np.memmap)
     np.testing.assert_array_equal(first.splits["train"].tokens, second.splits["train"].tokens)
@@ -145,7 +159,9 @@ def test_each_file_is_a_packed_document(config, tmp_path):
     split = corpus.split("train")
     assert corpus.packed
     assert split.packed
-    assert [corpus.tokenizer.decode(row[:n]) for row, n in zip(split.tokens, [10, 6], strict=True)] == [
+    assert [
+        corpus.tokenizer.decode(row[:n]) for row, n in zip(split.tokens, [10, 6], strict=True)
+    ] == [
         "one \ntwo \n",
         "three ",
     ]
@@ -175,7 +191,10 @@ FILES = ["counts.json", "validation.npy", "test.segments.npy", "tokenizer.json",
 
 def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
     def in_memory(corpus):
-        return {name: (np.array(split.tokens), np.array(split.segments)) for name, split in corpus.splits.items()}
+        return {
+            name: (np.array(split.tokens), np.array(split.segments))
+            for name, split in corpus.splits.items()
+        }
 
     given = config(packing="documents")
     whole = quiet(given, seq_len=8)
@@ -188,10 +207,15 @@ def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
         after = open_corpus(given, seq_len=8, say=lines.append)
         (warning,) = (line for line in lines if "WARNING" in line)
         assert warning.startswith(f"WARNING: the cache entry {path.parent} is corrupted (")
-        assert path.name in warning or path.name == "checksums.json"  # whose damage is found in what it lists
+        assert (
+            path.name in warning or path.name == "checksums.json"
+        )  # whose damage is found in what it lists
         assert after.notices == (warning,)
         np.testing.assert_equal(in_memory(after), before)
-        assert (after.fingerprint, after.tokenizer.to_json()) == (whole.fingerprint, whole.tokenizer.to_json())
+        assert (after.fingerprint, after.tokenizer.to_json()) == (
+            whole.fingerprint,
+            whole.tokenizer.to_json(),
+        )
         assert quiet(given, seq_len=8).notices == ()
 
 
@@ -210,8 +234,12 @@ def test_check_corpus_lists_every_problem_at_once(config):
     corpus = quiet(config(splits=(0.9, 0.06, 0.04)))
     assert check_corpus(corpus, 50, 100) == []
     problems = check_corpus(corpus, 100, 5)
-    assert problems[0].startswith("config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids")
-    assert problems[1].startswith("config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85")
+    assert problems[0].startswith(
+        "config.model.vocab_size: 5 is too small for the tokenizer, which has 17 ids"
+    )
+    assert problems[1].startswith(
+        "config.train.seq_len: 100 needs windows of 101 tokens, but the test split has 85"
+    )
     assert "--validation" in problems[1]  # of lm.data.prepare: token shards have no data.splits
     assert len(problems) == 2
 
@@ -220,7 +248,9 @@ def test_check_corpus_lists_every_problem_at_once(config):
 
 
 def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
-    spec = json.loads(hf_tokenizer.train_bpe([TEXT], 280).json) | {"normalizer": {"type": "Lowercase"}}
+    spec = json.loads(hf_tokenizer.train_bpe([TEXT], 280).json) | {
+        "normalizer": {"type": "Lowercase"}
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     lines = []
     corpus = open_corpus(config(tokenizer=f"hf:{tmp_path / 'tokenizer.json'}"), say=lines.append)
@@ -229,13 +259,17 @@ def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
 
 
 def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
-    monkeypatch.setattr(MarkovChain, "text", lambda chain: LETTERS * 20)  # the real one takes longer to generate
+    monkeypatch.setattr(
+        MarkovChain, "text", lambda chain: LETTERS * 20
+    )  # the real one takes longer to generate
     for source, order in (("markov", 1), ("markov:2", 2)):
         corpus = quiet(config(source=source))
         assert (corpus.name, corpus.entropy_floor) == (source, MarkovChain(order).entropy_rate)
         for name, split in corpus.splits.items():
             text = corpus.tokenizer.decode(split.tokens)
-            np.testing.assert_array_equal(split.surprisal(split.tokens), MarkovChain(order).surprisal(text), name)
+            np.testing.assert_array_equal(
+                split.surprisal(split.tokens), MarkovChain(order).surprisal(text), name
+            )
     for other in (config(source="markov", tokenizer="byte"), config()):
         corpus = quiet(other)
         assert corpus.entropy_floor is None
@@ -250,19 +284,28 @@ def test_python_docs_is_large_and_its_train_split_has_every_character(config):
     assert corpus.tokenizer.vocab_size == 96  # printable ASCII and the newline
     text = corpus.tokenizer.decode(corpus.splits["train"].tokens)
     assert text.isascii()
-    assert 'The "for" statement is used to iterate over the elements of a sequence' in " ".join(text.split())
+    assert 'The "for" statement is used to iterate over the elements of a sequence' in " ".join(
+        text.split()
+    )
 
 
-@pytest.mark.parametrize(("study", "tokenizer"), [("changes_2026", "bpe:2048"), ("swiglu_texts", "char")])
+@pytest.mark.parametrize(
+    ("study", "tokenizer"), [("changes_2026", "bpe:2048"), ("swiglu_texts", "char")]
+)
 def test_python_docs_is_the_text_of_the_published_runs_on_every_python(config, study, tokenizer):
-    variants = json.loads((ROOT / "docs" / "results" / study / "sweep.json").read_text())["variants"].values()
-    (published,) = {v["data"]["fingerprint"] for v in variants if v["data"]["name"] == "python_docs"}
+    variants = json.loads((ROOT / "docs" / "results" / study / "sweep.json").read_text())[
+        "variants"
+    ].values()
+    (published,) = {
+        v["data"]["fingerprint"] for v in variants if v["data"]["name"] == "python_docs"
+    }
     corpus = quiet(config(source="python_docs", tokenizer=tokenizer))
     assert corpus.fingerprint.startswith(published)
     assert python_docs.PATH.stat().st_size < 1_000_000
     text = "".join(python_docs.documents())
     assert (
-        hashlib.sha256(text.encode()).hexdigest() == "d58bfdc3cc33a29660c5665bbe79efb3393e17df95bbb711f284a45b897ec0c0"
+        hashlib.sha256(text.encode()).hexdigest()
+        == "d58bfdc3cc33a29660c5665bbe79efb3393e17df95bbb711f284a45b897ec0c0"
     )
 
 

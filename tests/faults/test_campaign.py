@@ -26,20 +26,42 @@ def test_all_faults_are_survived(faults):
 
 
 def test_a_damaged_cache_that_the_code_does_not_notice_is_silent(faults, monkeypatch):
-    """With the checks of the cache switched off, changed bytes of the tokens are found by the comparison."""
+    """With the checks of the cache switched off, changed bytes of the tokens are found by the
+    comparison.
+    """
     monkeypatch.setattr(cache, "find_damage", lambda _: None)
     trials = list(itertools.islice(caches.damaged_tokens(faults, random.Random(0)), 48))
-    assert any("train.npy one byte flipped" in t.fault for t in trials if t.verdict == "silent"), trials
+    assert any("train.npy one byte flipped" in t.fault for t in trials if t.verdict == "silent"), (
+        trials
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", ["kill_new", "kill_resumed", "files", "directories", "generate", "hostile", "mirror_files", "full_disk"]
+    "kind",
+    [
+        "kill_new",
+        "kill_resumed",
+        "files",
+        "directories",
+        "generate",
+        "hostile",
+        "mirror_files",
+        "full_disk",
+    ],
 )
 def test_runs_survive(tmp_path, kind):
-    """The campaign runs in its own process, because it needs a compilation cache and other tests switch it off."""
+    """The campaign runs in its own process, because it needs a compilation cache and other tests
+    switch it off.
+    """
     command = [sys.executable, "-m", "benchmarks.faults", "--kinds", kind, "--limit", "10"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     if kind != "full_disk" or "not permitted" not in done.stdout:
         assert re.search(r"\| all \| 10 \| 10 \| 0 \| 0 \| 0 \|", done.stdout), done.stdout

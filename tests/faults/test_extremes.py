@@ -1,4 +1,6 @@
-"""The smallest models and batches, all numbers in 16 bits, a clock that jumps, and a slow shared file system."""
+"""The smallest models and batches, all numbers in 16 bits, a clock that jumps, and a slow shared
+file system.
+"""
 
 import math
 import random
@@ -55,7 +57,9 @@ def test_a_run_does_not_depend_on_the_wall_clock(bench, train, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_checkpoint_that_appears_late_is_not_overwritten(bench, train, tmp_path, monkeypatch):
-    """A run that resumes before its newest checkpoint is visible stops with one line, and later resumes with it."""
+    """A run that resumes before its newest checkpoint is visible stops with one line, and later
+    resumes with it.
+    """
     workdir, hidden = shutil.copytree(bench.reference(), tmp_path / "run"), tmp_path / "hidden"
     (workdir / "summary.json").unlink()
     (workdir / "checkpoints" / "12").rename(hidden)
@@ -78,13 +82,17 @@ def test_a_checkpoint_that_appears_late_is_not_overwritten(bench, train, tmp_pat
 
 
 def test_another_process_waits_for_a_checkpoint_that_it_sees_late(tmp_path, monkeypatch):
-    """Process 0 lists the checkpoints. Another process that does not see one yet must not call it corrupted."""
+    """Process 0 lists the checkpoints. Another process that does not see one yet must not call it
+    corrupted.
+    """
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(4, {"x": np.float32(4)}, {})
     checkpoints.wait()
     (tmp_path / "checkpoints" / "4").rename(tmp_path / "hidden")
     monkeypatch.setattr(checkpoints_module.jax, "process_index", lambda: 1)
-    later = threading.Timer(0.3, lambda: (tmp_path / "hidden").rename(tmp_path / "checkpoints" / "4"))
+    later = threading.Timer(
+        0.3, lambda: (tmp_path / "hidden").rename(tmp_path / "checkpoints" / "4")
+    )
     later.start()
     assert checkpoints.restore({"x": np.float32(0)})[0] == 4
     later.join()

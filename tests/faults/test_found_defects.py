@@ -14,7 +14,9 @@ from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.orbax_errors import quieten_orbax
 
 
-@pytest.mark.parametrize("content", ["[]", '{"item_handlers": 3}', '{"commit_timestamp_nsecs": 1' + "0" * 40 + "}"])
+@pytest.mark.parametrize(
+    "content", ["[]", '{"item_handlers": 3}', '{"commit_timestamp_nsecs": 1' + "0" * 40 + "}"]
+)
 def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
     save_steps(tmp_path, [4, 8])
     (tmp_path / "checkpoints" / "4" / "_CHECKPOINT_METADATA").write_text(content)
@@ -24,9 +26,13 @@ def test_a_damaged_file_of_orbax_does_not_prevent_resuming(tmp_path, content):
         assert checkpoints.restore(make_state())[0] == 8
 
 
-@pytest.mark.parametrize(("file", "logged"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)])
+@pytest.mark.parametrize(
+    ("file", "logged"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)]
+)
 def test_exceptions_of_a_failed_save_that_nothing_waited_for_are_not_logged(caplog, file, logged):
-    """asyncio logs them at garbage collection, possibly after the command has reported the full disk."""
+    """asyncio logs them at garbage collection, possibly after the command has reported the full
+    disk.
+    """
     quieten_orbax()
     try:
         exec(compile("raise FileNotFoundError", file, "exec"))
@@ -38,8 +44,12 @@ def test_exceptions_of_a_failed_save_that_nothing_waited_for_are_not_logged(capl
     assert len([record for record in caplog.records if record.name == "asyncio"]) == logged
 
 
-@pytest.mark.parametrize(("file", "shown"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)])
-def test_reads_of_a_corrupted_checkpoint_that_nothing_awaits_print_nothing(monkeypatch, file, shown):
+@pytest.mark.parametrize(
+    ("file", "shown"), [("site-packages/orbax/checkpoint/path.py", 0), ("lm/model.py", 1)]
+)
+def test_reads_of_a_corrupted_checkpoint_that_nothing_awaits_print_nothing(
+    monkeypatch, file, shown
+):
     found, scope = [], {}
     exec(compile("async def read(): pass", file, "exec"), scope)
     monkeypatch.setattr(logging.getLogger("absl"), "filters", [])

@@ -24,7 +24,9 @@ VERDICTS = [
 
 def test_verdicts():
     for outcome, differences, losses, verdict in VERDICTS:
-        assert judge("", outcome, differences, losses, names=("config.json",)).verdict == verdict, outcome
+        assert judge("", outcome, differences, losses, names=("config.json",)).verdict == verdict, (
+            outcome
+        )
 
 
 def test_an_exception_and_a_hanging_command_have_no_exit_code():
@@ -41,7 +43,9 @@ def test_an_exception_and_a_hanging_command_have_no_exit_code():
 
 
 def test_a_run_of_a_sweep_that_is_trained_again_may_differ_in_times_only(tmp_path):
-    run = Run("final", "base", {"optimizer.learning_rate": 0.01}, 7, "finished", None, 8, 64, 2.4, 2.5)
+    run = Run(
+        "final", "base", {"optimizer.learning_rate": 0.01}, 7, "finished", None, 8, 64, 2.4, 2.5
+    )
     runs = {
         "whole": dataclasses.replace(run, seconds=9.0, tokens_per_second=100.0),
         "again": dataclasses.replace(run, seconds=8.0, tokens_per_second=200.0),
@@ -51,7 +55,9 @@ def test_a_run_of_a_sweep_that_is_trained_again_may_differ_in_times_only(tmp_pat
         (tmp_path / name).mkdir()
         append_runs(tmp_path / name, [found])
     assert sweeps.changes(tmp_path / "again", tmp_path / "whole") == []
-    assert sweeps.changes(tmp_path / "other", tmp_path / "whole") == ["the run ('final', 'base', (0.01,), 7) differs"]
+    assert sweeps.changes(tmp_path / "other", tmp_path / "whole") == [
+        "the run ('final', 'base', (0.01,), 7) differs"
+    ]
 
 
 def test_every_way_of_damage_changes_a_file(tmp_path):
@@ -59,4 +65,6 @@ def test_every_way_of_damage_changes_a_file(tmp_path):
     for way, seed in itertools.product(damage.WAYS, range(20)):
         path.write_text('{"steps": 3, "losses": [1.5]}')
         damage.damage(path, way, random.Random(seed))
-        assert not path.exists() or path.read_text(errors="replace") != '{"steps": 3, "losses": [1.5]}'
+        assert (
+            not path.exists() or path.read_text(errors="replace") != '{"steps": 3, "losses": [1.5]}'
+        )

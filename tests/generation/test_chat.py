@@ -1,4 +1,6 @@
-"""A conversation: the same tokens as a chat of training, one reading of each, and what happens when it is full."""
+"""A conversation: the same tokens as a chat of training, one reading of each, and what happens when
+it is full.
+"""
 
 import dataclasses
 
@@ -37,7 +39,10 @@ def scripted(monkeypatch):
 
 def answers(tokenizer, *texts):
     """Return the ids of answers as a model writes them, with the marker of their end."""
-    return [chats.encode(tokenizer, [[chats.Part(t), chats.ending(True)[0]]])[0].ids.tolist() for t in texts]
+    return [
+        chats.encode(tokenizer, [[chats.Part(t), chats.ending(True)[0]]])[0].ids.tolist()
+        for t in texts
+    ]
 
 
 def say_nothing(line):
@@ -64,7 +69,9 @@ def test_a_conversation_is_the_chat_that_training_would_have_read(name, scripted
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_an_answer_that_does_not_end_is_ended(name, scripted):
-    """By --tokens, by Ctrl-C, or by the end of a document in place of the marker: all turns are as in training."""
+    """By --tokens, by Ctrl-C, or by the end of a document in place of the marker: all turns are as
+    in training.
+    """
     tokenizer, said = TOKENIZERS[name], []
     scripted(tokenizer.encode("fine"), [BPE.end_of_text] * (name == "bpe"))
     n_tokens = len(tokenizer.encode("fine")) + (name == "bpe")
@@ -83,14 +90,20 @@ def test_an_answer_that_does_not_end_is_ended(name, scripted):
 
 
 def test_the_past_is_read_once_and_answers_are_those_of_the_whole_text_read_anew(monkeypatch):
-    """With a random model: three answers of greedy tokens, each beside a text without a cache of earlier turns."""
+    """With a random model: three answers of greedy tokens, each beside a text without a cache of
+    earlier turns.
+    """
     n_prefilled, prefill = [], decoding._prefill
-    monkeypatch.setattr(decoding, "_prefill", lambda *a, **more: n_prefilled.append(1) or prefill(*a, **more))
+    monkeypatch.setattr(
+        decoding, "_prefill", lambda *a, **more: n_prefilled.append(1) or prefill(*a, **more)
+    )
     talk = start("bpe", n_tokens=6)
     for message in ("How are you?", "I am fine.", "you?"):
         list(talk.answer(message, lambda line: None))
         ids = talk.text.ids
-        begin = talk.starts[-1] + len(talk._encode([*chats.render(Turn("user", message)), *chats.opening("assistant")]))
+        begin = talk.starts[-1] + len(
+            talk._encode([*chats.render(Turn("user", message)), *chats.opening("assistant")])
+        )
         drawn = ids[begin : begin + 6]
         count = len(n_prefilled)
         assert drawn == DECODER.generate([ids[:begin]], 6, GREEDY)[0].tolist()
@@ -108,9 +121,15 @@ def test_old_messages_are_forgotten_when_the_context_is_full(scripted):
     last = [i for i in range(8) if f"message {i}" in text]
     assert last == list(range(last[0], 8))
     assert 1 < len(last) < 8
-    turns = [turn for i in last for turn in (Turn("user", f"message {i}"), Turn("assistant", f"answer {i}"))]
+    turns = [
+        turn
+        for i in last
+        for turn in (Turn("user", f"message {i}"), Turn("assistant", f"answer {i}"))
+    ]
     assert text == Chat([Turn("system", "Be kind."), *turns])
-    assert said == ["the context of 150 tokens is full: forgot the oldest 1 message"] * (8 - len(last))
+    assert said == ["the context of 150 tokens is full: forgot the oldest 1 message"] * (
+        8 - len(last)
+    )
 
 
 def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(scripted):
@@ -118,7 +137,10 @@ def test_a_message_that_does_not_fit_is_refused_and_changes_nothing(scripted):
     scripted(*answers(TOKENIZERS["byte"], ""))
     list(talk.answer("a", say_nothing))
     before = list(talk.text.ids)
-    with pytest.raises(UserError, match="the message has 150 tokens with its markers, too many for the context of 90"):
+    with pytest.raises(
+        UserError,
+        match="the message has 150 tokens with its markers, too many for the context of 90",
+    ):
         list(talk.answer("a" * 100, say_nothing))
     assert talk.text.ids == before
 
@@ -136,4 +158,6 @@ def test_models_that_do_not_know_chats_are_named(bench):
     run = lm.load(bench.reference())
     with pytest.raises(UserError, match="cannot write the markers of chats"):
         check_chats(run)
-    assert "was not trained on chats" in check_chats(dataclasses.replace(run, tokenizer=TOKENIZERS["byte"]))
+    assert "was not trained on chats" in check_chats(
+        dataclasses.replace(run, tokenizer=TOKENIZERS["byte"])
+    )

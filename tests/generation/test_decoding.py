@@ -20,7 +20,8 @@ GREEDY, RANDOM = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[1, 2, 3], [5], [4, 0, 18, 7, 7, 2]]
 LONG = list(range(11))  # longer than the context
 
-# Each pair of values of two keys occurs in one of these configs. "slow" ones are not in the default suite.
+# Each pair of values of two keys occurs in one of these configs. "slow" ones are not in the default
+# suite.
 MODELS = {
     "slow_rope": {},
     "slow_window": {"window_pattern": (3,), "n_kv_heads": 4, "norm_placement": "post", "attn_softcap": 5.0},
@@ -52,7 +53,9 @@ MODELS = {
 
 def models(*names):
     marks = {name: [pytest.mark.slow] if name.startswith("slow") else [] for name in names}
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks[name]) for name in names]
+    )
 
 
 @functools.cache
@@ -63,11 +66,15 @@ def built(name, **changes):
 
 
 def cached_logits(decoder, tokens_BT, lengths_B, n_slots):
-    """Return the logits after each token from the prompts' last one on, [(position, logits_V), ...] per example."""
+    """Return the logits after each token from the prompts' last one on, [(position, logits_V), ...]
+    per example.
+    """
 
     @jax.jit
     def prefill(tokens_BT, lengths_B):
-        h_BTD, cache = decoding._apply(decoder, {}, tokens_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
+        h_BTD, cache = decoding._apply(
+            decoder, {}, tokens_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots)
+        )
         return head_logits(h_BTD, model.head(decoder.params, decoder.config)), cache
 
     @jax.jit
@@ -77,11 +84,15 @@ def cached_logits(decoder, tokens_BT, lengths_B, n_slots):
 
     prompts_BT = np.where(np.arange(tokens_BT.shape[1]) < lengths_B[:, None], tokens_BT, 0)
     logits_BTV, cache = prefill(prompts_BT, lengths_B)
-    found = [[(n - 1, logits_TV[n - 1])] for n, logits_TV in zip(lengths_B, logits_BTV, strict=True)]
+    found = [
+        [(n - 1, logits_TV[n - 1])] for n, logits_TV in zip(lengths_B, logits_BTV, strict=True)
+    ]
     starts_B = max(lengths_B) - lengths_B
     for time in range(max(lengths_B), n_slots):
         positions_B = time - starts_B
-        logits_BV, cache = step(cache, tokens_BT[np.arange(len(tokens_BT)), positions_B], time, starts_B)
+        logits_BV, cache = step(
+            cache, tokens_BT[np.arange(len(tokens_BT)), positions_B], time, starts_B
+        )
         for row, logits_V in enumerate(logits_BV):
             found[row].append((positions_B[row], logits_V))
     return found
@@ -101,7 +112,9 @@ def test_cached_logits_equal_those_of_the_full_context(name):
 
 
 def greedy_ids_of_a_plain_loop(name, prompt, n_tokens):
-    """Recompute the full context for every token; the window starts at multiples of half the context."""
+    """Recompute the full context for every token; the window starts at multiples of half the
+    context.
+    """
     config, params, _ = built(name)
     T = config.train.seq_len
     logits = jax.jit(lambda tokens: model.logits(params, config.model, tokens[None])[0])
@@ -109,7 +122,9 @@ def greedy_ids_of_a_plain_loop(name, prompt, n_tokens):
     for _ in range(n_tokens):
         first = next(n for n in range(0, len(seen), T // 2) if len(seen) - n <= T)
         window = seen[first:]
-        seen.append(int(np.argmax(logits(np.array(window + [0] * (T - len(window))))[len(window) - 1])))
+        seen.append(
+            int(np.argmax(logits(np.array(window + [0] * (T - len(window))))[len(window) - 1]))
+        )
     return seen[len(prompt) :]
 
 
@@ -136,7 +151,9 @@ def test_pieces_of_a_stream_join_to_the_whole():
     *_, decoder = built("learned")
     pieces = list(decoder.stream(PROMPTS[:1], 20, RANDOM, every=3))
     assert max(piece.shape[1] for piece in pieces) == 3
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), decoder.generate(PROMPTS[:1], 20, RANDOM))
+    np.testing.assert_array_equal(
+        np.concatenate(pieces, axis=1), decoder.generate(PROMPTS[:1], 20, RANDOM)
+    )
 
 
 @pytest.mark.slow
@@ -154,7 +171,10 @@ def test_ids_outside_of_the_tokenizer_are_never_drawn():
     config, params, _ = built("learned")
     for n_ids, largest in ((3, 2), (None, 18)):
         decoder = make_decoder(params, config.model, seq_len=config.train.seq_len, n_ids=n_ids)
-        assert decoder.generate([[1]] * 8, 40, Sampling(temperature=5.0), samples=range(8)).max() == largest
+        assert (
+            decoder.generate([[1]] * 8, 40, Sampling(temperature=5.0), samples=range(8)).max()
+            == largest
+        )
 
 
 @pytest.mark.slow
@@ -173,7 +193,9 @@ def test_the_cache_has_the_minimum_size():
         decoder = decoder.replace(config=dataclasses.replace(decoder.config, compute_dtype=dtype))
 
         def prefill(prompts_BT, lengths_B, decoder=decoder):
-            return decoding._apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=8))[1]
+            return decoding._apply(
+                decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=8)
+            )[1]
 
         cache = jax.eval_shape(prefill, np.zeros((2, 8), np.int32), np.array([3, 8]))
         leaves = [cache[f"layers/{i}/attention/{name}"] for i in (0, 1) for name in ("k", "v")]
@@ -183,10 +205,14 @@ def test_the_cache_has_the_minimum_size():
 
 @models("learned", "slow_window", "slow_gemma2", "slow_recurrence", "slow_looks_back")
 def test_a_text_that_grows_by_given_and_drawn_tokens_is_read_once(name, monkeypatch):
-    """Each drawn token is that of the full context computed anew, also after a drawn token was replaced."""
+    """Each drawn token is that of the full context computed anew, also after a drawn token was
+    replaced.
+    """
     n_prefilled = []
     prefill = decoding._prefill
-    monkeypatch.setattr(decoding, "_prefill", lambda *a, **more: n_prefilled.append(1) or prefill(*a, **more))
+    monkeypatch.setattr(
+        decoding, "_prefill", lambda *a, **more: n_prefilled.append(1) or prefill(*a, **more)
+    )
     config, params, decoder = built(name)
     logits = jax.jit(lambda tokens: model.logits(params, config.model, tokens[None])[0])
     text = decoding.CachedText(decoder, [1, 2], GREEDY)
@@ -213,7 +239,9 @@ def test_a_text_that_grows_by_given_and_drawn_tokens_is_read_once(name, monkeypa
 def test_logits_that_are_not_finite_are_an_error():
     """A model with such weights would draw the same token without end."""
     *_, decoder = built("learned")
-    decoder = decoder.replace(params=jax.tree.map(lambda p: np.full(p.shape, np.nan, p.dtype), decoder.params))
+    decoder = decoder.replace(
+        params=jax.tree.map(lambda p: np.full(p.shape, np.nan, p.dtype), decoder.params)
+    )
     with pytest.raises(UserError, match=r"logits are not finite.*--step"):
         decoder.generate([[1]], 1, GREEDY)
 

@@ -33,7 +33,9 @@ def grow(pieces, tokenizer=None, stop=(), n_tokens=100):
 @hypothesis.example("xabcd", ["abcd", "bc"], [4, 1])
 def test_overlapping_stop_strings_end_a_text_where_the_first_is_complete(text, stop, sizes):
     """Independently of how many ids are drawn at once: as if each character was looked at alone."""
-    complete = next((i for i in range(len(text) + 1) if any(text[:i].endswith(s) for s in stop)), None)
+    complete = next(
+        (i for i in range(len(text) + 1) if any(text[:i].endswith(s) for s in stop)), None
+    )
     expected = text
     if complete is not None:
         expected = text[: complete - max(len(s) for s in stop if text[:complete].endswith(s))]
@@ -66,7 +68,9 @@ def tokenizer_of(kind):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
         pieces = ["\u2581the", "\u2581", "\u2581cat", "s", "'", "\u2581\u2581"]
-        model = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="s"))
+        model = Tokenizer(
+            models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="s")
+        )
         model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
         return hf_tokenizer.HFTokenizer(model.to_str())
     return tokenizers.make(kind, [TEXT])
@@ -105,7 +109,9 @@ def test_generated_texts_stop_and_differ_by_sample():
     ]
     assert len({row.text for row in rows}) == 4
     np.testing.assert_array_equal(tokenizer.encode(rows[0].text), rows[0].ids)
-    assert [row.text for row in generate_texts(*options, n_samples=2, batch_size=3)] == [row.text for row in rows]
+    assert [row.text for row in generate_texts(*options, n_samples=2, batch_size=3)] == [
+        row.text for row in rows
+    ]
     letter = rows[0].text[7]
     stopped = generate_texts(*options, n_samples=2, stop=[letter])
     assert [row.text for row in stopped] == [row.text.partition(letter)[0] for row in rows]

@@ -48,7 +48,11 @@ def model_dir(tmp_path):
 def prepared(directory, *overrides: str):
     """Return the resolved config of hf:DIR and its corpus."""
     source, cache = f"text:{directory.parent / 'text.txt'}", str(directory.parent / "cache")
-    config = load(f"hf:{directory}", [f"data.source={source}", f"data.cache_dir={cache}", *overrides], note=str)
+    config = load(
+        f"hf:{directory}",
+        [f"data.source={source}", f"data.cache_dir={cache}", *overrides],
+        note=str,
+    )
     return parameters.resolve(config, config.model.vocab_size), open_corpus(config.data, say=str)
 
 
@@ -64,7 +68,12 @@ def read(directory, *overrides: str):
 
 def test_a_checkpoint_is_a_trained_model(model_dir):
     run = lm.load(model_dir)
-    assert (run.path, run.step, run.seq_len, run.config) == (model_dir, 0, 16, read_config(model_dir))
+    assert (run.path, run.step, run.seq_len, run.config) == (
+        model_dir,
+        0,
+        16,
+        read_config(model_dir),
+    )
     assert parameters.flat(run.params)["layers/attention/w_q_DHK"].shape == (2, 8, 2, 6)
     assert run.encode(f"ab{END_OF_TEXT}").tolist() == [0, 1, 9]  # on for imported models
     assert run.with_special_tokens(False).tokenizer.special_tokens == ()
@@ -106,16 +115,29 @@ def test_all_parameters_are_loaded_bit_for_bit(model_dir):
 
 
 def test_switches_may_change_and_everything_that_changes_is_reported(model_dir):
-    switches = ["norm=layer", "qk_norm=true", "ffn=mlp", "rope_theta=500", "rope_pairing=adjacent", "dropout=0.1"]
+    switches = [
+        "norm=layer",
+        "qk_norm=true",
+        "ffn=mlp",
+        "rope_theta=500",
+        "rope_pairing=adjacent",
+        "dropout=0.1",
+    ]
     switches += ["n_kv_heads=2"]
-    found, printed = read(model_dir, *(f"model.{switch}" for switch in switches), "model.param_dtype=bfloat16")
+    found, printed = read(
+        model_dir, *(f"model.{switch}" for switch in switches), "model.param_dtype=bfloat16"
+    )
     lines = {line.partition(":")[0].strip(): line for line in printed.splitlines()}
     assert "layers/attention_norm/bias_D" in lines["newly initialized"]
     assert "layers/attention/q_scale_K" in lines["newly initialized"]
     assert "layers/attention/w_k_DGK (2, 8, 1, 6) -> (2, 8, 2, 6)" in lines["newly initialized"]
     assert "layers/ffn/w_gate_DF" in lines["not used"]
     assert "layers/attention_norm/scale_D" in lines["loaded"]
-    for difference in ("norm rms -> layer", "rope_theta 10000.0 -> 500.0", "rope_pairing halves -> adjacent"):
+    for difference in (
+        "norm rms -> layer",
+        "rope_theta 10000.0 -> 500.0",
+        "rope_pairing halves -> adjacent",
+    ):
         assert difference in lines["config.model differs"]
     assert "dropout" not in lines["config.model differs"]
     assert {str(x.dtype) for x in found.values.values()} == {"bfloat16"}
@@ -126,11 +148,15 @@ def test_special_tokens_may_be_switched_off(model_dir):
 
 
 def test_another_tokenizer_is_an_error_and_a_missing_one_a_warning(model_dir):
-    with pytest.raises(UserError, match=r"llama: it has another tokenizer; use config.data.tokenizer = hf:.*json$"):
+    with pytest.raises(
+        UserError, match=r"llama: it has another tokenizer; use config.data.tokenizer = hf:.*json$"
+    ):
         read(model_dir, "data.tokenizer=char", "data.special_tokens=false")
     (model_dir / "tokenizer.json").unlink()
     _, printed = read(model_dir, "data.tokenizer=char")
-    assert printed.startswith(f"WARNING: cannot check that {model_dir} has the tokenizer of the data\n")
+    assert printed.startswith(
+        f"WARNING: cannot check that {model_dir} has the tokenizer of the data\n"
+    )
 
 
 SETTINGS = {
@@ -142,7 +168,9 @@ SETTINGS = {
 
 @pytest.fixture
 def mistral_dir(model_dir):
-    """Return a Mistral without windows, which exports as llama unless something says where it came from."""
+    """Return a Mistral without windows, which exports as llama unless something says where it came
+    from.
+    """
     checkpoint(model_dir, "mistral", bos_token_id=8)
     fields = json.loads((model_dir / "config.json").read_text()) | {"sliding_window": None}
     (model_dir / "config.json").write_text(json.dumps(fields))
@@ -155,16 +183,32 @@ def mistral_dir(model_dir):
 def test_a_continued_model_is_exported_as_what_it_came_from(source, mistral_dir, tmp_path, command):
     if source == "imported":
         assert command(hf_main, "import", mistral_dir, "--workdir", tmp_path / "imported")[0] == 0
-    keys = {"data.source": f"text:{tmp_path / 'text.txt'}", "init_from": tmp_path / source, "train.seq_len": 8}
-    keys |= {"eval.sample_prompt": "a", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
-    run = [f"--config=hf:{mistral_dir}", *(f"--config.{name}={x}" for name, x in keys.items()), "--workdir=run"]
+    keys = {
+        "data.source": f"text:{tmp_path / 'text.txt'}",
+        "init_from": tmp_path / source,
+        "train.seq_len": 8,
+    }
+    keys |= {
+        "eval.sample_prompt": "a",
+        "optimizer.schedule": "constant",
+        "optimizer.warmup_steps": 0,
+    }
+    run = [
+        f"--config=hf:{mistral_dir}",
+        *(f"--config.{name}={x}" for name, x in keys.items()),
+        "--workdir=run",
+    ]
     for steps in (1, 2):  # the second start resumes the run, and reads nothing from `source`
         code, output = command(train_main, *run, f"--config.train.steps={steps}", "--resume")
         assert code == 0, output
     assert command(hf_main, "export", "--workdir=run", "--output=out", "--step=latest")[0] == 0
     assert {name: (tmp_path / "out" / name).read_text() for name in SETTINGS} == SETTINGS
     fields = json.loads((tmp_path / "out/config.json").read_text())
-    assert (fields["model_type"], fields["bos_token_id"], fields["eos_token_id"]) == ("mistral", 8, [9, 7])
+    assert (fields["model_type"], fields["bos_token_id"], fields["eos_token_id"]) == (
+        "mistral",
+        8,
+        [9, 7],
+    )
     assert lm.load("run").tokenizer.stop_ids >= {9, 7}
 
 
@@ -174,7 +218,9 @@ def test_settings_of_a_checkpoint_without_the_tokenizer_of_the_data_are_not_kept
     assert read(mistral_dir, "data.tokenizer=char")[0].settings == {}
 
 
-def test_a_model_without_a_common_parameter_is_an_error_before_the_weights_are_read(model_dir, monkeypatch):
+def test_a_model_without_a_common_parameter_is_an_error_before_the_weights_are_read(
+    model_dir, monkeypatch
+):
     monkeypatch.setattr(module, "read_params", None)
     with pytest.raises(UserError, match="no parameter has the name and shape"):
         read(model_dir, "model.d_model=24", "model.d_head=2", "model.d_ff=6")
@@ -186,7 +232,8 @@ def test_a_directory_that_cannot_be_read_is_an_error_before_jax_is_imported(mode
     spoils = {
         "model_type is 'mamba'": lambda d: checkpoint(d, model_type="mamba"),
         "rms_norm_eps": lambda d: checkpoint(d, rms_norm_eps="small"),
-        "holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging Face": shutil.rmtree,
+        "holds no checkpoints; give the directory of a run, or of a checkpoint of Hugging "
+        "Face": shutil.rmtree,
     }
     for message, spoil in spoils.items():
         spoil(model_dir)
@@ -198,7 +245,9 @@ def test_processes_compare_what_they_read(model_dir, monkeypatch):
     compared = []
     config, corpus = prepared(model_dir, f"init_from={model_dir}")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(module.processes, "from_first", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(
+        module.processes, "from_first", lambda function, *arguments: function(*arguments)
+    )
     monkeypatch.setattr(module.processes, "check_equal", lambda what, text: compared.append(text))
     warm_start(config, corpus, str)
     embedding = parameters.flat(load_params(model_dir, config))["embedding"]
@@ -213,14 +262,30 @@ def test_on_a_mesh_parameters_get_the_models_shardings(model_dir):
 
 
 @pytest.mark.slow
-def test_on_eight_devices_a_run_starts_from_the_same_parameters(bench, model_dir, tmp_path, monkeypatch):
+def test_on_eight_devices_a_run_starts_from_the_same_parameters(
+    bench, model_dir, tmp_path, monkeypatch
+):
     data = [f"--config.data.source=text:{tmp_path / 'text.txt'}", "--config.eval.sample_prompt=a"]
-    run = [f"--config=hf:{model_dir}", f"--config.init_from={model_dir}", *data, "--config.train.steps=0"]
+    run = [
+        f"--config=hf:{model_dir}",
+        f"--config.init_from={model_dir}",
+        *data,
+        "--config.train.steps=0",
+    ]
     losses = {}
     for n in (1, 8):
         monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(n))
-        command = [sys.executable, "-m", "lm.train", *run, f"--config.mesh.fsdp={n}", f"--workdir={tmp_path / str(n)}"]
-        done = subprocess.run(command, cwd=bench.base, env=bench.env, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "lm.train",
+            *run,
+            f"--config.mesh.fsdp={n}",
+            f"--workdir={tmp_path / str(n)}",
+        ]
+        done = subprocess.run(
+            command, cwd=bench.base, env=bench.env, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         losses[n] = summary_of(tmp_path / str(n))["val_loss"]
     assert losses[8] == pytest.approx(losses[1], rel=1e-6)
@@ -234,10 +299,16 @@ def test_the_config_of_an_architecture_takes_overrides(model_dir):
     expected = dataclasses.replace(read_config(model_dir).model, norm="layer")
     assert dataclasses.asdict(config.model) == dataclasses.asdict(expected)
     assert (config.name, config.train.seq_len, config.train.steps) == ("llama", 16, 7)
-    assert (config.data.tokenizer, config.data.special_tokens) == (f"hf:{model_dir}/tokenizer.json", True)
+    assert (config.data.tokenizer, config.data.special_tokens) == (
+        f"hf:{model_dir}/tokenizer.json",
+        True,
+    )
     checkpoint(model_dir, dtype="bfloat16")
     m = load(f"hf:{model_dir}", []).model
-    assert (m.param_dtype, m.compute_dtype) == ("float32", "bfloat16")  # small updates would be lost in bfloat16
+    assert (m.param_dtype, m.compute_dtype) == (
+        "float32",
+        "bfloat16",
+    )  # small updates would be lost in bfloat16
 
 
 def test_a_missing_architecture_is_an_error(model_dir):
@@ -253,8 +324,14 @@ def test_a_missing_architecture_is_an_error(model_dir):
 
 def test_training_an_architecture_needs_data(model_dir, command):
     """The default would be Tiny Shakespeare; --plan and --print_config need no data."""
-    code, output = command(train_main, f"--config=hf:{model_dir}", f"--config.init_from={model_dir}")
-    assert (code, "config.data.source" in output, "--config.data.source=text:" in output) == (2, True, True)
+    code, output = command(
+        train_main, f"--config=hf:{model_dir}", f"--config.init_from={model_dir}"
+    )
+    assert (code, "config.data.source" in output, "--config.data.source=text:" in output) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_an_architecture_is_planned_without_its_weights(command, model_dir):

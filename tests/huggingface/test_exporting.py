@@ -1,4 +1,6 @@
-"""Writing checkpoints: what is read back is the same model, and models without an equivalent are refused."""
+"""Writing checkpoints: what is read back is the same model, and models without an equivalent are
+refused.
+"""
 
 import dataclasses
 import json
@@ -25,15 +27,29 @@ GPT2 = {
     "norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "positions": "learned", "n_kv_heads": 4,
     "attn_bias": True, "ffn_bias": True, "tie_embeddings": True,
 }  # fmt: skip
-GEMMA2 = {"norm_placement": "sandwich", "attn_softcap": 5.0, "embed_scale": 4.0, "tie_embeddings": True}
+GEMMA2 = {
+    "norm_placement": "sandwich",
+    "attn_softcap": 5.0,
+    "embed_scale": 4.0,
+    "tie_embeddings": True,
+}
 MUP = {"parametrization": "mup", "mup_base_d_model": 5, "mup_base_d_head": 3}
-BIASES = {"attn_bias", "attn_out_bias", "ffn_bias", "norm_bias"}  # which GPT-2 always has; missing ones become zero
+BIASES = {
+    "attn_bias",
+    "attn_out_bias",
+    "ffn_bias",
+    "norm_bias",
+}  # which GPT-2 always has; missing ones become zero
 logits = jax.jit(model.logits, static_argnums=1)
 
 
 def written_and_read(config, directory):
-    """Return the config and the parameters of an exported and imported model, and the parameters it had."""
-    params = jax.device_get(redrawn(config.model))  # JAX would compile a slice for each shape, here and below
+    """Return the config and the parameters of an exported and imported model, and the parameters it
+    had.
+    """
+    params = jax.device_get(
+        redrawn(config.model)
+    )  # JAX would compile a slice for each shape, here and below
     directory.mkdir()
     write_checkpoint(directory, config, params)
     found = read_config(directory)
@@ -61,7 +77,10 @@ def test_an_exported_model_is_read_back_as_the_same_model(family, tmp_path):
         assert found.train.seq_len == config.train.seq_len
         (tmp_path / f"{seed} again").mkdir()
         write_checkpoint(tmp_path / f"{seed} again", found, again)
-        with TensorFiles(tmp_path / str(seed)) as one, TensorFiles(tmp_path / f"{seed} again") as two:
+        with (
+            TensorFiles(tmp_path / str(seed)) as one,
+            TensorFiles(tmp_path / f"{seed} again") as two,
+        ):
             assert one.shapes == two.shapes
             for tensor in one.shapes:
                 # Gains of Gemma are stored minus 1, which rounds those below 1/2 or above 2.
@@ -72,7 +91,9 @@ def test_an_exported_model_is_read_back_as_the_same_model(family, tmp_path):
 @pytest.mark.slow
 def test_permuted_features_zero_biases_and_folded_factors_do_not_change_the_logits(tmp_path):
     without_biases = dict.fromkeys(BIASES - {"attn_out_bias"}, False)
-    found = check_logits(tiny(model=GPT2 | without_biases | {"tie_embeddings": False}), tmp_path / "gpt2")
+    found = check_logits(
+        tiny(model=GPT2 | without_biases | {"tie_embeddings": False}), tmp_path / "gpt2"
+    )
     assert found.model.attn_bias
     found = check_logits(tiny(model={"d_head": 6, "norm_eps": 1e-3}), tmp_path / "llama")
     assert found.model.rope_pairing == "halves"
@@ -87,7 +108,9 @@ def test_permuted_features_zero_biases_and_folded_factors_do_not_change_the_logi
         assert (m.parametrization, m.attn_scale, m.embed_scale) == ("standard", None, 1.0)
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*((case, "float32") for case in EXPECTED), ("llama", "bfloat16")])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "float32") for case in EXPECTED), ("llama", "bfloat16")]
+)
 def test_an_imported_checkpoint_is_exported_with_identical_weights(case, dtype, tmp_path):
     directory, again = checkpoint(tmp_path / "from", case, dtype=dtype), tmp_path / "to"
     config = read_config(directory)
@@ -103,7 +126,9 @@ def test_an_imported_checkpoint_is_exported_with_identical_weights(case, dtype, 
 
 @dataclasses.dataclass(frozen=True)
 class Changed(ModelConfig):
-    """A schema with keys that somebody added, as docs/changing-the-model.md describes, but no family knows."""
+    """A schema with keys that somebody added, as docs/changing-the-model.md describes, but no
+    family knows.
+    """
 
     gate: bool = False
     mix: float = 1.0
@@ -128,7 +153,8 @@ REFUSED = [
         ({"head_bias": True}, ["head_bias: true; llama has false"]),
         (GEMMA2 | {"embed_scale": 1.0}, ["embed_scale: 1.0; gemma2 has 4.0"]),
         (GEMMA2 | {"attn_scale": 0.3}, ["attn_scale: 0.3; gemma2 has 0.3015"]),
-        ({"activation": "mish"}, ["activation: mish"]),  # one more function and choice of the schema
+        # one more function and choice of the schema
+        ({"activation": "mish"}, ["activation: mish"]),
     ]  # fmt: skip
 
 
@@ -150,10 +176,18 @@ def test_keys_that_somebody_added_are_refused_unless_they_have_their_defaults(mo
     assert "mix: 2.0; llama has 1.0" in str(error.value)
 
 
-def test_a_parameter_that_no_tensor_claims_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_parameter_that_no_tensor_claims_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch
+):
     table = parameters.parameter_table
-    gate = {"layers/attention/w_g_DHK": parameters.Parameter((16, 4, 4), "DHK", "weight", "D").stacked(range(2))}
-    monkeypatch.setattr(parameters, "parameter_table", lambda c: parameters.Table("", table(c) | gate))
+    gate = {
+        "layers/attention/w_g_DHK": parameters.Parameter((16, 4, 4), "DHK", "weight", "D").stacked(
+            range(2)
+        )
+    }
+    monkeypatch.setattr(
+        parameters, "parameter_table", lambda c: parameters.Table("", table(c) | gate)
+    )
     config = tiny()
     with pytest.raises(UserError, match="llama has no tensor for layers/attention/w_g_DHK"):
         write_checkpoint(tmp_path, config, redrawn(config.model))
@@ -171,10 +205,21 @@ def test_exported_tokenizers_give_the_same_ids_and_text(tmp_path):
         files = write_checkpoint(folder, config, redrawn(config.model), ours)
         theirs = Tokenizer.from_file(str(folder / "tokenizer.json"))
         ids = theirs.encode(TEXT, add_special_tokens=False).ids
-        assert (ids, theirs.decode(ids, skip_special_tokens=False)) == (ours.encode(TEXT).tolist(), TEXT)
-        assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"} <= set(files)
+        assert (ids, theirs.decode(ids, skip_special_tokens=False)) == (
+            ours.encode(TEXT).tolist(),
+            TEXT,
+        )
+        assert {
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "generation_config.json",
+            "config.json",
+        } <= set(files)
         for name in ("generation_config.json", "config.json"):
             assert json.loads((folder / name).read_text())["eos_token_id"] == ours.end_of_text
-    for ours in (tokenizers.CharTokenizer("hello", unk=True), tokenizers.WordTokenizer(["hello"], unk=True)):
+    for ours in (
+        tokenizers.CharTokenizer("hello", unk=True),
+        tokenizers.WordTokenizer(["hello"], unk=True),
+    ):
         theirs = Tokenizer.from_str(to_tokenizer_json(ours))
         assert theirs.encode("hello yell").ids == ours.encode("hello yell").tolist()

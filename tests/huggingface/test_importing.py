@@ -1,6 +1,8 @@
-"""Reading checkpoints: logits equal those of transformers, both spellings of config.json, and clear errors.
+"""Reading checkpoints: logits equal those of transformers, both spellings of config.json, and clear
+errors.
 
-The expected numbers are in tests/references/huggingface; tests/references/make_huggingface.py wrote them.
+The expected numbers are in tests/references/huggingface; tests/references/make_huggingface.py wrote
+them.
 """
 
 import contextlib
@@ -27,12 +29,15 @@ from lm.huggingface.weights import load_params
 SLOW = ("gpt2 erf gelu", "linear rope", "llama")  # about a second each
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in EXPECTED])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in EXPECTED]
+)
 def test_logits_and_greedy_ids_are_those_of_transformers(case, tmp_path):
     directory, expected = checkpoint(tmp_path / "model", case), EXPECTED[case]
     config = read_config(directory)
     params = load_params(directory, config)
-    # One call over the continuation that transformers generated: each of its ids must be our likeliest one.
+    # One call over the continuation that transformers generated: each of its ids must be our
+    # likeliest one.
     ids = np.array([expected["ids"] + expected["greedy"][:-1]])
     c = dataclasses.replace(config.model, scan_layers=True)  # compiles faster
     logits = jax.jit(model.logits, static_argnums=1)(params, c, ids)[0, len(expected["ids"]) - 1 :]
@@ -45,7 +50,9 @@ FIELDS = json.loads((FOLDER.with_name("huggingface_fields.json")).read_text())
 
 @pytest.mark.parametrize("family", FIELDS["changes"])
 def test_no_field_that_changes_what_transformers_computes_is_ignored(family, tmp_path):
-    """It is refused, or it gives another model. Without logits, it changes the cache of transformers only: refused."""
+    """It is refused, or it gives another model. Without logits, it changes the cache of
+    transformers only: refused.
+    """
     case = FIELDS["cases"][family]
     before = read_config(checkpoint(tmp_path, case)).model
     for name, value, logits in FIELDS["changes"][family]:
@@ -67,8 +74,12 @@ def test_fields_that_are_read_have_the_effect_that_they_have_in_transformers(fam
             config = read_config(directory)
         except UserError:
             continue
-        logits = jax.jit(model.logits, static_argnums=1)(load_params(directory, config), config.model, ids)[0, -1]
-        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4, err_msg=f"{name}: {value!r}")
+        logits = jax.jit(model.logits, static_argnums=1)(
+            load_params(directory, config), config.model, ids
+        )[0, -1]
+        np.testing.assert_allclose(
+            logits, expected, rtol=0, atol=1e-4, err_msg=f"{name}: {value!r}"
+        )
         tried += 1
     assert tried > 1
 
@@ -82,17 +93,33 @@ def test_spellings_of_transformers_4_give_the_same_config(tmp_path):
     rope = dict(EXPECTED["llama3 rope"]["config"]["rope_parameters"])
     theta = rope.pop("rope_theta")
     for kind in ("rope_type", "type"):
-        scaling = {name: value for name, value in rope.items() if name != "rope_type"} | {kind: "llama3"}
+        scaling = {name: value for name, value in rope.items() if name != "rope_type"} | {
+            kind: "llama3"
+        }
         old = {"rope_parameters": None, "dtype": None, "torch_dtype": "bfloat16"}
         assert (
-            read_config(checkpoint(tmp_path / "model", "llama", **old, rope_theta=theta, rope_scaling=scaling)) == new
+            read_config(
+                checkpoint(
+                    tmp_path / "model", "llama", **old, rope_theta=theta, rope_scaling=scaling
+                )
+            )
+            == new
         )
-    assert (new.model.rope_scaling, new.model.rope_theta, new.model.rope_factor) == ("llama3", 100.0, 4.0)
+    assert (new.model.rope_scaling, new.model.rope_theta, new.model.rope_factor) == (
+        "llama3",
+        100.0,
+        4.0,
+    )
     assert new.model.param_dtype == "bfloat16"
 
 
-YARN = {name: x for name, x in EXPECTED["yarn rope"]["config"]["rope_parameters"].items() if name != "rope_theta"}
-OLD_ROPE = {  # the fields of transformers 4 that stand for the rope_parameters of a stored checkpoint
+YARN = {
+    name: x
+    for name, x in EXPECTED["yarn rope"]["config"]["rope_parameters"].items()
+    if name != "rope_theta"
+}
+# the fields of transformers 4 that stand for the rope_parameters of a stored checkpoint
+OLD_ROPE = {
     "yarn rope": {"rope_theta": 50.0, "rope_scaling": YARN},
     "gemma3_text": {
         "rope_theta": 50.0, "rope_local_base_freq": 20.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
@@ -109,38 +136,78 @@ def test_parameters_of_rope_are_read_from_their_old_fields(tmp_path):
         new = read_config(checkpoint(tmp_path, case))
         assert read_config(checkpoint(tmp_path, case, rope_parameters=None, **old)) == new
     new = read_config(checkpoint(tmp_path, "qwen3_moe"))
-    assert read_config(checkpoint(tmp_path, "qwen3_moe", num_local_experts=None, num_experts=3)) == new
+    assert (
+        read_config(checkpoint(tmp_path, "qwen3_moe", num_local_experts=None, num_experts=3)) == new
+    )
 
 
 def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_path):
-    left_out = {"head_dim": None, "num_key_value_heads": None, "rms_norm_eps": None, "rope_parameters": None}
+    left_out = {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "rms_norm_eps": None,
+        "rope_parameters": None,
+    }
     m = read_config(checkpoint(tmp_path, "llama", **left_out)).model
-    assert (m.d_head, m.n_kv_heads, m.norm_eps, m.rope_theta, m.tie_embeddings) == (4, 2, 1e-6, 10_000.0, False)
-    m = read_config(checkpoint(tmp_path, "gemma2", layer_types=None, tie_word_embeddings=None)).model
+    assert (m.d_head, m.n_kv_heads, m.norm_eps, m.rope_theta, m.tie_embeddings) == (
+        4,
+        2,
+        1e-6,
+        10_000.0,
+        False,
+    )
+    m = read_config(
+        checkpoint(tmp_path, "gemma2", layer_types=None, tie_word_embeddings=None)
+    ).model
     assert (m.window_pattern, m.tie_embeddings) == ((3, 0), True)
-    m = read_config(checkpoint(tmp_path, "gemma3_text", layer_types=None, sliding_window_pattern=2)).model
+    m = read_config(
+        checkpoint(tmp_path, "gemma3_text", layer_types=None, sliding_window_pattern=2)
+    ).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((3, 0), None, None)
-    m = read_config(checkpoint(tmp_path, "smollm3", no_rope_layers=None, no_rope_layer_interval=2)).model
+    m = read_config(
+        checkpoint(tmp_path, "smollm3", no_rope_layers=None, no_rope_layer_interval=2)
+    ).model
     assert (m.rope_pattern, m.window_pattern) == ((1, 0), (0,))
-    left_out = {"sliding_window": None, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    left_out = {
+        "sliding_window": None,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
     m = read_config(checkpoint(tmp_path, "gemma2", **left_out)).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((4096, 0), 50.0, 30.0)
-    (tmp_path / "config.json").write_text(json.dumps(EXPECTED["gemma2"]["config"] | left_out))  # null: switched off
+    (tmp_path / "config.json").write_text(
+        json.dumps(EXPECTED["gemma2"]["config"] | left_out)
+    )  # null: switched off
     m = read_config(tmp_path).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((0,), None, None)
 
 
 def test_the_default_number_of_key_heads_is_the_familys_and_null_means_as_many_as_queries(tmp_path):
-    defaults = {"llama": 64, "mistral": 8, "qwen2": 32, "qwen3": 32, "gemma2": 4, "gemma": 16, "starcoder2": 2}
+    defaults = {
+        "llama": 64,
+        "mistral": 8,
+        "qwen2": 32,
+        "qwen3": 32,
+        "gemma2": 4,
+        "gemma": 16,
+        "starcoder2": 2,
+    }
     for case, n in defaults.items():
         sizes = {"num_attention_heads": 64, "hidden_size": 128, "head_dim": 2}
-        assert read_config(checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)).model.n_kv_heads == n
+        assert (
+            read_config(
+                checkpoint(tmp_path, case, **sizes, num_key_value_heads=None)
+            ).model.n_kv_heads
+            == n
+        )
         null = EXPECTED[case]["config"] | sizes | {"num_key_value_heads": None}
         (tmp_path / "config.json").write_text(json.dumps(null))
         assert read_config(tmp_path).model.n_kv_heads == 64
 
 
-def test_if_config_json_has_two_entries_for_rope_the_one_that_transformers_prefers_is_read(tmp_path):
+def test_if_config_json_has_two_entries_for_rope_the_one_that_transformers_prefers_is_read(
+    tmp_path,
+):
     new = {"rope_type": "default", "rope_theta": 500.0}
     old = {"type": "linear", "factor": 2.0}
     m = read_config(checkpoint(tmp_path, rope_parameters=new, rope_scaling=old)).model
@@ -176,9 +243,14 @@ def test_one_file_several_files_and_names_without_prefix_give_the_same_parameter
 def test_a_tied_head_may_be_repeated_but_not_differ(tmp_path):
     directory = checkpoint(tmp_path, "qwen2")
     config = read_config(directory)
-    edit_tensors(directory, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    edit_tensors(
+        directory,
+        lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]},
+    )
     assert "head" not in load_params(directory, config)
-    edit_tensors(directory, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
+    edit_tensors(
+        directory, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}
+    )
     with pytest.raises(UserError, match="differs from the embedding"):
         load_params(directory, config)
 
@@ -189,7 +261,9 @@ def test_gains_of_gemma_are_one_plus_the_stored_ones(tmp_path):
     assert (config.model.param_dtype, config.model.compute_dtype) == ("float32", "bfloat16")
     with TensorFiles(directory) as files:
         stored = files.read("model.norm.weight").astype(np.float32)
-    np.testing.assert_array_equal(load_params(directory, config)["final_norm"]["scale_D"], 1 + stored)
+    np.testing.assert_array_equal(
+        load_params(directory, config)["final_norm"]["scale_D"], 1 + stored
+    )
 
 
 REFUSED = {
@@ -211,10 +285,13 @@ REFUSED = {
     "dtype is 'float8_e4m3fn'; supported are float32": {"dtype": "float8_e4m3fn"},
     "max_position_embeddings is 'many'": {"max_position_embeddings": "many"},
     "vocab_size is 0": {"hidden_size": 9, "vocab_size": 0, "rms_norm_eps": []},
-    "num_hidden_layers is 1000000000; expected a positive integer, at most 1000": {"num_hidden_layers": 10**9},
+    "num_hidden_layers is 1000000000; expected a positive integer, at most 1000": {
+        "num_hidden_layers": 10**9
+    },
     "3 is odd, but RoPE rotates pairs of features": {"head_dim": 3},
     "4.0 is not less than rope_high_freq_factor = 4.0": {
-        "rope_parameters": EXPECTED["llama3 rope"]["config"]["rope_parameters"] | {"low_freq_factor": 4.0}
+        "rope_parameters": EXPECTED["llama3 rope"]["config"]["rope_parameters"]
+        | {"low_freq_factor": 4.0}
     },
 }
 
@@ -229,15 +306,25 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
         with pytest.raises(UserError, match="expected a"):
             read_config(checkpoint(tmp_path, "gemma2", layer_types=None, **fields))
     for family, size in (("mistral", 0), ("gemma2", 0), ("phi3", -1), ("mistral", True)):
-        with pytest.raises(UserError, match=f"sliding_window is {size}; expected a positive integer, or null"):
+        with pytest.raises(
+            UserError, match=f"sliding_window is {size}; expected a positive integer, or null"
+        ):
             read_config(checkpoint(tmp_path, family, sliding_window=size))
-    for name, value in {"mlp_only_layers": [1], "intermediate_size": 13, "decoder_sparse_step": 2}.items():
+    for name, value in {
+        "mlp_only_layers": [1],
+        "intermediate_size": 13,
+        "decoder_sparse_step": 2,
+    }.items():
         with pytest.raises(UserError, match=f"{name} is .*only"):
             read_config(checkpoint(tmp_path, "qwen3_moe", **{name: value}))
-    with pytest.raises(UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"):
+    with pytest.raises(
+        UserError, match="scale_attn_by_inverse_layer_idx is True; only false is supported"
+    ):
         read_config(checkpoint(tmp_path, "gpt2", scale_attn_by_inverse_layer_idx=True))
     dynamic = checkpoint(tmp_path, rope_parameters={"rope_type": "dynamic", "factor": 2.0})
-    with pytest.raises(UserError, match="max_position_embeddings is 16, but 17 positions are needed"):
+    with pytest.raises(
+        UserError, match="max_position_embeddings is 16, but 17 positions are needed"
+    ):
         read_config(dynamic, seq_len=17)
     with pytest.raises(UserError, match="n_positions is 16, but 17 positions are needed"):
         read_config(checkpoint(tmp_path, "gpt2"), seq_len=17)
@@ -246,7 +333,9 @@ def test_a_config_that_cannot_be_read_or_expressed_is_refused(tmp_path):
 def test_tensors_that_do_not_fit_are_refused(tmp_path):
     norm, up = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
     changes = {
-        "are missing: model.layers.0.input_layernorm": lambda t: {n: x for n, x in t.items() if "norm" not in n},
+        "are missing: model.layers.0.input_layernorm": lambda t: {
+            n: x for n, x in t.items() if "norm" not in n
+        },
         "the model uses: model.layers.0.lora": lambda t: t | {"model.layers.0.lora": t[norm]},
         f"{norm} has shape (3,); config.json implies (8,)": lambda t: t | {norm: t[norm][:3]},
         "has shape (8, 12); config.json implies (12, 8)": lambda t: t | {up: t[up].T},
@@ -294,10 +383,12 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path):
         read_config(tmp_path / "nothing")
 
 
-# ---- Files that others may have made -------------------------------------------------------------------------------
+# ---- Files that others may have made -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "generation_config.json", "model.safetensors"]
+)
 def test_links_out_of_the_directory_pipes_and_huge_files_are_refused(name, tmp_path):
     def read(directory):
         config = read_config(directory)
@@ -330,7 +421,10 @@ def test_links_out_of_the_directory_pipes_and_huge_files_are_refused(name, tmp_p
 
 def test_a_snapshot_in_the_cache_of_huggingface_hub_is_read(tmp_path):
     """There each file is a link to ../../blobs/HASH."""
-    snapshot, blobs = checkpoint(tmp_path / "models--a--b/snapshots/0a1b"), tmp_path / "models--a--b/blobs"
+    snapshot, blobs = (
+        checkpoint(tmp_path / "models--a--b/snapshots/0a1b"),
+        tmp_path / "models--a--b/blobs",
+    )
     blobs.mkdir()
     for i, path in enumerate(list(snapshot.iterdir())):
         path.rename(blobs / str(i))

@@ -1,4 +1,6 @@
-"""Published config.json files, in the spelling of transformers 4: the parameter counts are the published ones."""
+"""Published config.json files, in the spelling of transformers 4: the parameter counts are the
+published ones.
+"""
 
 import json
 
@@ -158,7 +160,9 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_config_gives_the_published_number_of_parameters_and_is_written_again(name, tmp_path):
+def test_a_published_config_gives_the_published_number_of_parameters_and_is_written_again(
+    name, tmp_path
+):
     fields, n_parameters = PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(fields))
     config = read_config(tmp_path)

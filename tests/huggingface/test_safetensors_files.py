@@ -65,13 +65,20 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
     write_index(c=names[0])
     with pytest.raises(UserError, match="has no tensor c"):
         TensorFiles(tmp_path)
-    for name in ("../other/model.safetensors", "/model.safetensors", "model.bin", 300 * "a" + ".safetensors"):
+    for name in (
+        "../other/model.safetensors",
+        "/model.safetensors",
+        "model.bin",
+        300 * "a" + ".safetensors",
+    ):
         write_index(c=name)
         with pytest.raises(UserError, match="is not a safetensors file beside it"):
             TensorFiles(tmp_path)
     write_index()
     shutil.copyfile(tmp_path / names[0], tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"both model\.safetensors and model\.safetensors\.index\.json.*remove one"):
+    with pytest.raises(
+        UserError, match=r"both model\.safetensors and model\.safetensors\.index\.json.*remove one"
+    ):
         TensorFiles(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     shutil.copyfile(tmp_path / names[1], tmp_path / "stale.safetensors")
@@ -86,5 +93,8 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
 
 def test_quantized_tensors_are_refused(tmp_path):
     safetensors.numpy.save_file({"a": np.zeros(3, np.int8)}, tmp_path / "model.safetensors")
-    with TensorFiles(tmp_path) as files, pytest.raises(UserError, match="a is stored as I8; supported are F32"):
+    with (
+        TensorFiles(tmp_path) as files,
+        pytest.raises(UserError, match="a is stored as I8; supported are F32"),
+    ):
         files.read("a")

@@ -1,4 +1,6 @@
-"""Agreement with transformers, which loads what we export and computes what we compute. Skipped without torch."""
+"""Agreement with transformers, which loads what we export and computes what we compute. Skipped
+without torch.
+"""
 
 import functools
 
@@ -26,13 +28,17 @@ def libraries():
     """Import what takes ten seconds only when a test runs."""
     global torch, transformers
     torch = pytest.importorskip("torch", reason="needs torch and transformers (extra [bench])")
-    transformers = pytest.importorskip("transformers", reason="needs torch and transformers (extra [bench])")
+    transformers = pytest.importorskip(
+        "transformers", reason="needs torch and transformers (extra [bench])"
+    )
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
 
 def load(directory):
-    """Return the model that transformers loads from a directory; no tensor may be missing or left over."""
+    """Return the model that transformers loads from a directory; no tensor may be missing or left
+    over.
+    """
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation="eager", output_loading_info=True
     )
@@ -51,7 +57,9 @@ logits = jax.jit(model.logits, static_argnums=1)
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_transformers_loads_what_was_imported_and_exported_as_the_same_model(case, tmp_path):
-    """test_importing.py compares our logits and greedy ids with those that transformers computed from these files."""
+    """test_importing.py compares our logits and greedy ids with those that transformers computed
+    from these files.
+    """
     directory, expected = checkpoint(tmp_path / "from", case), EXPECTED[case]
     config = read_config(directory)
     (tmp_path / "to").mkdir()
@@ -67,7 +75,9 @@ def test_transformers_loads_what_was_imported_and_exported_as_the_same_model(cas
 
 @pytest.mark.parametrize("family", RANDOM)
 def test_transformers_computes_the_logits_of_exported_models(family, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "write_tensors", functools.partial(write_tensors, shard_bytes=2000))
+    monkeypatch.setattr(
+        writing, "write_tensors", functools.partial(write_tensors, shard_bytes=2000)
+    )
     ids = np.random.default_rng(0).integers(0, 19, (2, 8))
     for seed in range(12):
         config = tiny(model=drawn(family, seed) | {"scan_layers": True})

@@ -1,4 +1,6 @@
-"""Captured intermediates equal NumPy's, patches have the derived effect, and without hooks nothing changes."""
+"""Captured intermediates equal NumPy's, patches have the derived effect, and without hooks nothing
+changes.
+"""
 
 import dataclasses
 import types
@@ -49,12 +51,18 @@ def in_numpy(run) -> dict:
         if c.norm_placement == "pre":
             y = numpy_model.norm(c, layer["attention_norm"], x)
             seen = numpy_model.attend(c, layer["attention"], y, window)
-            here = {"attention_norm/output": y} | {f"attention/{name}": value for name, value in seen.items()}
+            here = {"attention_norm/output": y} | {
+                f"attention/{name}": value for name, value in seen.items()
+            }
             here["attention/output"] = numpy_model.attention(c, layer["attention"], y, window)
             y = numpy_model.norm(c, layer["ffn_norm"], x + here["attention/output"])
             silu = numpy_model.ACTIVATIONS["silu"]
             hidden = silu(y @ layer["ffn"]["w_gate_DF"]) * (y @ layer["ffn"]["w_up_DF"])
-            here |= {"ffn_norm/output": y, "ffn/hidden": hidden, "ffn/output": hidden @ layer["ffn"]["w_down_FD"]}
+            here |= {
+                "ffn_norm/output": y,
+                "ffn/hidden": hidden,
+                "ffn/output": hidden @ layer["ffn"]["w_down_FD"],
+            }
             found |= {f"layers/{i}/{name}": value for name, value in here.items()}
         x = found[f"layers/{i}/residual"] = numpy_model.block(c, layer, x, window)
     if "final_norm" in p:
@@ -68,7 +76,9 @@ def test_every_intermediate_equals_numpy_and_has_the_axes_of_its_letters(run, ca
     assert list(acts) == list(names(run)) == list(expected)
     np.testing.assert_array_equal(acts["logits"], logits)
     for name, value in expected.items():
-        np.testing.assert_allclose(acts[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(
+            acts[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
+        )
     sizes = {"T": T, "S": T, "D": 16, "H": 4, "G": 2, "K": 4, "F": 24, "V": 19}
     for name, letters in names(run).items():
         assert acts[name].shape == tuple(sizes[letter] for letter in letters)
@@ -80,7 +90,9 @@ def test_residual_streams_equal_numpy_for_each_placement(placement):
     run = run_of(norm_placement=placement, positions="none", n_kv_heads=4, ffn="mlp")
     _, acts = capture(run, IDS, ["*/residual", "logits"])
     for name, value in acts.items():
-        np.testing.assert_allclose(value, in_numpy(run)[name], rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(
+            value, in_numpy(run)[name], rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
+        )
 
 
 @pytest.mark.slow
@@ -121,25 +133,39 @@ def test_patching_everything_with_its_own_value_changes_nothing(run, captured):
 
 
 @pytest.mark.parametrize(
-    "idea", [{"scan_layers": True} | HEADS, *(slow({key: value}) for key, value in ({"qk_norm": True} | HEADS).items())]
+    "idea",
+    [
+        {"scan_layers": True} | HEADS,
+        *(slow({key: value}) for key, value in ({"qk_norm": True} | HEADS).items()),
+    ],
 )
 def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_projection(idea):
     """Also with ideas that change the output of the heads, alone and together."""
     run = run_of(**idea)
-    ablated = patch(run, IDS, {"layers/1/attention/heads": lambda heads_THK: heads_THK.at[:, 2].set(0)})
+    ablated = patch(
+        run, IDS, {"layers/1/attention/heads": lambda heads_THK: heads_THK.at[:, 2].set(0)}
+    )
     params = jax.tree.map(lambda x: x, run.params)
     w_NHKD = params["layers"]["attention"]["w_o_HKD"]
     params["layers"]["attention"]["w_o_HKD"] = w_NHKD.at[1, 2].set(0)
-    expected, acts = capture(dataclasses.replace(run, params=params), IDS, "layers/1/attention/heads")
+    expected, acts = capture(
+        dataclasses.replace(run, params=params), IDS, "layers/1/attention/heads"
+    )
     assert acts["layers/1/attention/heads"].shape == (T, 4, 4)
     np.testing.assert_allclose(ablated, expected, atol=1e-5)
     assert np.abs(ablated - run.logits(IDS)).max() > 0.01
 
 
-def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head_as_in_the_logit_lens(run, captured):
+def test_a_vector_added_to_the_last_residual_passes_through_norm_and_head_as_in_the_logit_lens(
+    run, captured
+):
     v = np.linspace(-1, 1, run.config.model.d_model)
     x = np.float64(captured[1]["layers/1/residual"]) + v
-    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + run.config.model.norm_eps) * run.params["final_norm"]["scale_D"]
+    x = (
+        x
+        / np.sqrt((x**2).mean(-1, keepdims=True) + run.config.model.norm_eps)
+        * run.params["final_norm"]["scale_D"]
+    )
     added = captured[1]["layers/1/residual"] + v
     for logits in (patch(run, IDS, {"layers/1/residual": added}), logit_lens(run, added)):
         np.testing.assert_allclose(logits, x @ np.float64(run.params["head"]["w_DV"]), atol=2e-5)
@@ -151,20 +177,28 @@ def test_patches_are_jitted_and_differentiated_by_their_values(run, captured):
 
     @jax.jit
     def head_output(weights_HTS):
-        _, acts = capture(run, IDS, "layers/0/attention/heads", {"layers/0/attention/weights": weights_HTS})
+        _, acts = capture(
+            run, IDS, "layers/0/attention/heads", {"layers/0/attention/weights": weights_HTS}
+        )
         return acts["layers/0/attention/heads"][5, 3].sum()
 
     gradient_HTS = np.asarray(jax.grad(head_output)(weights_HTS))
     expected_HTS = np.zeros_like(gradient_HTS)
-    expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(-1)  # heads 2 and 3 share key head 1
+    expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(
+        -1
+    )  # heads 2 and 3 share key head 1
     np.testing.assert_allclose(gradient_HTS, expected_HTS, atol=1e-5)
 
 
 def test_second_derivatives_are_those_of_reverse_mode(run, captured):
-    """The gradient of <gradient, v> is the change of the gradient along v; there is no forward mode."""
+    """The gradient of <gradient, v> is the change of the gradient along v; there is no forward
+    mode.
+    """
     x_TD = captured[1]["layers/0/residual"]
     v_TD = jax.numpy.asarray(np.random.default_rng(0).standard_normal(x_TD.shape), x_TD.dtype)
-    gradient = jax.jit(jax.grad(lambda x_TD: patch(run, IDS, {"layers/0/residual": x_TD})[-1].max()))
+    gradient = jax.jit(
+        jax.grad(lambda x_TD: patch(run, IDS, {"layers/0/residual": x_TD})[-1].max())
+    )
     product_TD = jax.jit(jax.grad(lambda x_TD: jax.numpy.vdot(gradient(x_TD), v_TD)))(x_TD)
     change_TD = (gradient(x_TD + 1e-3 * v_TD) - gradient(x_TD - 1e-3 * v_TD)) / 2e-3
     np.testing.assert_allclose(product_TD, change_TD, atol=2e-3 * np.abs(product_TD).max())
@@ -174,7 +208,9 @@ def test_second_derivatives_are_those_of_reverse_mode(run, captured):
 
 @pytest.mark.parametrize("residual", ["hyper_connections", "own"])
 def test_a_patch_that_no_layer_reads_is_refused(residual, monkeypatch):
-    """Branches of a user's own residual kind, like those of hyper-connections, may read another array than x."""
+    """Branches of a user's own residual kind, like those of hyper-connections, may read another
+    array than x.
+    """
 
     def block(here, x, attention, ffn):
         own = here.stream["own_BTD"]
@@ -187,7 +223,9 @@ def test_a_patch_that_no_layer_reads_is_refused(residual, monkeypatch):
     run = run_of(residual=residual)
     read = ["layers/0/ffn/output", "layers/1/residual"]
     jax.eval_shape(lambda: patch(run, IDS, dict.fromkeys(read, 0)))
-    with pytest.raises(UserError, match=f"^layers/0/residual: a patch has no effect, .*{' or '.join(read)}$"):
+    with pytest.raises(
+        UserError, match=f"^layers/0/residual: a patch has no effect, .*{' or '.join(read)}$"
+    ):
         patch(run, IDS, {"*/residual": 0})
 
 
@@ -207,9 +245,13 @@ def test_a_function_among_the_patches_is_traced_on_every_call(run):
 # --- The hooks.
 
 
-@pytest.mark.parametrize("keys", [slow({}), {"scan_layers": True, "remat": "block", "dropout": 0.5}])
+@pytest.mark.parametrize(
+    "keys", [slow({}), {"scan_layers": True, "remat": "block", "dropout": 0.5}]
+)
 def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
-    """The lowered program of the gradient is the same text with taps that return their argument and without taps."""
+    """The lowered program of the gradient is the same text with taps that return their argument and
+    without taps.
+    """
     c, tapped = tiny(model=keys).model, set()
 
     def program(**hooks):
@@ -234,7 +276,9 @@ def test_two_intermediates_of_one_name_are_refused(monkeypatch):
     """A patch would replace both, and only one be captured."""
     tapped = types.SimpleNamespace(apply=lambda here, v: here.tap("v", v))
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", tapped)  # any key that is true
-    with pytest.raises(ValueError, match="two intermediates have the name layers/0/attention/v; rename one"):
+    with pytest.raises(
+        ValueError, match="two intermediates have the name layers/0/attention/v; rename one"
+    ):
         names(run_of(d_ff=28))
 
 
@@ -242,8 +286,12 @@ MISTAKES = {
     r"did you mean layers/1/attention/weights.*\n.*0 to 1\): embedding, layers/\*/attention_norm/output, ": (
         lambda run: capture(run, IDS, ["layers/1/atention/weight"])
     ),
-    "layers/7/residual: the model has no intermediate": lambda run: patch(run, IDS, {"layers/7/residual": 0}),
-    r"shape \(3, 16\); expected \(8, 16\)": lambda run: patch(run, IDS, {"layers/0/residual": np.zeros((3, 16))}),
+    "layers/7/residual: the model has no intermediate": lambda run: patch(
+        run, IDS, {"layers/7/residual": 0}
+    ),
+    r"shape \(3, 16\); expected \(8, 16\)": lambda run: patch(
+        run, IDS, {"layers/0/residual": np.zeros((3, 16))}
+    ),
     "integers from 0 to 18": lambda run: capture(run, [1, 99], []),
     r"shape \(0,\).*T from 1 to 8": lambda run: capture(run, [], []),
     r"shape \(9,\).*T from 1 to 8": lambda run: capture(run, range(9), []),

@@ -41,7 +41,13 @@ def measured(run):
 
 @pytest.fixture(scope="module")
 def captured(run):
-    names = ["embedding", "*/residual", "*/weights", "*/attention_post_norm/output", "*/ffn_post_norm/output"]
+    names = [
+        "embedding",
+        "*/residual",
+        "*/weights",
+        "*/attention_post_norm/output",
+        "*/ffn_post_norm/output",
+    ]
     return capture(run, run.encode(TEXT), names)
 
 
@@ -67,10 +73,16 @@ class Page(html.parser.HTMLParser):
             element[2].append(data)
 
     def all(self, tag):
-        return [(attributes, "".join(texts)) for found, attributes, texts in self.elements if found == tag]
+        return [
+            (attributes, "".join(texts))
+            for found, attributes, texts in self.elements
+            if found == tag
+        ]
 
     def data(self):
-        (text,) = (text for attributes, text in self.all("script") if attributes.get("id") == "data")
+        (text,) = (
+            text for attributes, text in self.all("script") if attributes.get("id") == "data"
+        )
         return json.loads(text)
 
 
@@ -83,11 +95,21 @@ def softmax(x):
 
 
 def test_losses_likely_tokens_and_the_logit_lens_are_those_of_the_logits(run, measured, captured):
-    p_TV, ids_T, last = softmax(captured[0]), run.encode(TEXT), measured.next.p_TR[:, : measuring.N_LENS]
+    p_TV, ids_T, last = (
+        softmax(captured[0]),
+        run.encode(TEXT),
+        measured.next.p_TR[:, : measuring.N_LENS],
+    )
     assert np.isnan(measured.losses_T[0])
-    np.testing.assert_allclose(measured.losses_T[1:], -np.log(p_TV[np.arange(len(TEXT) - 1), ids_T[1:]]), rtol=1e-5)
-    np.testing.assert_array_equal(measured.next.ids_TR, np.argsort(-p_TV, axis=-1)[:, : measuring.N_NEXT])
-    np.testing.assert_allclose(measured.next.p_TR, -np.sort(-p_TV)[:, : measuring.N_NEXT], rtol=1e-5)
+    np.testing.assert_allclose(
+        measured.losses_T[1:], -np.log(p_TV[np.arange(len(TEXT) - 1), ids_T[1:]]), rtol=1e-5
+    )
+    np.testing.assert_array_equal(
+        measured.next.ids_TR, np.argsort(-p_TV, axis=-1)[:, : measuring.N_NEXT]
+    )
+    np.testing.assert_allclose(
+        measured.next.p_TR, -np.sort(-p_TV)[:, : measuring.N_NEXT], rtol=1e-5
+    )
     assert list(measured.lens) == ["embedding", "layer 0", "layer 1"]
     np.testing.assert_allclose(measured.lens["layer 1"].p_TR, last, rtol=1e-5)
     assert np.abs(measured.lens["layer 0"].p_TR - last).max() > 0.01
@@ -96,8 +118,13 @@ def test_losses_likely_tokens_and_the_logit_lens_are_those_of_the_logits(run, me
 def test_norms_are_those_of_what_is_added_to_the_residual_stream(measured, captured):
     """In a sandwich a branch adds the output of its second norm."""
     acts = captured[1]
-    for name, suffix in (("attention", "attention_post_norm/output"), ("feed-forward", "ffn_post_norm/output")):
-        expected = [np.sqrt((np.square(acts[f"layers/{i}/{suffix}"])).sum(-1)).mean() for i in range(2)]
+    for name, suffix in (
+        ("attention", "attention_post_norm/output"),
+        ("feed-forward", "ffn_post_norm/output"),
+    ):
+        expected = [
+            np.sqrt((np.square(acts[f"layers/{i}/{suffix}"])).sum(-1)).mean() for i in range(2)
+        ]
         np.testing.assert_allclose(measured.norms[name][1:], expected, rtol=1e-5)
     residuals = ["embedding", "layers/0/residual", "layers/1/residual"]
     expected = [np.sqrt((np.square(acts[name])).sum(-1)).mean() for name in residuals]
@@ -109,16 +136,22 @@ def test_the_data_of_the_page_are_the_measurements(run, measured, captured):
     data, T = page.data(), len(TEXT)
     assert "".join(run.tokenizer.decode([i]) for i in data["ids"]) == TEXT
     np.testing.assert_allclose(data["next"]["p"], measured.next.p_TR, rtol=1e-3)
-    np.testing.assert_allclose(data["next"]["actual"][:-1], np.exp(-measured.losses_T[1:]), rtol=1e-3)
+    np.testing.assert_allclose(
+        data["next"]["actual"][:-1], np.exp(-measured.losses_T[1:]), rtol=1e-3
+    )
     assert data["next"]["actual"][-1] is None
     assert [row["name"] for row in data["lens"]] == list(measured.lens)
     np.testing.assert_array_equal(data["lens"][1]["ids"], measured.lens["layer 0"].ids_TR)
     for layer in data["attention"]:
-        packed = np.frombuffer(base64.b64decode(layer["weights"]), np.uint8).reshape(layer["heads"], -1)
+        packed = np.frombuffer(base64.b64decode(layer["weights"]), np.uint8).reshape(
+            layer["heads"], -1
+        )
         weights = np.asarray(captured[1][f"layers/{layer['layer']}/attention/weights"])
         np.testing.assert_allclose(packed / 255, weights[:, *np.tril_indices(T)], atol=0.5001 / 255)
     assert [layer["layer"] for layer in data["attention"]] == [0, 1]
-    used = {i for ranking in (data["next"], *data["lens"]) for row in ranking["ids"] for i in row} | set(data["ids"])
+    used = {
+        i for ranking in (data["next"], *data["lens"]) for row in ranking["ids"] for i in row
+    } | set(data["ids"])
     assert {int(i) for i in data["labels"]} == used
 
 
@@ -135,9 +168,16 @@ def test_the_text_shows_each_token_and_its_loss(run, measured):
 
 def test_the_table_shows_the_norms(run, measured):
     cells = [text for _, text in Page(to_html(run, measured)).all("td")]
-    residual, attention, ffn = (measured.norms[name] for name in ("residual stream", "attention", "feed-forward"))
+    residual, attention, ffn = (
+        measured.norms[name] for name in ("residual stream", "attention", "feed-forward")
+    )
     rows = [[residual[0]], *zip(residual[1:], attention[1:], ffn[1:], strict=True)]
-    assert cells == [*(f"{x:.4g}" for x in rows[0]), "", "", *(f"{x:.4g}" for row in rows[1:] for x in row)]
+    assert cells == [
+        *(f"{x:.4g}" for x in rows[0]),
+        "",
+        "",
+        *(f"{x:.4g}" for row in rows[1:] for x in row),
+    ]
 
 
 @pytest.mark.slow
@@ -166,7 +206,9 @@ def test_no_token_can_end_an_element_and_no_other_file_is_named(run, measured):
 
 
 def test_a_browser_loads_nothing_and_runs_only_the_script_of_the_page(run, measured):
-    """The policy comes before all that it governs, and has the hash of the script as the browser computes it."""
+    """The policy comes before all that it governs, and has the hash of the script as the browser
+    computes it.
+    """
     page = to_html(run, measured)
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -189,10 +231,14 @@ def test_a_layer_without_attention_has_no_maps(monkeypatch):
     mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like == 1 else x_BTD  # noqa: E731
     monkeypatch.setattr(model, "attention", mixed)
     config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "d_ff": 20})  # of no other test
-    assert list(measure(TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER), TEXT).weights) == [1]
+    assert list(
+        measure(TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER), TEXT).weights
+    ) == [1]
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe(["naïve 日本 e\u0301"], 270)], ids=["byte", "bpe"])
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), train_bpe(["naïve 日本 e\u0301"], 270)], ids=["byte", "bpe"]
+)
 def test_labels_of_all_tokens_are_printable_and_different(tokenizer):
     """This includes single bytes of a character."""
     labels = [label(tokenizer, i) for i in range(tokenizer.vocab_size + 1)]
@@ -212,7 +258,9 @@ def test_a_page_has_a_limited_number_of_attention_weights(monkeypatch):
     for message, (layers, n_weights) in mistakes.items():
         with pytest.raises(UserError, match=message):
             choose_layers(layers, 2, n_weights)
-    monkeypatch.setattr(measuring, "MAX_WEIGHTS", 4 * 8 * 9 // 2)  # 4 maps of 8 tokens; differential attention has 8
+    monkeypatch.setattr(
+        measuring, "MAX_WEIGHTS", 4 * 8 * 9 // 2
+    )  # 4 maps of 8 tokens; differential attention has 8
     config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "attn_differential": True})
     with pytest.raises(UserError, match="shorter prompt"):
         measure(TrainedModel("", 0, config, {}, TOKENIZER), TEXT, layers=[1])
@@ -231,7 +279,14 @@ def test_a_browser_draws_the_page(run, measured, tmp_path):
     if not chromium:
         pytest.skip("needs Chromium")
     (tmp_path / "page.html").write_text(to_html(run, measured), encoding="utf-8")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", "--virtual-time-budget=5000"]
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--dump-dom",
+        "--virtual-time-budget=5000",
+    ]
     done = subprocess.run(
         [*command, f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()],
         capture_output=True,

@@ -23,7 +23,9 @@ def test_the_table_lists_all_names_and_their_axes():
     listed = {}
     for first, axes in re.findall(r"^\| (`.*?) \| (\w+) \|", PAGE, re.MULTILINE):
         listed |= dict.fromkeys(re.findall("`(.*?)`", first), axes)
-    found = {re.sub(r"^layers/\d+", "layers/*", name): axes for name, axes in names(run_of()).items()}
+    found = {
+        re.sub(r"^layers/\d+", "layers/*", name): axes for name, axes in names(run_of()).items()
+    }
     assert listed == found
 
 
@@ -38,7 +40,9 @@ def test_the_table_lists_all_names_and_their_axes():
 )
 def test_norms_have_the_names_of_their_placement(placement, norms):
     found = names(run_of(norm_placement=placement))
-    assert {name.split("/")[2] for name in found if re.match(r"layers/\d+/\w*norm/output", name)} == norms
+    assert {
+        name.split("/")[2] for name in found if re.match(r"layers/\d+/\w*norm/output", name)
+    } == norms
 
 
 @pytest.mark.slow

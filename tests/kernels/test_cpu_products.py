@@ -20,7 +20,9 @@ from lm.layers.linear import einsum, project_to_float32
 def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, transposed, batch):
     for n_in, n_out in ((8, 7), (7, 8), (64, 64)):  # each order of the factors of a gradient
         shapes = (5, n_in), (n_in, n_out), (5, n_out)
-        a, b, g = (jnp.asarray(normal(*batch, *shape, seed=i), dtype) for i, shape in enumerate(shapes))
+        a, b, g = (
+            jnp.asarray(normal(*batch, *shape, seed=i), dtype) for i, shape in enumerate(shapes)
+        )
         a64, b64, g64 = (np.asarray(m, np.float64) for m in (a, b, g))
         given = jnp.swapaxes(b, -1, -2) if transposed else b
         y, vjp = jax.vjp(jax.jit(lambda a, b: cpu_products.matmul(a, b, transposed)), a, given)
@@ -28,13 +30,19 @@ def test_products_on_a_cpu_equal_exact_products_up_to_rounding(dtype, rounding, 
         d_b = jnp.swapaxes(d_b, -1, -2) if transposed else d_b
         assert y.dtype == jnp.float32
         np.testing.assert_allclose(y, a64 @ b64, rtol=1e-6, atol=1e-5)
-        np.testing.assert_allclose(np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=rounding, atol=1e-5)
-        np.testing.assert_allclose(np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5)
+        np.testing.assert_allclose(
+            np.float64(d_a), g64 @ np.swapaxes(b64, -1, -2), rtol=rounding, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            np.float64(d_b), np.swapaxes(a64, -1, -2) @ g64, rtol=rounding, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float32)])
 def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
-    a_NBTK, b_BKS, g_BTS = (jnp.asarray(normal(*shape), dtype) for shape in ((2, 3, 5, 8), (3, 8, 7), (3, 5, 7)))
+    a_NBTK, b_BKS, g_BTS = (
+        jnp.asarray(normal(*shape), dtype) for shape in ((2, 3, 5, 8), (3, 8, 7), (3, 5, 7))
+    )
 
     def both(a_BTK):
         y_BTS, vjp = jax.vjp(lambda a, b: cpu_products.matmul(a, b, False), a_BTK, b_BKS)
@@ -42,7 +50,9 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
 
     for n, one in enumerate(map(both, a_NBTK)):
         for x, expected in zip(jax.vmap(both)(a_NBTK), one, strict=True):
-            np.testing.assert_allclose(np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2)
+            np.testing.assert_allclose(
+                np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2
+            )
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="cpu_products is for CPUs")
@@ -59,11 +69,15 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
 )
 def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enabled):
     x = jnp.ones(1)  # before the mesh: JAX 0.12 creates no arrays under an abstract mesh
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))):
+    with jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    ):
         assert cpu_products.enabled(x) == enabled
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products")
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="needed only for XLA:CPU's fast products"
+)
 @pytest.mark.parametrize(
     ("product", "of_w"),
     [
@@ -72,10 +86,14 @@ def test_float32_uses_the_fast_products_unless_parameters_are_sharded(mesh, enab
     ],
 )
 def test_16_bit_products_are_row_major_with_float32_results_on_a_cpu(product, of_w):
-    """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed or slower."""
+    """Forward and backward: XLA:CPU computes other 16-bit products at a quarter of the speed or
+    slower.
+    """
     x, w = jnp.ones((3, 5, 8), jnp.bfloat16), jnp.ones(of_w)
     grads = jax.jit(jax.grad(lambda x, w: product(x, w).astype(jnp.float32).sum(), argnums=(0, 1)))
     text = grads.lower(x, w).as_text()
-    products = re.findall(r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\) -> tensor<\S+x(\w+)>", text)
+    products = re.findall(
+        r"dot_general.* : \(tensor<\S+x(\w+)>, tensor<\S+x(\w+)>\) -> tensor<\S+x(\w+)>", text
+    )
     assert set(products) == {("bf16", "bf16", "f32")}
     assert "LayoutConstraint" in text

@@ -1,4 +1,6 @@
-"""The softmax of attention: its values and gradients equal the plain softmax's up to rounding, also where peaked."""
+"""The softmax of attention: its values and gradients equal the plain softmax's up to rounding, also
+where peaked.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +14,23 @@ from lm.layers.attention import Mask, causal_attention
 
 
 def inputs(n, d_head):
-    """Return queries, keys, values and an upstream gradient: two examples, 4 query heads, 2 key heads."""
+    """Return queries, keys, values and an upstream gradient: two examples, 4 query heads, 2 key
+    heads.
+    """
     return [normal(2, n, n_heads, d_head, seed=i) for i, n_heads in enumerate((4, 2, 2, 4))]
 
 
 def pull_back(q, k, v, g, dtype, implementation, window=None):
-    """Return the output of attention and the gradients of q, k and v, computed in a dtype, as float64."""
+    """Return the output of attention and the gradients of q, k and v, computed in a dtype, as
+    float64.
+    """
 
     @jax.jit
     def both(q, k, v, g):
         mask = Mask.causal(q.shape[1], window)
-        out, vjp = jax.vjp(lambda *qkv: causal_attention(*qkv, mask, implementation=implementation), q, k, v)
+        out, vjp = jax.vjp(
+            lambda *qkv: causal_attention(*qkv, mask, implementation=implementation), q, k, v
+        )
         return out, *vjp(g)
 
     found = both(*(jnp.asarray(a, dtype) for a in (q, k, v, g)))
@@ -32,7 +40,9 @@ def pull_back(q, k, v, g, dtype, implementation, window=None):
 
 @pytest.mark.parametrize("n", [7, 48])
 def test_values_and_gradients_equal_the_plain_softmax(n, monkeypatch):
-    """The plain softmax is used in float32 on accelerators. The two lengths are below and above the width of a head."""
+    """The plain softmax is used in float32 on accelerators. The two lengths are below and above the
+    width of a head.
+    """
     arguments = *inputs(n, d_head=8), jnp.float32, "einsum"
     fast = pull_back(*arguments)
     monkeypatch.setattr(softmax_means, "enabled", lambda v: False)
@@ -51,8 +61,12 @@ def test_bfloat16_on_other_platforms_equals_float32_up_to_rounding(monkeypatch):
 
 @pytest.mark.parametrize(("sharpness", "window"), [slow(1, 100), (32, None)])
 @pytest.mark.parametrize("implementation", ["einsum", "chunked"])
-def test_bfloat16_equals_float32_up_to_rounding_also_where_attention_is_peaked(implementation, sharpness, window):
-    """The bound holds for gradients of scores only if the two terms of the softmax's derivative cancel exactly."""
+def test_bfloat16_equals_float32_up_to_rounding_also_where_attention_is_peaked(
+    implementation, sharpness, window
+):
+    """The bound holds for gradients of scores only if the two terms of the softmax's derivative
+    cancel exactly.
+    """
     q, *kvg = (jnp.asarray(a, jnp.bfloat16) for a in inputs(160, d_head=64))
     exact = pull_back(q * sharpness, *kvg, jnp.float32, "xla", window)
     found = pull_back(q * sharpness, *kvg, jnp.bfloat16, implementation, window)

@@ -1,4 +1,6 @@
-"""Launchers write job scripts, manifests and commands that their systems accept, and refuse mistakes at submission."""
+"""Launchers write job scripts, manifests and commands that their systems accept, and refuse
+mistakes at submission.
+"""
 
 import json
 import os
@@ -26,7 +28,13 @@ from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
 from lm.workdir.directory import Workdir
 
-CONFIG = ("--", "--config", "configs/gpt2_124m.py", "--config.mesh.fsdp=8", "--config.train.batch_size=384")
+CONFIG = (
+    "--",
+    "--config",
+    "configs/gpt2_124m.py",
+    "--config.mesh.fsdp=8",
+    "--config.train.batch_size=384",
+)
 NO_MESH = (*CONFIG[:3], "--config.train.batch_size=384")
 SWEEP = ("--", "--config", "configs/sweeps/positions.py", "--budget", "full")
 JOB = ("--name", "gpt2", "--image", "an/image", "--claim", "runs")
@@ -61,7 +69,10 @@ def test_slurm_script_has_one_task_per_gpu(launch, tmp_path):
     expected = {"nodes": "4", "ntasks-per-node": "8", "gpus-per-node": "8"}
     expected |= {"requeue": "", "output": f"'{workdir}/slurm.log'"}
     assert expected.items() <= sbatch_options(done.stdout).items()
-    assert f"lm.train {' '.join(CONFIG[1:])} --workdir '{workdir}' --platform gpu --resume" in done.stdout
+    assert (
+        f"lm.train {' '.join(CONFIG[1:])} --workdir '{workdir}' --platform gpu --resume"
+        in done.stdout
+    )
     assert not workdir.exists()
     done = launch("slurm", "--nodes", "2", "--dry-run", *CONFIG)
     assert f"--workdir {ROOT / 'runs' / 'gpt2_124m'} --platform cpu --resume" in done.stdout
@@ -74,7 +85,11 @@ def test_the_commands_in_the_help_of_a_launcher_are_accepted(module, capsys, mon
         module.parse_arguments(["--help"])
     assert caught.value.code == 0
     lines = capsys.readouterr().out.splitlines()
-    examples = [shlex.split(line)[3:] for line in lines if line.startswith(f"  python -m {module.__name__} ")]
+    examples = [
+        shlex.split(line)[3:]
+        for line in lines
+        if line.startswith(f"  python -m {module.__name__} ")
+    ]
     assert len(examples) >= 2
     for arguments in examples:
         train = after_dashes(module.parse_arguments(arguments).train)
@@ -90,7 +105,10 @@ def test_slurm_submits_a_sweep_as_an_array_of_jobs_with_one_task(launch, tmp_pat
     expected = {"array": "0-2", "nodes": "1", "ntasks-per-node": "1", "gpus-per-node": "4"}
     expected |= {"output": f"{tmp_path}/sweep-%a.log"}
     assert expected.items() <= sbatch_options(done.stdout).items()
-    assert f"lm.sweep --config configs/sweeps/positions.py --budget full --workdir {tmp_path}/sweep " in done.stdout
+    assert (
+        f"lm.sweep --config configs/sweeps/positions.py --budget full --workdir {tmp_path}/sweep "
+        in done.stdout
+    )
 
 
 def test_documented_runs_fit_their_machines():
@@ -99,7 +117,9 @@ def test_documented_runs_fit_their_machines():
         found = re.findall(r"-- --config (configs/\w+\.py)((?: --config\.\S+)*)", text)
         assert found
         for config, overrides in found:
-            loaded = load(str(ROOT / config), [word.removeprefix("--config.") for word in overrides.split()])
+            loaded = load(
+                str(ROOT / config), [word.removeprefix("--config.") for word in overrides.split()]
+            )
             for n_devices in (8, 16, 32):
                 check_mesh(parameters.resolve(loaded, loaded.model.vocab_size), n_devices)
 
@@ -113,11 +133,19 @@ def as_jobset(manifest: dict) -> dict:
 
 @pytest.mark.parametrize(
     ("machines", "slices", "pods", "devices"),
-    [(GPUS, 1, 2, 8), ((*TPUS, "--slices", "2"), 2, 8, 4), ((*JOB, "--tpu", "v5p:4x4x12"), 1, 48, 4)],
+    [
+        (GPUS, 1, 2, 8),
+        ((*TPUS, "--slices", "2"), 2, 8, 4),
+        ((*JOB, "--tpu", "v5p:4x4x12"), 1, 48, 4),
+    ],
 )
 def test_jobset_follows_the_published_schema(launch, machines, slices, pods, devices):
-    """Kubeflow publishes models generated from the schemas of JobSet and Kubernetes; they drop unknown keys."""
-    done = launch("gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained")  # which exists only in the pods
+    """Kubeflow publishes models generated from the schemas of JobSet and Kubernetes; they drop
+    unknown keys.
+    """
+    done = launch(
+        "gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained"
+    )  # which exists only in the pods
     assert done.returncode == 0, done.stderr
     manifest = yaml.safe_load(done.stdout)
     assert as_jobset(manifest) == manifest
@@ -129,7 +157,10 @@ def test_jobset_follows_the_published_schema(launch, machines, slices, pods, dev
     assert list(container["resources"]["limits"].values()) == [devices]
     assert container["command"][:3] == ["python", "-m", "lm.train"]
     assert ("--platform", "tpu" if "--tpu" in machines else "gpu") in pairwise(container["command"])
-    assert container["command"][-len(CONFIG) :] == [*CONFIG[1:], "--config.init_from=/runs/pretrained"]
+    assert container["command"][-len(CONFIG) :] == [
+        *CONFIG[1:],
+        "--config.init_from=/runs/pretrained",
+    ]
 
 
 def pod_of(manifest: dict) -> dict:
@@ -137,7 +168,9 @@ def pod_of(manifest: dict) -> dict:
 
 
 def test_what_pods_of_gpus_and_tpus_have_of_their_own(launch):
-    gpus, tpus = (yaml.safe_load(launch("gke", *machines, *CONFIG).stdout) for machines in (GPUS, TPUS))
+    gpus, tpus = (
+        yaml.safe_load(launch("gke", *machines, *CONFIG).stdout) for machines in (GPUS, TPUS)
+    )
     (container,) = pod_of(gpus)["containers"]
     assert container["env"] == [{"name": "LD_LIBRARY_PATH", "value": "/usr/local/nvidia/lib64"}]
     exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
@@ -158,7 +191,10 @@ def test_requests_spot_nodes_a_queue_and_secrets(launch):
     pod = pod_of(manifest)
     assert manifest["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team-a"}
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-    assert {toleration["key"] for toleration in pod["tolerations"]} == {"cloud.google.com/gke-spot", "nvidia.com/gpu"}
+    assert {toleration["key"] for toleration in pod["tolerations"]} == {
+        "cloud.google.com/gke-spot",
+        "nvidia.com/gpu",
+    }
     (container,) = pod["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     assert container["resources"]["requests"] == {"cpu": "64", "memory": "1Ti"}
@@ -170,36 +206,76 @@ def test_a_file_is_merged_into_the_pods_such_as_the_network_of_h100_machines(lau
     assert as_jobset(manifest) == manifest
     template = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     interfaces = json.loads(template["metadata"]["annotations"]["networking.gke.io/interfaces"])
-    assert [entry["interfaceName"] for entry in interfaces] == ["eth0", "eth1", "eth2", "eth3", "eth4"]
+    assert [entry["interfaceName"] for entry in interfaces] == [
+        "eth0",
+        "eth1",
+        "eth2",
+        "eth3",
+        "eth4",
+    ]
     (container,) = template["spec"]["containers"]
     env = {entry["name"]: entry["value"] for entry in container["env"]}
     assert env["LD_LIBRARY_PATH"] == gke.DRIVER  # the file adds to what is there
     assert env["NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"] == "eth1,eth2,eth3,eth4"
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
     (sidecar,) = template["spec"]["initContainers"]
-    assert {mount["name"] for mount in [*container["volumeMounts"], *sidecar["volumeMounts"]]} == volumes
+    assert {
+        mount["name"] for mount in [*container["volumeMounts"], *sidecar["volumeMounts"]]
+    } == volumes
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
 
 
 def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch, monkeypatch):
-    """On the mesh of the run: where none is set, --plan alone would choose the best one, but a run has replicas."""
+    """On the mesh of the run: where none is set, --plan alone would choose the best one, but a run
+    has replicas.
+    """
     ran = []
     for code in (0, 2):
         result = subprocess.CompletedProcess([], code)
-        monkeypatch.setattr(subprocess, "run", lambda command, result=result, **_: ran.append(command) or result)
-        gpus = ("--nodes", "2", "--gpus-per-node", "8", "--dry-run", "--workdir", "/none/x", "--check", "h100")
+        monkeypatch.setattr(
+            subprocess, "run", lambda command, result=result, **_: ran.append(command) or result
+        )
+        gpus = (
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "8",
+            "--dry-run",
+            "--workdir",
+            "/none/x",
+            "--check",
+            "h100",
+        )
         tpus = (*TPUS, "--slices", "2", "--check")
-        for name, arguments, *devices in (("gke", tpus, "v5e:64", "2"), ("slurm", gpus, "h100:16", "1")):
-            checked = ["--workdir", ".", "--plan", "--compiled", "--device", devices[0], "--slices", devices[1]]
+        for name, arguments, *devices in (
+            ("gke", tpus, "v5e:64", "2"),
+            ("slurm", gpus, "h100:16", "1"),
+        ):
+            checked = [
+                "--workdir",
+                ".",
+                "--plan",
+                "--compiled",
+                "--device",
+                devices[0],
+                "--slices",
+                devices[1],
+            ]
             checked.append("--config.log.wandb=false")
-            mirrored = (*CONFIG, "--mirror=file:///copy", *(["--config.log.wandb=true"] if name == "gke" else []))
+            mirrored = (
+                *CONFIG,
+                "--mirror=file:///copy",
+                *(["--config.log.wandb=true"] if name == "gke" else []),
+            )
             mesh = [f"--config.mesh.replica={devices[0].partition(':')[2]}"]
             for config, more in ((CONFIG, []), (NO_MESH, mesh), (mirrored, [])):
                 done = launch(name, *arguments, *config)
                 assert (done.returncode, bool(done.stdout)) == (code, code == 0)
                 kept = [argument for argument in config[1:] if "wandb" not in argument]
                 assert ran[-1][3:] == [*kept, *checked, *more]
-                training.parse_arguments(ran[-1][3:])  # --mirror needs a workdir, and wandb need not be installed
+                training.parse_arguments(
+                    ran[-1][3:]
+                )  # --mirror needs a workdir, and wandb need not be installed
     for name, arguments in (("gke", TPUS), ("slurm", gpus[:-2])):
         assert "fits into memory; --check" in launch(name, *arguments, *CONFIG).stderr
 
@@ -213,7 +289,10 @@ def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monke
     base, commit = f"python:3.11-slim@sha256:{'0' * 64}", "0a1b2c"
     for env, code in (((base, commit), 0), (("python:3.11-slim", commit), 1), ((base, ""), 1)):
         environment = dict(zip(("BASE", "COMMIT"), env, strict=True))
-        assert subprocess.run(["sh", "-ec", checks], env=environment, capture_output=True).returncode == code, env
+        assert (
+            subprocess.run(["sh", "-ec", checks], env=environment, capture_output=True).returncode
+            == code
+        ), env
     monkeypatch.setattr(git, "__file__", "/git.py")  # not in a checkout
     assert git.git_state() is None
     monkeypatch.setenv("LM_COMMIT", "0a1b2c")
@@ -231,12 +310,20 @@ MISTAKES = {
         "mount the bucket as a directory": ("--workdir", "gs://bucket/run", *CONFIG),
         "--restarts must be at least 0": ("--restarts", "-1", *CONFIG),
         "--platform after the two dashes: the launcher sets this": (*CONFIG, "--platform=gpu"),
-        "--platform after the two dashes: the launcher sets": ("--array", "3", *SWEEP, "--platform=gpu"),
+        "--platform after the two dashes: the launcher sets": (
+            "--array",
+            "3",
+            *SWEEP,
+            "--platform=gpu",
+        ),
         "--check h100: it compiles a run on GPUs": ("--check", "h100", *CONFIG),
         "each job of a sweep has one node": ("--array", "3", "--nodes", "2", *SWEEP),
         "--workdir after the two dashes: set it before": (*CONFIG, "--workdir=elsewhere"),
         "--workdir after the two dashes: set it": ("--array", "3", *SWEEP, "--workdir=elsewhere"),
-        "config.init_from: runs/none holds no checkpoints": (*CONFIG, "--config.init_from=runs/none"),
+        "config.init_from: runs/none holds no checkpoints": (
+            *CONFIG,
+            "--config.init_from=runs/none",
+        ),
         "--resume after the two dashes": (*CONFIG, "--resume"),
         "configs/none.py": ("--", "--config", "configs/none.py"),
         "did you mean d_model": (*CONFIG, "--config.model.d_modl=64"),
@@ -246,7 +333,11 @@ MISTAKES = {
     },
     "gke": {
         "config.mesh: replica -1 x fsdp 8": (*JOB, "--gpu", "h100:4", *CONFIG),
-        "12 is not divisible by replica x fsdp = 32": (*TPUS, *CONFIG[:4], "--config.train.batch_size=12"),
+        "12 is not divisible by replica x fsdp = 32": (
+            *TPUS,
+            *CONFIG[:4],
+            "--config.train.batch_size=12",
+        ),
         "--restarts must be at least 0": (*GPUS, "--restarts", "-1", *CONFIG),
         "after two dashes: -- --config FILE": GPUS,
         "--name: 'GPT_2' is not a valid": ("--name", "GPT_2", *GPUS[2:], *CONFIG),
@@ -254,11 +345,22 @@ MISTAKES = {
         "--memory: '64 GB' is not a size such as 64Gi": (*GPUS, "--memory", "64 GB", *CONFIG),
         "--slices must be at least 1": (*TPUS, "--slices", "0", *CONFIG),
         "--slices 2: several slices need TPU": (*GPUS, "--slices", "2", *CONFIG),
-        "1 is not a multiple of the 2 TPU slices": (*TPUS, "--slices", "2", *NO_MESH, "--config.mesh.fsdp=64"),
+        "1 is not a multiple of the 2 TPU slices": (
+            *TPUS,
+            "--slices",
+            "2",
+            *NO_MESH,
+            "--config.mesh.fsdp=64",
+        ),
         "--pod: launch/none.yaml cannot be read": (*GPUS, "--pod", "launch/none.yaml", *CONFIG),
         "--pod: launch/skypilot.yaml must have": (*GPUS, "--pod", "launch/skypilot.yaml", *CONFIG),
         "--cpu must be at least 1": (*GPUS, "--cpu", "0", *CONFIG),
-        "--workdir after the two dashes: the workdir is /runs/NAME": (*GPUS, *CONFIG, "--workdir", "/elsewhere"),
+        "--workdir after the two dashes: the workdir is /runs/NAME": (
+            *GPUS,
+            *CONFIG,
+            "--workdir",
+            "/elsewhere",
+        ),
         "--coordinator_address after the two dashes": (*GPUS, *CONFIG, "--coordinator_address=x:1"),
         "--num-processes after the two dashes": (*GPUS, *CONFIG, "--num-processes", "3"),
         "12 is not a multiple of the 8 GPUs": (*JOB, "--gpu", "h100:12", *CONFIG),
@@ -283,7 +385,9 @@ def test_slurm_refuses_the_workdir_of_another_experiment_at_submission(launch, t
     config = load(str(ROOT / "configs" / "gpt2_124m.py"), [])
     with closing(Workdir(tmp_path / "run")) as run:
         run.start(config)
-    (tmp_path / "run" / "checkpoints" / "0").mkdir(parents=True)  # without one the workdir starts anew
+    (tmp_path / "run" / "checkpoints" / "0").mkdir(
+        parents=True
+    )  # without one the workdir starts anew
     done = launch("slurm", "--workdir", str(tmp_path / "run"), *CONFIG, "--config.model.d_ff=64")
     assert (done.returncode, done.stdout) == (2, "")
     assert "config.model.d_ff: None -> 64 (run -> now)" in done.stderr
@@ -303,20 +407,31 @@ def locked(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("accelerator", "extra", "package"),
-    [("cuda", "cuda13", "jax-cuda13-plugin"), ("cuda12", "cuda12", "jax-cuda12-plugin"), ("tpu", "tpu", "libtpu")],
+    [
+        ("cuda", "cuda13", "jax-cuda13-plugin"),
+        ("cuda12", "cuda12", "jax-cuda12-plugin"),
+        ("tpu", "tpu", "libtpu"),
+    ],
 )
 def test_accelerator_locks_extend_the_cpu_lock(accelerator, extra, package):
-    cpu, lock = locked(ROOT / "requirements.lock"), locked(ROOT / "launch" / f"requirements-{accelerator}.lock")
+    cpu, lock = (
+        locked(ROOT / "requirements.lock"),
+        locked(ROOT / "launch" / f"requirements-{accelerator}.lock"),
+    )
     assert package in lock
     shared = cpu.keys() & lock.keys()
     assert {name: lock[name] for name in shared} == {name: cpu[name] for name in shared}
     with open(ROOT / "pyproject.toml", "rb") as file:
         project = tomllib.load(file)["project"]
-    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= lock.keys()
+    assert {
+        canonicalize_name(Requirement(text).name) for text in project["dependencies"]
+    } <= lock.keys()
     assert project["optional-dependencies"][accelerator] == [f"jax[{extra}]"]
 
 
-def tpu_vm(*arguments: str, root: Path = ROOT, dry_run: bool = True, **environment) -> subprocess.CompletedProcess:
+def tpu_vm(
+    *arguments: str, root: Path = ROOT, dry_run: bool = True, **environment
+) -> subprocess.CompletedProcess:
     command = [root / "launch" / "tpu_vm.sh", *(["--dry-run"] if dry_run else []), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
@@ -336,17 +451,29 @@ def test_tpu_vm_commands():
     started = commands("start", "x", "bucket", "--", "--config", "configs/gpt2_124m.py")
     assert "\\" not in started  # it can be read
     usage = tpu_vm(dry_run=False)
-    assert (usage.returncode, "#" in usage.stderr, "tpu_vm.sh create NAME" in usage.stderr) == (2, False, True)
-    assert "lm.train --config configs/gpt2_124m.py  --workdir ~/runs/x --resume --platform tpu --multihost" in started
+    assert (usage.returncode, "#" in usage.stderr, "tpu_vm.sh create NAME" in usage.stderr) == (
+        2,
+        False,
+        True,
+    )
+    assert (
+        "lm.train --config configs/gpt2_124m.py  --workdir ~/runs/x --resume --platform tpu "
+        "--multihost" in started
+    )
     assert "pkill" in commands("stop", "x")
     done = tpu_vm("start", "x", "gs://bucket", "--", "--config", "configs/gpt2_124m.py")
     assert (done.returncode, done.stdout, "without gs://" in done.stderr) == (2, "", True)
 
 
 def test_tpu_vm_quotes_names_for_the_shell_of_the_hosts(tmp_path):
-    """A stub of gcloud runs the command as a host does; stubs of the host's programs print their arguments."""
+    """A stub of gcloud runs the command as a host does; stubs of the host's programs print their
+    arguments.
+    """
     programs = dict.fromkeys(("gcsfuse", "nohup"), """printf '<%s>' "$@" >> $HOME/called""")
-    programs |= {"mountpoint": "exit 1", "gcloud": 'for last; do :; done; eval "${last#--command=}"; wait'}
+    programs |= {
+        "mountpoint": "exit 1",
+        "gcloud": 'for last; do :; done; eval "${last#--command=}"; wait',
+    }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
     for program in tmp_path.iterdir():
@@ -363,7 +490,9 @@ def test_tpu_vm_quotes_names_for_the_shell_of_the_hosts(tmp_path):
 def test_tpu_vm_copies_uncommitted_edits_and_lists_them(tmp_path):
     def git(*arguments: str) -> str:
         author = ("-c", "user.name=me", "-c", "user.email=me@example.org")
-        return subprocess.run(["git", *author, *arguments], cwd=tmp_path, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *author, *arguments], cwd=tmp_path, capture_output=True, text=True
+        ).stdout
 
     (tmp_path / "launch").mkdir()
     shutil.copy(ROOT / "launch" / "tpu_vm.sh", tmp_path / "launch")
@@ -382,7 +511,13 @@ def test_tpu_vm_copies_uncommitted_edits_and_lists_them(tmp_path):
     assert done.returncode == 0, done.stderr
     assert before in done.stderr
     tree = done.stdout.splitlines()[0].split()[-1]
-    assert git("ls-tree", "--name-only", tree).split() == [".gitignore", "added", "edited", "kept", "launch"]
+    assert git("ls-tree", "--name-only", tree).split() == [
+        ".gitignore",
+        "added",
+        "edited",
+        "kept",
+        "launch",
+    ]
     assert git("show", f"{tree}:edited") == "new"
     assert git("status", "--short") == before
 
@@ -399,4 +534,6 @@ def test_skypilot_itself_loads_the_file():
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
     task = sky.Task.from_yaml(str(ROOT / "launch" / "skypilot.yaml"))
     assert task.num_nodes == 1
-    assert task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"  # the variable is replaced
+    assert (
+        task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"
+    )  # the variable is replaced

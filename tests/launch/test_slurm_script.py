@@ -44,7 +44,9 @@ def script_of(capsys, *options: str, command=TRAIN) -> str:
 
 @pytest.fixture
 def job(tmp_path, monkeypatch, capsys):
-    """Return job(*options, command=...), which returns start(*tasks). Each call of start starts the same job again."""
+    """Return job(*options, command=...), which returns start(*tasks). Each call of start starts the
+    same job again.
+    """
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -53,17 +55,29 @@ def job(tmp_path, monkeypatch, capsys):
 
     def job(*options: str, command=TRAIN):
         script = script_of(capsys, "--workdir", str(tmp_path / "a run"), *options, command=command)
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SRUN_"))
+        }
         env |= {"PATH": f"{tmp_path}:{env['PATH']}", "HERE": str(tmp_path), "SLURM_JOB_ID": "7"}
         env |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}
 
         def start(*tasks: str, **environment: str) -> tuple[int, str | None, str]:
-            """Start the job; return its exit code, the command with which it was requeued, and its log."""
+            """Start the job; return its exit code, the command with which it was requeued, and its
+            log.
+            """
             (tmp_path / "tasks").write_text("".join(f"{task}\n" for task in tasks))
             (tmp_path / "requeued").unlink(missing_ok=True)
-            run = subprocess.run(["bash"], input=script, env=env | environment, capture_output=True, text=True)
+            run = subprocess.run(
+                ["bash"], input=script, env=env | environment, capture_output=True, text=True
+            )
             requeued = tmp_path / "requeued"
-            return run.returncode, requeued.read_text() if requeued.exists() else None, run.stdout + run.stderr
+            return (
+                run.returncode,
+                requeued.read_text() if requeued.exists() else None,
+                run.stdout + run.stderr,
+            )
 
         return start
 
@@ -98,7 +112,9 @@ def test_a_run_that_saves_is_requeued_any_number_of_times(job):
 
 
 def test_a_job_that_cannot_count_its_starts_is_not_requeued(job, tmp_path):
-    """Otherwise a full disk would requeue it forever. Here a directory has the name of the file with the count."""
+    """Otherwise a full disk would requeue it forever. Here a directory has the name of the file
+    with the count.
+    """
     (tmp_path / "a run" / ".slurm-7").mkdir(parents=True)
     code, requeued, log = job()("exit 1")
     assert (code, requeued) == (1, None)

@@ -16,7 +16,9 @@ def torch_answers():
 
 @pytest.fixture(scope="session")
 def finite_difference():
-    """Return gradient(f, *arrays): central differences of a scalar float64 function, one array per argument."""
+    """Return gradient(f, *arrays): central differences of a scalar float64 function, one array per
+    argument.
+    """
 
     def gradient(f, *arrays, step=1e-5):
         arrays = [np.array(a, np.float64) for a in arrays]

@@ -1,4 +1,6 @@
-"""Attention: all implementations against float64, PyTorch and finite differences, for all kinds of masks."""
+"""Attention: all implementations against float64, PyTorch and finite differences, for all kinds of
+masks.
+"""
 
 import dataclasses
 import functools
@@ -66,7 +68,8 @@ def reference(q, k, v, sees, softcap=None, scale=K**-0.5):
 
 PLAIN = {"q_positions": np.arange(T), "k_positions": np.arange(T)}
 SEGMENTS = np.array([[0, 0, 0, 1, 1, 2, 2], [5, 5, 5, 5, 5, 5, 9]])
-# A cache: queries after some of the keys, empty slots (-1), keys in any order, different positions in each example.
+# A cache: queries after some of the keys, empty slots (-1), keys in any order, different positions
+# in each example.
 CACHE = {
     "q_positions": np.array([[5, 6, 7], [2, 3, 4]]),
     "k_positions": np.array([[0, 1, 2, 3, 4, 5, 6, 7], [4, 3, 2, 1, 0, -1, -1, -1]]),
@@ -84,11 +87,17 @@ MASKS = {
 
 @jax.jit
 def attend_with_both(q, k, v, options):
-    """Return outputs by implementation. The window is traced, to compile once: compiling dominates the test's time."""
-    return {name: attention_with(q, k, v, implementation=name, **options) for name in ("einsum", "xla")}
+    """Return outputs by implementation. The window is traced, to compile once: compiling dominates
+    the test's time.
+    """
+    return {
+        name: attention_with(q, k, v, implementation=name, **options) for name in ("einsum", "xla")
+    }
 
 
-@pytest.mark.parametrize(("mask", "n_kv_heads"), [*((mask, 2) for mask in MASKS), ("window", 1), ("window", 4)])
+@pytest.mark.parametrize(
+    ("mask", "n_kv_heads"), [*((mask, 2) for mask in MASKS), ("window", 1), ("window", 4)]
+)
 def test_equals_float64_for_all_masks_and_implementations(mask, n_kv_heads):
     options = {"window": UNLIMITED} | MASKS[mask]
     n_queries, n_keys = options["q_positions"].shape[-1], options["k_positions"].shape[-1]
@@ -120,9 +129,13 @@ def test_gradients_equal_finite_differences(softcap, finite_difference):
     sees = everyone(**options)
     q, k, v = inputs(batch=(1,), n_queries=3, n_keys=3)
     weights = normal(*q.shape, seed=3)
-    expected = finite_difference(lambda *qkv: np.sum(weights * reference(*qkv, sees, softcap=softcap)), q, k, v)
+    expected = finite_difference(
+        lambda *qkv: np.sum(weights * reference(*qkv, sees, softcap=softcap)), q, k, v
+    )
     for implementation in ("einsum",) if softcap else ("einsum", "xla"):
-        found = gradients(weights, options | {"softcap": softcap, "implementation": implementation})(q, k, v)
+        found = gradients(
+            weights, options | {"softcap": softcap, "implementation": implementation}
+        )(q, k, v)
         for g, e in zip(found, expected, strict=True):
             np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5)
 
@@ -161,7 +174,8 @@ def test_attention_accepts_any_leading_axes():
 
 
 def test_bfloat16_inputs_have_a_float32_softmax():
-    # 256 nearly equal weights: bfloat16 scores, or a sum in bfloat16, would have an error of several percent.
+    # 256 nearly equal weights: bfloat16 scores, or a sum in bfloat16, would have an error of
+    # several percent.
     n = 256
     q, k, v = (jnp.asarray(normal(1, n, 2, K, seed=seed), jnp.bfloat16) for seed in (0, 1, 2))
     q = q * 0.1 + 8
@@ -171,8 +185,11 @@ def test_bfloat16_inputs_have_a_float32_softmax():
     for implementation in ("einsum", "xla"):
         out = attend(q, k, v, implementation=implementation, **positions)
         assert out.dtype == jnp.bfloat16
-        # The weights and the result are rounded to bfloat16, with a relative error of at most 2^-8 each.
-        bound = 2.0**-8 * (np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees))
+        # The weights and the result are rounded to bfloat16, with a relative error of at most 2^-8
+        # each.
+        bound = 2.0**-8 * (
+            np.abs(expected) + reference(q, k, np.abs(np.asarray(v, np.float64)), sees)
+        )
         assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 1.1 * bound + 1e-5)
 
 
@@ -189,13 +206,19 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
     n = T + 1  # with documents cuDNN needs even lengths
     q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in inputs(n_queries=n, n_keys=n))
-    documents, positions = np.arange(n) // 3, {"q_positions": np.arange(n), "k_positions": np.arange(n)}
+    documents, positions = (
+        np.arange(n) // 3,
+        {"q_positions": np.arange(n), "k_positions": np.arange(n)},
+    )
     for window, segments in ((None, None), (1, None), (3, None), (None, documents), (2, documents)):
         options = {"window": window, "q_segments": segments, "k_segments": segments} | positions
-        # A new function each time: jit would reuse the implementation chosen before the platform was patched.
+        # A new function each time: jit would reuse the implementation chosen before the platform
+        # was patched.
         out = jax.jit(lambda q, o=options: attention_with(q, k, v, contiguous=True, **o))(q)
         expected = attend(q, k, v, implementation="einsum", **options)
-        np.testing.assert_allclose(np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7)
+        np.testing.assert_allclose(
+            np.float32(out), np.float32(expected), rtol=2.0**-7, atol=2.0**-7
+        )
     assert calls == ["cudnn"] * 5
 
 
@@ -209,12 +232,20 @@ def test_the_cudnn_path_has_the_same_mask_as_einsum(monkeypatch):
 )
 def test_chunked_attention_equals_einsum(window, n, softcap):
     q, k, v = inputs((2,), n_queries=n, n_keys=n)
-    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "softcap": softcap}
+    positions = {
+        "q_positions": np.arange(n),
+        "k_positions": np.arange(n),
+        "contiguous": True,
+        "softcap": softcap,
+    }
     out_gradient = normal(*q.shape, seed=3)
 
     @functools.partial(jax.jit, static_argnames="name")
     def found(q, k, v, traced, name):
-        options = positions | {"window": traced if window == "traced" else window, "implementation": name}
+        options = positions | {
+            "window": traced if window == "traced" else window,
+            "implementation": name,
+        }
         out, vjp = jax.vjp(lambda *qkv: attention_with(*qkv, **options), q, k, v)
         return out, *vjp(out_gradient)
 
@@ -223,18 +254,28 @@ def test_chunked_attention_equals_einsum(window, n, softcap):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="cuDNN needs an NVIDIA GPU")
-@pytest.mark.parametrize(("window", "segments"), [(None, None), (1, None), (100, None), (100, np.arange(256) // 70)])
+@pytest.mark.parametrize(
+    ("window", "segments"), [(None, None), (1, None), (100, None), (100, np.arange(256) // 70)]
+)
 def test_cudnn_equals_einsum(window, segments):
     n = 256
     q = jnp.asarray(normal(2, n, 4, 64), jnp.bfloat16)
     k, v = (jnp.asarray(normal(2, n, 2, 64, seed=seed), jnp.bfloat16) for seed in (1, 2))
-    positions = {"q_positions": np.arange(n), "k_positions": np.arange(n), "contiguous": True, "window": window}
+    positions = {
+        "q_positions": np.arange(n),
+        "k_positions": np.arange(n),
+        "contiguous": True,
+        "window": window,
+    }
     positions |= {"q_segments": segments, "k_segments": segments}
     outs, grads = {}, {}
     for name in ("einsum", "cudnn"):
         outs[name] = np.float32(attend(q, k, v, implementation=name, **positions))
         out_gradient = jnp.asarray(normal(*q.shape, seed=3), jnp.bfloat16)
-        grads[name] = [np.float32(g) for g in gradients(out_gradient, positions | {"implementation": name})(q, k, v)]
+        grads[name] = [
+            np.float32(g)
+            for g in gradients(out_gradient, positions | {"implementation": name})(q, k, v)
+        ]
     np.testing.assert_allclose(outs["cudnn"], outs["einsum"], rtol=2.0**-6, atol=2.0**-6)
     for a, b in zip(grads["cudnn"], grads["einsum"], strict=True):
         np.testing.assert_allclose(a, b, rtol=2.0**-5, atol=2.0**-5 * np.abs(b).max())
@@ -251,7 +292,9 @@ def test_cudnn_equals_einsum(window, segments):
     ],
 )
 def test_splash_equals_einsum(n_kv_heads, window, softcap, documents):
-    """Its kernels are interpreted here; five blocks of 128 positions. Documents restart the positions."""
+    """Its kernels are interpreted here; five blocks of 128 positions. Documents restart the
+    positions.
+    """
     n = 5 * 128
     q, k, v = inputs((2,), n_kv_heads, n_queries=n, n_keys=n)
     segments = np.stack([np.arange(n) // 70, np.arange(n) // 200]) if documents else None
@@ -269,7 +312,15 @@ def test_splash_equals_einsum(n_kv_heads, window, softcap, documents):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1, np.abs(b).max()))
 
 
-GPU = dict(platform="gpu", dtype=jnp.bfloat16, d_head=64, softcap=None, window=None, segments=False, contiguous=True)
+GPU = dict(
+    platform="gpu",
+    dtype=jnp.bfloat16,
+    d_head=64,
+    softcap=None,
+    window=None,
+    segments=False,
+    contiguous=True,
+)
 GPU |= {"n_queries": 1024}
 
 
@@ -311,14 +362,23 @@ def test_auto_chooses_the_kernel_of_the_platform_if_and_only_if_it_is_supported(
 
 
 def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
-    for change in ({}, {"softcap": 1.0, "segments": True, "contiguous": False, "dtype": jnp.float32}):
+    for change in (
+        {},
+        {"softcap": 1.0, "segments": True, "contiguous": False, "dtype": jnp.float32},
+    ):
         assert choose_implementation("einsum", **(GPU | change))[0] == "einsum"
     assert choose_implementation("xla", **(GPU | {"segments": True, "platform": "cpu"}))[0] == "xla"
-    with pytest.raises(ValueError, match=r"'xla' has no softcap \(softcap is 1.0\); use 'auto' or 'einsum'"):
+    with pytest.raises(
+        ValueError, match=r"'xla' has no softcap \(softcap is 1.0\); use 'auto' or 'einsum'"
+    ):
         choose_implementation("xla", **(GPU | {"softcap": 1.0}))
-    with pytest.raises(ValueError, match=r"'chunked' needs positions that are 0..T-1 \(contiguous is False\)"):
+    with pytest.raises(
+        ValueError, match=r"'chunked' needs positions that are 0..T-1 \(contiguous is False\)"
+    ):
         choose_implementation("chunked", **(GPU | {"contiguous": False}))
-    with pytest.raises(ValueError, match="'flash'; expected one of auto, einsum, chunked, xla, cudnn, splash"):
+    with pytest.raises(
+        ValueError, match="'flash'; expected one of auto, einsum, chunked, xla, cudnn, splash"
+    ):
         choose_implementation("flash", **GPU)
     with pytest.raises(ValueError, match="needs bfloat16 or float16 inputs"):
         attention_with(*inputs(), implementation="cudnn", **PLAIN)
@@ -328,12 +388,18 @@ def test_an_explicit_implementation_is_used_or_refused_with_a_reason():
     ("change", "message"),
     [
         ({"k": normal(2, T, 3, K), "v": normal(2, T, 3, K)}, "key heads must divide query heads"),
-        ({"k": normal(2, T, 2, K + 1), "v": normal(2, T, 2, K + 1)}, "differ in batch or head width"),
+        (
+            {"k": normal(2, T, 2, K + 1), "v": normal(2, T, 2, K + 1)},
+            "differ in batch or head width",
+        ),
         ({"v": normal(2, T + 1, 2, K)}, "keys and values differ"),
         ({"window": 0}, "at least 1"),
         ({"scale": np.ones((H, 1, 1))}, "scale is not a number; multiply the queries"),
         ({"q_segments": SEGMENTS}, "or neither"),
-        ({"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True}, "as many queries as keys"),
+        (
+            {"q": normal(2, 1, H, K), "q_positions": np.arange(1), "contiguous": True},
+            "as many queries as keys",
+        ),
     ],
 )
 def test_invalid_arguments_raise(change, message):
@@ -352,12 +418,20 @@ def test_biases_and_sinks_equal_a_plain_softmax(implementation, monkeypatch):
     arrays = {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
 
     def ours(a):
-        options = {"bias_BSH": a["bias"], "sink_H": a["sink"], "implementation": implementation, "softcap": 2.0}
+        options = {
+            "bias_BSH": a["bias"],
+            "sink_H": a["sink"],
+            "implementation": implementation,
+            "softcap": 2.0,
+        }
         return causal_attention(a["q"], a["k"], a["v"], Mask.causal(T, 5), **options)
 
     def plain(a):
         k_THK, v_THK = jnp.repeat(a["k"], H // G, axis=1), jnp.repeat(a["v"], H // G, axis=1)
-        scores_HTS = 2 * jnp.tanh(jnp.einsum("thk,shk->hts", a["q"], k_THK) / jnp.sqrt(K) / 2) + a["bias"].T[:, None]
+        scores_HTS = (
+            2 * jnp.tanh(jnp.einsum("thk,shk->hts", a["q"], k_THK) / jnp.sqrt(K) / 2)
+            + a["bias"].T[:, None]
+        )
         weights_HTS = jnp.where(Mask.causal(T, 5).visible(), jnp.exp(scores_HTS), 0)
         sums_HT = weights_HTS.sum(-1) + jnp.exp(a["sink"])[:, None]
         return jnp.einsum("hts,shk->thk", weights_HTS / sums_HT[..., None], v_THK)
@@ -368,6 +442,10 @@ def test_biases_and_sinks_equal_a_plain_softmax(implementation, monkeypatch):
     (slopes, found), (plain_slopes, expected) = map(slopes_and_values, (ours, plain))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     for name in shapes:
-        np.testing.assert_allclose(slopes[name], plain_slopes[name], rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            slopes[name], plain_slopes[name], rtol=1e-4, atol=1e-5, err_msg=name
+        )
     with pytest.raises(ValueError, match="has no bias and no sink"):
-        causal_attention(*(arrays[n] for n in "qkv"), Mask.causal(T), sink_H=arrays["sink"], implementation="xla")
+        causal_attention(
+            *(arrays[n] for n in "qkv"), Mask.causal(T), sink_H=arrays["sink"], implementation="xla"
+        )

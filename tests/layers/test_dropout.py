@@ -34,7 +34,9 @@ def test_drops_at_the_rate_and_preserves_the_expectation(rate):
 
 def test_the_gradient_has_the_same_mask_and_scale():
     x = np.ones((4, 50), np.float32)
-    y, dx = jax.jit(lambda x: (dropout(x, KEYS, 0.25), jax.grad(lambda x: jnp.sum(dropout(x, KEYS, 0.25)))(x)))(x)
+    y, dx = jax.jit(
+        lambda x: (dropout(x, KEYS, 0.25), jax.grad(lambda x: jnp.sum(dropout(x, KEYS, 0.25)))(x))
+    )(x)
     np.testing.assert_array_equal(y, dx)
 
 

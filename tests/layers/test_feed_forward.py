@@ -14,7 +14,12 @@ from lm.here import Here
 from lm.layers.feed_forward import ACTIVATIONS
 from lm.parallel.collectives import save_all_but_gathered
 
-X, W_IN, W_UP, W_OUT = normal(2, 3, 5), normal(5, 7, seed=1), normal(5, 7, seed=2), normal(7, 5, seed=3)
+X, W_IN, W_UP, W_OUT = (
+    normal(2, 3, 5),
+    normal(5, 7, seed=1),
+    normal(5, 7, seed=2),
+    normal(7, 5, seed=3),
+)
 B_IN, B_UP, B_OUT = normal(7, seed=4), normal(7, seed=5), normal(5, seed=6)
 
 
@@ -26,19 +31,31 @@ def apply(function, names: str, x, *arrays, activation):
 
 
 def mlp(x, w_in, w_out, b_in=None, b_out=None, *, activation):
-    return apply(model.mlp, "w_in_DF w_out_FD b_in_F b_out_D", x, w_in, w_out, b_in, b_out, activation=activation)
+    return apply(
+        model.mlp,
+        "w_in_DF w_out_FD b_in_F b_out_D",
+        x,
+        w_in,
+        w_out,
+        b_in,
+        b_out,
+        activation=activation,
+    )
 
 
 def glu(x, w_gate, w_up, w_down, b_gate=None, b_up=None, b_down=None, *, activation):
     names = "w_gate_DF w_up_DF w_down_FD b_gate_F b_up_F b_down_D"
-    return apply(model.glu, names, x, w_gate, w_up, w_down, b_gate, b_up, b_down, activation=activation)
+    return apply(
+        model.glu, names, x, w_gate, w_up, w_down, b_gate, b_up, b_down, activation=activation
+    )
 
 
 @pytest.mark.parametrize("name", ["relu", "silu", "gelu", "gelu_tanh"])
 def test_activations_equal_torch(name, torch_answers):
     a = torch_answers["activations"]
     out = np.asarray(jax.jit(ACTIVATIONS[name])(np.float32(a["x"])))
-    # For large negative x the tanh form computes 1 + tanh near 0: its error is a rounding near 1, times x / 2.
+    # For large negative x the tanh form computes 1 + tanh near 0: its error is a rounding near 1,
+    # times x / 2.
     assert np.all(np.abs(out - a[name]) <= 1e-6 * np.abs(a[name]) + 2.0**-23 * np.abs(a["x"]))
 
 
@@ -56,13 +73,17 @@ def test_mlp_and_glu_equal_numpy_with_and_without_biases():
         gate, up = x @ W_IN + (b_in is not None) * B_IN, x @ W_UP + (b_in is not None) * B_UP
         for name, f in numpy_model.ACTIVATIONS.items():
             with_mlp = mlp(X, W_IN, W_OUT, activation=name, b_in=b_in, b_out=b_out)
-            with_glu = glu(X, W_IN, W_UP, W_OUT, activation=name, b_gate=b_in, b_up=b_up, b_down=b_out)
+            with_glu = glu(
+                X, W_IN, W_UP, W_OUT, activation=name, b_gate=b_in, b_up=b_up, b_down=b_out
+            )
             for found, hidden in ((with_mlp, f(gate)), (with_glu, f(gate) * up)):
                 expected = hidden @ W_OUT + (b_in is not None) * B_OUT
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other backends compute activations in 16 bits")
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="other backends compute activations in 16 bits"
+)
 @pytest.mark.parametrize("name", ["silu", slow("gelu"), slow("gelu_tanh")])
 def test_16_bit_activations_are_rounded_once_on_a_cpu(name):
     x = jnp.asarray(np.linspace(-4, 4, 999), jnp.bfloat16)[:, None]
@@ -80,15 +101,22 @@ def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activatio
     def plain_mlp(x, w_in, w_out):
         return ACTIVATIONS[name](x @ w_in) @ w_out
 
-    for f, plain, weights in ((glu, plain_glu, (W_IN, W_UP, W_OUT)), (mlp, plain_mlp, (W_IN, W_OUT))):
+    for f, plain, weights in (
+        (glu, plain_glu, (W_IN, W_UP, W_OUT)),
+        (mlp, plain_mlp, (W_IN, W_OUT)),
+    ):
         y, vjp = jax.vjp(lambda *a, f=f: f(*a, activation=name), X, *weights)
         expected = jax.vjp(plain, X, *weights)[1](y)
         for a, b in zip(vjp(y), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-        outer = jax.checkpoint(lambda *a, f=f: f(*a, activation=name), policy=save_all_but_gathered)  # as under fsdp
+        outer = jax.checkpoint(
+            lambda *a, f=f: f(*a, activation=name), policy=save_all_but_gathered
+        )  # as under fsdp
         for found in (vjp, jax.vjp(outer, X, *weights)[1]):
             hidden = [a for a in jax.tree.leaves(found) if a.size == 2 * 3 * 7]
-            assert len(hidden) == len(weights)  # the inputs of the activation and of the last product
+            assert len(hidden) == len(
+                weights
+            )  # the inputs of the activation and of the last product
 
 
 def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weights():
@@ -106,7 +134,8 @@ def test_default_widths_of_glu_are_the_nearest_multiples_of_64_and_those_of_mlp_
     def of_glu(d_model):
         return model.default_d_ff(ModelConfig(ffn="glu", d_model=d_model))
 
-    # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64. 64 is the least width.
+    # 1344: CS336. 2048: exactly 8/3 of 768. 8/3 of 4096 is 170.67 * 64, rounded up to 171 * 64. 64
+    # is the least width.
     assert [of_glu(d_model) for d_model in (512, 768, 4096, 8)] == [1344, 2048, 10944, 64]
     assert max(abs(of_glu(d_model) - 8 / 3 * d_model) for d_model in range(24, 600)) <= 32
     assert model.default_d_ff(ModelConfig(ffn="mlp", d_model=512)) == 2048

@@ -14,7 +14,9 @@ from lm.past import Past
 B, T, K = 2, 150, 8  # not a multiple of 64
 RNG = np.random.default_rng(0)
 STARTS = np.zeros((B, T), bool)
-STARTS[0, [1, 63, 64, 100, 101]] = STARTS[1, 149] = True  # at the borders of chunks, within them, and none in one
+STARTS[0, [1, 63, 64, 100, 101]] = STARTS[1, 149] = (
+    True  # at the borders of chunks, within them, and none in one
+)
 
 
 def by_position(inputs, starts_BT):
@@ -29,7 +31,9 @@ def by_position(inputs, starts_BT):
     return jax.vmap(lambda x: jax.lax.scan(step, jnp.zeros((K, K)), x)[1])((inputs, starts_BT))
 
 
-@pytest.mark.parametrize("decay", [0.05, 300.0])  # with the second, exp of an unmasked difference is infinite
+@pytest.mark.parametrize(
+    "decay", [0.05, 300.0]
+)  # with the second, exp of an unmasked difference is infinite
 def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
     """Keys repeat, so that the system of equations is far from the identity."""
     q_BTK, k_BTK, v_BTK = RNG.standard_normal((3, B, T, K))
@@ -43,10 +47,14 @@ def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
         return past.recurrence(None, "delta", chunk, jnp.zeros((K, K)), inputs, 64)
 
     def value_and_gradients(f):
-        return jax.jit(jax.value_and_grad(lambda x: (jnp.sum(jnp.sin(o := f(x))), o), has_aux=True))(inputs)
+        return jax.jit(
+            jax.value_and_grad(lambda x: (jnp.sum(jnp.sin(o := f(x))), o), has_aux=True)
+        )(inputs)
 
     with jax.enable_x64(True):
-        (_, expected), gradients = value_and_gradients(lambda x: by_position(x, jnp.asarray(STARTS)))
+        (_, expected), gradients = value_and_gradients(
+            lambda x: by_position(x, jnp.asarray(STARTS))
+        )
         (_, found), ours = value_and_gradients(chunked)
     for x, y in zip((found, *ours), (expected, *gradients), strict=True):
         assert x.dtype == np.float64
@@ -55,6 +63,8 @@ def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
 
 def test_the_backward_pass_keeps_no_matrix_of_the_pairs_of_a_chunk():
     c, tokens_BT = tiny(model={"gated_delta": "all"}).model, np.zeros((1, 2 * CHUNK), int)
-    f = jax.checkpoint(lambda params: model.logits(params, c, tokens_BT), policy=save_all_but_gathered)  # as under fsdp
+    f = jax.checkpoint(
+        lambda params: model.logits(params, c, tokens_BT), policy=save_all_but_gathered
+    )  # as under fsdp
     kept = jax.tree.leaves(jax.eval_shape(lambda params: jax.vjp(f, params)[1], redrawn(c)))
     assert not [x for x in kept if getattr(x, "shape", ())[-2:] == (CHUNK, CHUNK)]

@@ -40,9 +40,13 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("equation", PRODUCTS)
 def test_16_bit_products_round_only_factors_and_results(equation):
-    """Values and gradients are exact products of rounded factors; a 16-bit result is rounded once more."""
+    """Values and gradients are exact products of rounded factors; a 16-bit result is rounded once
+    more.
+    """
     product, of_x, of_w = PRODUCTS[equation]
-    x, w = (jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate((of_x, of_w)))
+    x, w = (
+        jnp.asarray(normal(*shape, seed=i), jnp.bfloat16) for i, shape in enumerate((of_x, of_w))
+    )
     y, vjp = jax.vjp(jax.jit(product), x, w.astype(jnp.float32))
     g = jnp.asarray(normal(*y.shape, seed=3), jnp.bfloat16)
     x64, w64, g64 = (np.asarray(a, np.float64) for a in (x, w, g))
@@ -62,11 +66,15 @@ def test_16_bit_products_round_only_factors_and_results(equation):
 
 def test_a_weight_that_does_not_fit_is_an_error():
     """Even if x has a size that could be reshaped to fit."""
-    with pytest.raises(ValueError, match=r"x \(4, 6, 8\) does not end in the first axes of the weight \(16, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"x \(4, 6, 8\) does not end in the first axes of the weight \(16, 5\)"
+    ):
         einsum("BTD,DF->BTF", jnp.ones((4, 6, 8)), jnp.ones((16, 5)))
 
 
-@pytest.mark.parametrize("equation", ["BTD,FD->BTF", "BTD,DF->BFT", "BTD,DF->BTDF", "BTHK,KHD->BTD"])
+@pytest.mark.parametrize(
+    "equation", ["BTD,FD->BTF", "BTD,DF->BFT", "BTD,DF->BTDF", "BTHK,KHD->BTD"]
+)
 def test_equations_of_other_products_are_refused(equation):
     """They would be computed as another product in silence."""
     with pytest.raises(ValueError, match="the weight must begin with the last axes of x"):

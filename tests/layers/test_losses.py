@@ -1,4 +1,6 @@
-"""Cross-entropy, unchunked and chunked: against float64, finite differences and PyTorch, and its memory."""
+"""Cross-entropy, unchunked and chunked: against float64, finite differences and PyTorch, and its
+memory.
+"""
 
 import functools
 
@@ -43,13 +45,17 @@ def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
 
 def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, transposed=False):
     head = Head(w, bias, softcap, transposed)
-    sums = chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss)
+    sums = chunked_softmax_cross_entropy(
+        h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss
+    )
     return sums.objective, sums.weight
 
 
 @functools.cache  # compiling dominates the time
 def sums_and_gradients(f, **options):
-    """Return a function that returns (loss_sum, weight_sum) and the gradients of 3 loss_sum / weight_sum."""
+    """Return a function that returns (loss_sum, weight_sum) and the gradients of 3 loss_sum /
+    weight_sum.
+    """
 
     def loss(*args):
         loss_sum, weight_sum = f(*args, **options)
@@ -65,7 +71,9 @@ def sums_and_gradients(f, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"softcap": 3.0, "z_loss": 0.1}])
-def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(options, finite_difference):
+def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(
+    options, finite_difference
+):
     def loss64(h, w, bias, weights):
         return 3 * reference(h, w, bias, weights, **options) / weights.sum()
 
@@ -82,12 +90,16 @@ def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(option
 @pytest.mark.parametrize("chunk_size", [1, 6, 1000])
 def test_chunked_equals_whole_for_any_chunk_size(chunk_size):
     (loss, count), gradients = sums_and_gradients(whole)(H, W, BIAS, WEIGHTS)
-    (chunked_loss, chunked_count), found = sums_and_gradients(chunked, chunk_size=chunk_size)(H, W, BIAS, WEIGHTS)
+    (chunked_loss, chunked_count), found = sums_and_gradients(chunked, chunk_size=chunk_size)(
+        H, W, BIAS, WEIGHTS
+    )
     np.testing.assert_allclose(chunked_loss, loss, rtol=1e-6)
     assert chunked_count == count
     for g, e in zip(found, gradients, strict=True):
         np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-6)
-    undifferentiated = jax.jit(functools.partial(chunked, chunk_size=chunk_size))(H, W, BIAS, WEIGHTS)
+    undifferentiated = jax.jit(functools.partial(chunked, chunk_size=chunk_size))(
+        H, W, BIAS, WEIGHTS
+    )
     np.testing.assert_allclose(undifferentiated[0], loss, rtol=1e-6)
 
 
@@ -103,7 +115,9 @@ def test_a_tied_head_is_the_transposed_embedding_table():
 def test_bias_and_weights_may_be_absent():
     zeros, ones = np.zeros(V, np.float32), np.ones((B, T), np.float32)
     for f in (whole, chunked):
-        without = jax.jit(jax.value_and_grad(lambda h, w, f=f: f(h, w, None, None)[0], (0, 1)))(H, W)
+        without = jax.jit(jax.value_and_grad(lambda h, w, f=f: f(h, w, None, None)[0], (0, 1)))(
+            H, W
+        )
         (loss, count), (d_h, d_w, _, _) = sums_and_gradients(f)(H, W, zeros, ones)
         assert count == B * T
         np.testing.assert_allclose(without[0], loss, rtol=1e-6)
@@ -115,16 +129,26 @@ def test_equals_torch(torch_answers):
     a = torch_answers["losses"]
     logits = np.float32(a["logits"])
     np.testing.assert_allclose(nll(logits, np.array(a["targets"])), a["nll"], rtol=1e-5, atol=1e-6)
-    gradient = jax.jit(jax.grad(lambda logits: softmax_cross_entropy(logits, a["targets"])[0]))(logits)
+    gradient = jax.jit(jax.grad(lambda logits: softmax_cross_entropy(logits, a["targets"])[0]))(
+        logits
+    )
     np.testing.assert_allclose(gradient, a["d_logits"], rtol=1e-5, atol=1e-6)
 
 
 def test_losses_accept_any_leading_axes():
     h, targets = np.stack([H, 2 * H, H - 1, H]), np.stack([TARGETS] * 4)
-    f = jax.jit(lambda h, targets: chunked_softmax_cross_entropy(h, Head(W, BIAS), targets, chunk_size=24)[0])
-    expected = jax.jit(lambda h, targets: softmax_cross_entropy(head_logits(h, Head(W, BIAS)), targets)[0])
+    f = jax.jit(
+        lambda h, targets: chunked_softmax_cross_entropy(h, Head(W, BIAS), targets, chunk_size=24)[
+            0
+        ]
+    )
+    expected = jax.jit(
+        lambda h, targets: softmax_cross_entropy(head_logits(h, Head(W, BIAS)), targets)[0]
+    )
     np.testing.assert_allclose(f(h, targets), expected(h, targets), rtol=1e-6)
-    np.testing.assert_allclose(f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6)
+    np.testing.assert_allclose(
+        f(h[0, 0], targets[0, 0]), expected(h[0, 0], targets[0, 0]), rtol=1e-6
+    )
 
 
 def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
@@ -140,7 +164,8 @@ def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
     np.testing.assert_allclose(a, b, rtol=1e-6)
     assert [g.dtype for g in gradients] == [jnp.bfloat16] + 3 * [jnp.float32]
     for g, e in zip(gradients, whole_gradients, strict=True):
-        # The factor 3 / weight_sum is applied before or after rounding to bfloat16: two roundings of 2^-8 on each side.
+        # The factor 3 / weight_sum is applied before or after rounding to bfloat16: two roundings
+        # of 2^-8 on each side.
         g, e = np.float32(g), np.float32(e)
         np.testing.assert_allclose(g, e, rtol=4 * 2.0**-8, atol=2.0**-8 * np.abs(e).max())
 
@@ -151,7 +176,9 @@ def largest_intermediate(f, *args):
     def arrays(jaxpr):
         for equation in jaxpr.eqns:
             yield from (out.aval.size for out in equation.outvars if hasattr(out.aval, "size"))
-            for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            for inner in jax.tree.leaves(
+                list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")
+            ):
                 if isinstance(inner, jax_core.ClosedJaxpr | jax_core.Jaxpr):
                     yield from arrays(getattr(inner, "jaxpr", inner))
 
@@ -167,8 +194,12 @@ def test_the_chunked_loss_has_no_intermediate_as_large_as_all_logits(transposed)
     def loss(h, w, chunk_size):
         if chunk_size is None:
             return softmax_cross_entropy(head_logits(h, Head(w, transposed=transposed)), targets)[0]
-        return chunked_softmax_cross_entropy(h, Head(w, transposed=transposed), targets, chunk_size=chunk_size)[0]
+        return chunked_softmax_cross_entropy(
+            h, Head(w, transposed=transposed), targets, chunk_size=chunk_size
+        )[0]
 
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
-        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v  # the unchunked loss has all logits
+        assert (
+            largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v
+        )  # the unchunked loss has all logits
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v

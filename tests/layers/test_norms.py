@@ -1,4 +1,6 @@
-"""RMSNorm and the LayerNorm algorithms: within rounding of float64, at hard inputs, and against PyTorch."""
+"""RMSNorm and the LayerNorm algorithms: within rounding of float64, at hard inputs, and against
+PyTorch.
+"""
 
 import dataclasses
 import functools
@@ -27,8 +29,13 @@ def compiled(x, scale, bias, algorithms, **options):
 
 
 def norms(x, scale=None, bias=None, *, algorithms=tuple(LAYER_NORMS), **options):
-    """Return outputs by algorithm as float64, compiled as one function, because compiling dominates the time."""
-    return {k: np.asarray(y, np.float64) for k, y in compiled(x, scale, bias, algorithms, **options).items()}
+    """Return outputs by algorithm as float64, compiled as one function, because compiling dominates
+    the time.
+    """
+    return {
+        k: np.asarray(y, np.float64)
+        for k, y in compiled(x, scale, bias, algorithms, **options).items()
+    }
 
 
 jit_rms_norm = jax.jit(rms_norm, static_argnames="eps")
@@ -46,12 +53,16 @@ def value_and_pullback(f, x, g):
 
 
 def reference(x, scale=1.0, bias=0.0, *, algorithm="two_pass", ddof=0):
-    c = dataclasses.replace(ModelConfig(), norm="layer", norm_algorithm=algorithm, norm_ddof=ddof, norm_eps=EPS)
+    c = dataclasses.replace(
+        ModelConfig(), norm="layer", norm_algorithm=algorithm, norm_ddof=ddof, norm_eps=EPS
+    )
     return numpy_model.norm(c, {"scale_D": scale, "bias_D": bias}, np.asarray(x, np.float64))
 
 
 def rounding(x, y):
-    """Return a bound of the error in float32: log2(n) roundings of the mean's pairwise sum, and a few of the result."""
+    """Return a bound of the error in float32: log2(n) roundings of the mean's pairwise sum, and a
+    few of the result.
+    """
     x = np.asarray(x, np.float64)
     sigma = np.sqrt(x.var(-1, keepdims=True) + EPS)
     largest = np.abs(x).max(-1, keepdims=True)
@@ -80,22 +91,32 @@ def test_equals_float64_at_all_widths_and_offsets_and_with_an_outlier(width, opt
 def test_constant_rows_give_the_bias_and_a_finite_gradient(algorithm):
     x = np.repeat(np.float32([[0], [1], [-1 / 3], [1234.5]]), 100, axis=1)
     scale, bias = np.full(100, 2, np.float32), np.arange(100, dtype=np.float32)
-    y, dx = value_and_pullback(lambda x: layer_norm(x, scale, bias, algorithm=algorithm), x, normal(*x.shape))
+    y, dx = value_and_pullback(
+        lambda x: layer_norm(x, scale, bias, algorithm=algorithm), x, normal(*x.shape)
+    )
     assert np.all(np.abs(y - bias) <= 2 * rounding(x, np.zeros_like(x)) + 2 * UNIT * bias)
     assert np.all(np.isfinite(dx))
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "ddof"), [("two_pass", 0), ("welford", 0), ("chan", 0), ("chan", 1), ("running_mean", 0)]
+    ("algorithm", "ddof"),
+    [("two_pass", 0), ("welford", 0), ("chan", 0), ("chan", 1), ("running_mean", 0)],
 )
 def test_gradients_equal_finite_differences(algorithm, ddof, finite_difference):
-    x, scale, bias, weights = 2 + normal(2, 3, 7), 1 + normal(7, seed=1) / 4, normal(7, seed=2), normal(2, 3, 7, seed=3)
+    x, scale, bias, weights = (
+        2 + normal(2, 3, 7),
+        1 + normal(7, seed=1) / 4,
+        normal(7, seed=2),
+        normal(2, 3, 7, seed=3),
+    )
 
     def loss64(*args):
         return np.sum(weights * reference(*args, algorithm=algorithm, ddof=ddof) ** 2)
 
     def loss(*args):
-        return jnp.sum(weights * layer_norm(*args, algorithm=algorithm, ddof=ddof, block_size=3) ** 2)
+        return jnp.sum(
+            weights * layer_norm(*args, algorithm=algorithm, ddof=ddof, block_size=3) ** 2
+        )
 
     gradients = jax.jit(jax.grad(loss, (0, 1, 2)))(x, scale, bias)
     for g, expected in zip(gradients, finite_difference(loss64, x, scale, bias), strict=True):
@@ -107,7 +128,9 @@ def test_exact_algorithms_have_the_same_gradient_at_a_large_offset():
 
     @jax.jit
     def gradients(x, centred):
-        pullbacks = [jax.vjp(lambda x, a=a: layer_norm(x, None, None, algorithm=a), x)[1] for a in EXACT]
+        pullbacks = [
+            jax.vjp(lambda x, a=a: layer_norm(x, None, None, algorithm=a), x)[1] for a in EXACT
+        ]
         expected = jax.vjp(lambda x: layer_norm(x, None, None), centred)[1](g)[0]
         return expected, [pullback(g)[0] for pullback in pullbacks]
 
@@ -123,27 +146,34 @@ def test_equals_torch(torch_answers):
     np.testing.assert_allclose(jit_rms_norm(x, scale), a["rms_norm"], rtol=1e-6, atol=1e-6)
     for algorithm in EXACT:
         g = 3 * np.float32(a["layer_norm"]) ** 2
-        y, dx = value_and_pullback(lambda x, b=algorithm: layer_norm(x, scale, bias, algorithm=b), x, g)
+        y, dx = value_and_pullback(
+            lambda x, b=algorithm: layer_norm(x, scale, bias, algorithm=b), x, g
+        )
         np.testing.assert_allclose(y, a["layer_norm"], rtol=2e-6, atol=2e-6)
         np.testing.assert_allclose(dx, a["layer_norm_d_x"], rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_16_bit_inputs_have_float32_statistics_and_a_16_bit_result(dtype):
-    # The squares of 300 overflow float16; sums of 4096 features in 16 bits would be wrong in the first digit.
+    # The squares of 300 overflow float16; sums of 4096 features in 16 bits would be wrong in the
+    # first digit.
     x = jnp.asarray(normal(4, 4096) + 300, dtype)
     x64 = np.asarray(x, np.float64)
     scale = 1 + normal(4096, seed=1) / 8
     expected = {name: reference(x64, scale, algorithm=name) for name in LAYER_NORMS}
     expected["rms_norm"] = x64 / np.sqrt(np.mean(x64**2, -1, keepdims=True) + EPS) * scale
-    functions = {name: functools.partial(layer_norm, bias=None, algorithm=name) for name in LAYER_NORMS}
+    functions = {
+        name: functools.partial(layer_norm, bias=None, algorithm=name) for name in LAYER_NORMS
+    }
     functions["rms_norm"] = rms_norm
     outs = jax.jit(lambda x, scale: {name: f(x, scale) for name, f in functions.items()})(x, scale)
     half_a_step = jnp.finfo(dtype).eps / 2
     for name, y in expected.items():
         error = np.abs(np.asarray(outs[name], np.float64) - y)
         assert np.all(error <= half_a_step * np.abs(y) + 2 * rounding(x64, y)), name
-        d_x, d_scale = jax.eval_shape(lambda x, s, f=functions[name]: jax.vjp(f, x, s)[1](x), x, scale)
+        d_x, d_scale = jax.eval_shape(
+            lambda x, s, f=functions[name]: jax.vjp(f, x, s)[1](x), x, scale
+        )
         assert (outs[name].dtype, d_x.dtype, d_scale.dtype) == (dtype, dtype, jnp.float32), name
 
 
@@ -155,8 +185,12 @@ def test_rms_norm_has_eps_inside_the_root_and_the_right_gradient(finite_differen
 
     np.testing.assert_allclose(jit_rms_norm(x, scale, eps=1e-4), reference64(x, scale), rtol=1e-6)
     weights = normal(3, 5, seed=2)
-    gradients = jax.jit(jax.grad(lambda x, s: jnp.sum(weights * rms_norm(x, s, eps=1e-4)), (0, 1)))(x, scale)
-    expected = finite_difference(lambda x, s: np.sum(weights * reference64(x, s)), x, scale, step=1e-6)
+    gradients = jax.jit(jax.grad(lambda x, s: jnp.sum(weights * rms_norm(x, s, eps=1e-4)), (0, 1)))(
+        x, scale
+    )
+    expected = finite_difference(
+        lambda x, s: np.sum(weights * reference64(x, s)), x, scale, step=1e-6
+    )
     for g, e in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(g, e, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(jit_rms_norm(x, None), jit_rms_norm(x, np.ones(5, np.float32)))
@@ -175,7 +209,11 @@ def test_scale_and_bias_are_optional_and_leading_axes_arbitrary():
 @pytest.mark.parametrize(
     ("width", "options", "message"),
     [
-        (4, {"algorithm": "naive"}, "'naive'; expected one of two_pass, welford, chan, running_mean"),
+        (
+            4,
+            {"algorithm": "naive"},
+            "'naive'; expected one of two_pass, welford, chan, running_mean",
+        ),
         (4, {"ddof": 4}, "ddof is 4 at width 4"),
         (4, {"ddof": -1}, "ddof is -1"),
         (4, {"algorithm": "running_mean", "ddof": 1}, "leave it at 0"),

@@ -18,7 +18,9 @@ def rotate(x, positions, theta=10000.0, pairing="adjacent"):
     """Apply RoPE in float64 as a product of complex numbers."""
     d_head = x.shape[-1]
     x = x.astype(np.float64)
-    angles = np.asarray(positions)[..., None, None] * theta ** (-2 * np.arange(d_head // 2) / d_head)
+    angles = np.asarray(positions)[..., None, None] * theta ** (
+        -2 * np.arange(d_head // 2) / d_head
+    )
     if pairing == "adjacent":
         z = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
         return np.stack([z.real, z.imag], -1).reshape(x.shape)
@@ -35,7 +37,8 @@ def test_rope_equals_complex_rotation(pairing, theta):
     assert cos.shape == sin.shape == (2, 5, 4)
     assert cos.dtype == sin.dtype == jnp.float32
     out = jit_rope(x, cos, sin, pairing=pairing)
-    # The angle has three roundings (of the exponent, the frequency, the product), and its error rotates x by as much.
+    # The angle has three roundings (of the exponent, the frequency, the product), and its error
+    # rotates x by as much.
     bound = 8 * UNIT * (1 + positions[..., None, None]) * np.abs(x).max()
     assert np.all(np.abs(np.asarray(out) - rotate(x, positions, theta, pairing)) <= bound)
 
@@ -45,7 +48,9 @@ def test_a_narrow_table_rotates_the_first_features_only(pairing):
     x, table = normal(4, 3, 8), jit_table(np.arange(4), 6)
     out = np.asarray(jit_rope(x, *table, pairing=pairing))
     np.testing.assert_array_equal(out[..., 6:], x[..., 6:])
-    np.testing.assert_allclose(out[..., :6], rotate(x[..., :6], np.arange(4), pairing=pairing), atol=1e-5)
+    np.testing.assert_allclose(
+        out[..., :6], rotate(x[..., :6], np.arange(4), pairing=pairing), atol=1e-5
+    )
 
 
 def test_linear_scaling_equals_positions_divided_by_the_factor():
@@ -55,7 +60,9 @@ def test_linear_scaling_equals_positions_divided_by_the_factor():
 
 def test_rope_accepts_any_leading_axes():
     x, table = normal(2, 3, 4, 2, 6), jit_table(np.arange(4), 6)
-    np.testing.assert_allclose(np.asarray(jit_rope(x, *table))[1, 2], jit_rope(x[1, 2], *table), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(jit_rope(x, *table))[1, 2], jit_rope(x[1, 2], *table), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_16_bit_inputs_are_rotated_in_float32():
@@ -65,7 +72,9 @@ def test_16_bit_inputs_are_rotated_in_float32():
     out, vjp = jax.vjp(lambda x: jit_rope(x, *table), x)
     assert out.dtype == jax.eval_shape(vjp, out)[0].dtype == jnp.bfloat16
     expected = rotate(np.asarray(x, np.float64), positions)
-    assert np.all(np.abs(np.asarray(out, np.float64) - expected) <= 2.0**-8 * np.abs(expected) + 1e-3)
+    assert np.all(
+        np.abs(np.asarray(out, np.float64) - expected) <= 2.0**-8 * np.abs(expected) + 1e-3
+    )
 
 
 @pytest.mark.parametrize("order", ["sine_first", "cosine_first"])

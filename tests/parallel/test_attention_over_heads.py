@@ -1,4 +1,6 @@
-"""cuDNN's attention under a mesh whose other axes are mapped, with another implementation in its place on CPUs."""
+"""cuDNN's attention under a mesh whose other axes are mapped, with another implementation in its
+place on CPUs.
+"""
 
 import pytest
 from running import python

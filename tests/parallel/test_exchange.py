@@ -1,4 +1,6 @@
-"""Exchange of results and errors through the key-value store. The processes of a test run one after the other."""
+"""Exchange of results and errors through the key-value store. The processes of a test run one after
+the other.
+"""
 
 import contextlib
 import hashlib
@@ -29,7 +31,9 @@ class Store(dict):
 
 @pytest.fixture
 def process(monkeypatch):
-    """Return process(i, function, *args), which calls the function as process i of three. Each i is used once."""
+    """Return process(i, function, *args), which calls the function as process i of three. Each i is
+    used once.
+    """
     service = types.SimpleNamespace(client=Store(), num_processes=3)
     monkeypatch.setattr(processes, "_coordination", lambda: service)
     monkeypatch.setattr(jax, "process_count", lambda: 3)
@@ -64,7 +68,9 @@ def test_all_processes_get_the_result_of_the_first(process):
         (None, TemporaryError, "TypeError"),  # the result is not JSON
     ],
 )
-def test_an_exception_in_process_0_ends_the_processes_that_wait_for_it(process, monkeypatch, error, kind, message):
+def test_an_exception_in_process_0_ends_the_processes_that_wait_for_it(
+    process, monkeypatch, error, kind, message
+):
     monkeypatch.setattr(processes.os, "_exit", lambda code: None)
     monkeypatch.setattr(processes, "GRACE_SECONDS", 0)
     arguments = (fail, error) if error else (object,)
@@ -115,7 +121,11 @@ def test_a_process_that_does_not_respond_is_named(process, monkeypatch):
 
 
 def test_a_lost_connection_is_a_temporary_error(process, monkeypatch):
-    unavailable = jax.errors.JaxRuntimeError("UNAVAILABLE: failed to connect to all addresses\nmore")
+    unavailable = jax.errors.JaxRuntimeError(
+        "UNAVAILABLE: failed to connect to all addresses\nmore"
+    )
     monkeypatch.setattr(Store, "blocking_key_value_get", lambda *_: fail(unavailable))
-    with pytest.raises(TemporaryError, match=r"the connection to process 0 was lost: .*UNAVAILABLE.*addresses$"):
+    with pytest.raises(
+        TemporaryError, match=r"the connection to process 0 was lost: .*UNAVAILABLE.*addresses$"
+    ):
         process(1, processes.from_first, fail)

@@ -1,4 +1,6 @@
-"""The error in each process names the missing process or the wrong argument. Threads simulate processes."""
+"""The error in each process names the missing process or the wrong argument. Threads simulate
+processes.
+"""
 
 import contextlib
 import socket
@@ -12,7 +14,9 @@ from lm.parallel import rendezvous
 from lm.parallel.rendezvous import meet
 
 
-def meet_all(*processes: tuple[int, int], address: str | None = None, timeout: float = 30) -> list[UserError | None]:
+def meet_all(
+    *processes: tuple[int, int], address: str | None = None, timeout: float = 30
+) -> list[UserError | None]:
     """Return what `meet` raises in each process, given as (num_processes, process_id)."""
     address = address or f"localhost:{free_ports(1)[0]}"
     problems = [None] * len(processes)
@@ -47,7 +51,10 @@ def test_missing_processes_are_named_in_all_others():
     problems = meet_all((4, 2), (4, 0), timeout=0.5)
     for problem in problems:
         assert isinstance(problem, TemporaryError)
-        assert "processes 1, 3 of 4 did not connect to process 0 within 0.5 s (--connect_timeout)" in str(problem)
+        assert (
+            "processes 1, 3 of 4 did not connect to process 0 within 0.5 s (--connect_timeout)"
+            in str(problem)
+        )
 
 
 def test_an_interrupted_process_0_does_not_let_the_others_go_on(monkeypatch):

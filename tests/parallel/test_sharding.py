@@ -38,7 +38,8 @@ MODELS = {
         }
     },
     "dropout": {"model": {"tie_embeddings": True, "dropout": 0.1}},
-    # The devices exchange parts of matrices for whole ones: cases with fewer and with more matrices than devices.
+    # The devices exchange parts of matrices for whole ones: cases with fewer and with more matrices
+    # than devices.
     "muon": {"optimizer": {"name": "muon"}, "model": {"n_layers": 3}},
     "normuon": {"optimizer": {"name": "normuon"}, "model": {"ffn": "moe", "n_experts": 4}},
     "muonh": {"optimizer": {"name": "muonh"}},
@@ -51,12 +52,16 @@ MESHES = [
     [1, 2, 2, 2],
 ]  # fmt: skip
 ONE = dict.fromkeys(MESH_AXES, 1)
-ALL_MESHES = [list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) == 8]
+ALL_MESHES = [
+    list(sizes) for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) == 8
+]
 
 
-# XLA's CPU compiler removes the barriers of jax.checkpoint before it merges equal operations. The compilers for GPUs
-# and TPUs keep them, as does the CPU compiler without these passes.
-KEEP_BARRIERS = {"XLA_FLAGS": "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"}
+# XLA's CPU compiler removes the barriers of jax.checkpoint before it merges equal operations. The
+# compilers for GPUs and TPUs keep them, as does the CPU compiler without these passes.
+KEEP_BARRIERS = {
+    "XLA_FLAGS": "--xla_disable_hlo_passes=optimization-barrier-expander,cse_barrier_expander"
+}
 
 
 def assert_equal(found: dict, reference: dict) -> None:
@@ -70,7 +75,8 @@ def assert_equal(found: dict, reference: dict) -> None:
 def composed(state: dict) -> dict:
     """Replace SOAP's eigenvectors q by q diag(q^T l q) q^T.
 
-    This is continuous where q is not: q has any sign, and amplifies rounding where two eigenvalues of l are close.
+    This is continuous where q is not: q has any sign, and amplifies rounding where two eigenvalues
+    of l are close.
     """
     found = dict(state)
     for name in (name for name in state if "/q_left" in name or "/q_right" in name):
@@ -82,8 +88,13 @@ def composed(state: dict) -> dict:
 
 
 def meshes_of(model: str) -> list[list[int]]:
-    """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads", else one."""
-    few, no_sequence = [mesh for mesh in ALL_MESHES if mesh[2] <= 2], [[2, 2, 2, 1]]  # see test_what_cannot_be_sharded
+    """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads",
+    else one.
+    """
+    few, no_sequence = (
+        [mesh for mesh in ALL_MESHES if mesh[2] <= 2],
+        [[2, 2, 2, 1]],
+    )  # see test_what_cannot_be_sharded
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
     found = {"modern": few, "eight heads": many, "dropout": no_sequence, "normuon": no_sequence}
     return (found | {"muon": [[1, 8, 1, 1], [1, 4, 2, 1]]}).get(model, [[1, 2, 2, 2]])
@@ -115,12 +126,20 @@ def test_bfloat16_losses_on_a_mesh_stay_close_to_those_of_one_device(tmp_path):
 @pytest.mark.slow
 def test_bfloat16_products_gather_nothing_over_tensor(tmp_path):
     """The partitioner does not support layout constraints, and would gather a constrained array."""
-    case = {"mesh": [1, 4, 2, 1], "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}}, "hlo": True}
-    gathers = [c for c in parse_collectives(on_devices(tmp_path, 8, [case])[1][0]) if c.kind == "all-gather"]
+    case = {
+        "mesh": [1, 4, 2, 1],
+        "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}},
+        "hlo": True,
+    }
+    gathers = [
+        c
+        for c in parse_collectives(on_devices(tmp_path, 8, [case])[1][0])
+        if c.kind == "all-gather"
+    ]
     assert {c.n for c in gathers} == {4}
 
 
-# ---- Communication -------------------------------------------------------------------------------------------------
+# ---- Communication -------------------------------------------------------------------------------
 
 SCANNED = {"model": {"scan_layers": True, "n_layers": 3, "vocab_size": 20}}
 WIDE = {  # so wide that gains and scalars, which the estimate omits, are less than 1 %
@@ -129,8 +148,18 @@ WIDE = {  # so wide that gains and scalars, which the estimate omits, are less t
 }
 COUNTED = [
     *((WIDE, mesh) for mesh in MESHES),
-    ({**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}}, [2, 4, 1, 1]),  # CPUs send bfloat16 as float32
-    ({**WIDE, "model": WIDE["model"] | {"remat": "block"}, "train": {"seq_len": 24, "loss_chunk": 64}}, [1, 2, 2, 2]),
+    (
+        {**WIDE, "model": WIDE["model"] | {"tie_embeddings": True}},
+        [2, 4, 1, 1],
+    ),  # CPUs send bfloat16 as float32
+    (
+        {
+            **WIDE,
+            "model": WIDE["model"] | {"remat": "block"},
+            "train": {"seq_len": 24, "loss_chunk": 64},
+        },
+        [1, 2, 2, 2],
+    ),
     ({**WIDE, "train": {"seq_len": 24, "micro_batch_size": 2}}, [2, 2, 1, 2]),
     ({**WIDE, "optimizer": {"name": "muon"}}, [1, 4, 2, 1]),
 ]
@@ -142,7 +171,9 @@ UNROLLED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("counted", "environment"), [(COUNTED, {}), (UNROLLED, KEEP_BARRIERS)])
-def test_estimated_communication_equals_that_of_the_compiled_program(tmp_path, counted, environment):
+def test_estimated_communication_equals_that_of_the_compiled_program(
+    tmp_path, counted, environment
+):
     """For each collective and group size, up to 1 % of all bytes (gains, scalars)."""
     cases = [{"mesh": mesh, "sections": sections, "hlo": True} for sections, mesh in counted]
     for case, text in zip(cases, on_devices(tmp_path, 8, cases, **environment)[1], strict=True):
@@ -152,7 +183,9 @@ def test_estimated_communication_equals_that_of_the_compiled_program(tmp_path, c
         expected, sent, exchanges = Counter(), Counter(), config.optimizer.name == "muon"
         for s in transfers(config, sizes):
             expected[s.kind, s.n] += s.sent
-            if s.what == "gradients of their inputs":  # on a CPU of 5 weights in each layer, elsewhere of 2 modules
+            if (
+                s.what == "gradients of their inputs"
+            ):  # on a CPU of 5 weights in each layer, elsewhere of 2 modules
                 expected[s.kind, s.n] += 1.5 * s.sent
         # The partitioner exchanges a few token ids and weights when it shards them over positions.
         others = ("collective-permute",) if exchanges else ("collective-permute", "all-to-all")
@@ -160,13 +193,18 @@ def test_estimated_communication_equals_that_of_the_compiled_program(tmp_path, c
             sent["others" if c.kind in others else c.kind, c.n] += c.sent
         for group in expected.keys() | sent.keys():
             allowed = 0.01 * expected.total()
-            assert sent[group] == pytest.approx(expected[group], rel=0, abs=allowed), (case["mesh"], group)
+            assert sent[group] == pytest.approx(expected[group], rel=0, abs=allowed), (
+                case["mesh"],
+                group,
+            )
 
 
 def check_sizes(found, config, sizes) -> None:
-    """Assert that no gather is larger than the largest parameter of a layer or the embedding, and none of activations.
+    """Assert that no gather is larger than the largest parameter of a layer or the embedding, and
+    none of activations.
 
-    Keys and values are the exception: sequence parallelism gathers them over positions, but not over examples.
+    Keys and values are the exception: sequence parallelism gathers them over positions, but not
+    over examples.
     """
     m, table = config.model, parameters.parameter_table(config.model)
     largest = max(p.size // (m.n_layers if p.axes[0] == "N" else 1) for p in table.values())
@@ -218,7 +256,9 @@ def test_parse_collectives_by_hand():
 
 @pytest.mark.slow
 def test_no_loop_over_the_layers_passes_on_the_whole_weights_of_all_layers(tmp_path):
-    """Parameters of a layer are gathered in the forward and again in the backward pass, and not kept in between."""
+    """Parameters of a layer are gathered in the forward and again in the backward pass, and not
+    kept in between.
+    """
     # At this length no activation has the shape of a weight.
     case = {"mesh": [1, 8, 1, 1], "sections": SCANNED | {"train": {"seq_len": 11}}, "hlo": True}
     (text,), n_layers = on_devices(tmp_path, 8, [case])[1], SCANNED["model"]["n_layers"]
@@ -230,7 +270,7 @@ def test_no_loop_over_the_layers_passes_on_the_whole_weights_of_all_layers(tmp_p
             assert not any(f"[{n_layers},{','.join(map(str, p.shape))}]" in loop for loop in loops)
 
 
-# ---- Placement of arrays ---------------------------------------------------------------------------------------------
+# ---- Placement of arrays -------------------------------------------------------------------------
 
 
 INITIALIZE = """
@@ -276,15 +316,32 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error():
 @pytest.mark.parametrize(
     ("sizes", "sections", "message"),
     [
-        ((1, 1, 8, 1), {}, "config.model.n_heads: 4 is not divisible by tensor = 8; use 8, .* with tensor = 1, 2 or 4"),
+        (
+            (1, 1, 8, 1),
+            {},
+            "config.model.n_heads: 4 is not divisible by tensor = 8; use 8, .* with tensor = 1, 2 "
+            "or 4",
+        ),
         ((1, 1, 4, 2), {}, "config.model.n_kv_heads: 2 is not divisible by tensor = 4; use 4"),
         ((8, 1, 1, 1), {}, "config.train.batch_size: 4 is not divisible by .* = 8; use 8"),
-        ((4, 2, 1, 1), {"train": {"batch_size": 20}}, "use 16 or 24, .* with replica x fsdp = 1, 2 or 4"),
-        ((2, 1, 1, 4), {"train": {"seq_len": 10}}, "train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12"),
+        (
+            (4, 2, 1, 1),
+            {"train": {"batch_size": 20}},
+            "use 16 or 24, .* with replica x fsdp = 1, 2 or 4",
+        ),
+        (
+            (2, 1, 1, 4),
+            {"train": {"seq_len": 10}},
+            "train.seq_len: 10 is not divisible by sequence = 4; use 8 or 12",
+        ),
         ((1, 1, 1, 8), {"model": {"dropout": 0.1}}, "config.model.dropout"),
         ((1, 1, 1, 8), {"model": {"attention": "cudnn"}}, "config.model.attention: cudnn"),
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
-        ((1, 1, 1, 8), {"model": {"gated_delta": "all"}}, "config.mesh.sequence: model.gated_delta needs whole"),
+        (
+            (1, 1, 1, 8),
+            {"model": {"gated_delta": "all"}},
+            "config.mesh.sequence: model.gated_delta needs whole",
+        ),
     ],
 )
 def test_what_cannot_be_sharded(sizes, sections, message):
@@ -298,13 +355,24 @@ def test_a_vocabulary_that_tensor_does_not_divide_is_replicated():
     table = parameters.parameter_table(tiny().model)  # 19 tokens
     sizes = ONE | {"fsdp": 2, "tensor": 2}
     assert tuple(sharding.parameter_spec(table["embedding"], sizes)) == (None, "fsdp")
-    assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (None, "fsdp", "tensor")
-    assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (None, None)
+    assert tuple(sharding.parameter_spec(table["layers/ffn/w_gate_DF"], sizes)) == (
+        None,
+        "fsdp",
+        "tensor",
+    )
+    assert tuple(sharding.parameter_spec(table["layers/attention_norm/scale_D"], sizes)) == (
+        None,
+        None,
+    )
 
 
 def test_an_axis_of_the_mesh_divides_a_parameter_once():
-    """A table of values by token has two axes for tensor, the vocabulary and the heads; it is divided by heads."""
-    table = parameters.parameter_table(tiny(model={"value_embeddings": True, "vocab_size": 20, "n_kv_heads": 2}).model)
+    """A table of values by token has two axes for tensor, the vocabulary and the heads; it is
+    divided by heads.
+    """
+    table = parameters.parameter_table(
+        tiny(model={"value_embeddings": True, "vocab_size": 20, "n_kv_heads": 2}).model
+    )
     (p,) = (p for path, p in table.items() if path.endswith("value_embedding_VGK"))
     spec = sharding.parameter_spec(p, ONE | {"fsdp": 2, "tensor": 2})
     assert [axis for axis in spec if axis] == ["tensor"]
@@ -312,7 +380,9 @@ def test_an_axis_of_the_mesh_divides_a_parameter_once():
 
 
 def devices_of(platform: str, n_slices: int) -> list[SimpleNamespace]:
-    """Return what JAX says of slices of 2 x 2 TPU chips, or of nodes of 4 GPUs, which it calls slices, too."""
+    """Return what JAX says of slices of 2 x 2 TPU chips, or of nodes of 4 GPUs, which it calls
+    slices, too.
+    """
     return [
         SimpleNamespace(
             id=4 * s + i, slice_index=s, process_index=s, platform=platform, device_kind=platform,
@@ -325,9 +395,14 @@ def devices_of(platform: str, n_slices: int) -> list[SimpleNamespace]:
 def test_replicas_of_tpus_cross_slices_and_other_axes_do_not_and_all_axes_may_cross_nodes_of_gpus():
     """jax.make_mesh refuses both."""
     mesh = over_slices((4, 2, 1, 1), devices_of("tpu", 2))
-    assert [[{d.slice_index for d in row.flat} for row in mesh[i : i + 2]] for i in (0, 2)] == [[{0}, {0}], [{1}, {1}]]
+    assert [[{d.slice_index for d in row.flat} for row in mesh[i : i + 2]] for i in (0, 2)] == [
+        [{0}, {0}],
+        [{1}, {1}],
+    ]
     assert len({d.id for d in mesh.flat}) == 8
-    with pytest.raises(UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"):
+    with pytest.raises(
+        UserError, match=r"config.mesh.replica: 1 is not a multiple of the 2 TPU slices"
+    ):
         over_slices((1, 8, 1, 1), devices_of("tpu", 2))
     mesh = over_slices((1, 4, 2, 1), devices_of("gpu", 2))
     assert [d.id for d in mesh.flat] == list(range(8))

@@ -1,4 +1,6 @@
-"""Over all chips of a TPU slice parameters are gathered and gradients scattered in two stages, with equal results."""
+"""Over all chips of a TPU slice parameters are gathered and gradients scattered in two stages, with
+equal results.
+"""
 
 import pytest
 from running import python

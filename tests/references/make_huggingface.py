@@ -1,11 +1,13 @@
-"""Write tests/references/huggingface/: tiny random checkpoints of each family, with the logits of transformers.
+"""Write tests/references/huggingface/: tiny random checkpoints of each family, with the logits of
+transformers.
 
     python tests/references/make_huggingface.py        needs torch and transformers
 
-expected.json has for each case the name of the file with the weights, the config.json, the ids, the logits after the
-last id and the greedy continuation. This script computes all but the first two again, and weights that are missing. To
-add a case, add its weights and config: model_type, and the fields that differ from the defaults of transformers.
-Weights are stored in bfloat16, logits are computed from them in float32.
+expected.json has for each case the name of the file with the weights, the config.json, the ids, the
+logits after the last id and the greedy continuation. This script computes all but the first two
+again, and weights that are missing. To add a case, add its weights and config: model_type, and the
+fields that differ from the defaults of transformers. Weights are stored in bfloat16, logits are
+computed from them in float32.
 """
 
 import json
@@ -34,10 +36,14 @@ def main():
             logits = model(tokens).logits[0, -1].tolist()
             options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
             attended = torch.ones_like(tokens)  # else id 0 counts as padding
-            greedy = model.generate(tokens, attention_mask=attended, max_new_tokens=6, **options)[0, 9:].tolist()
+            greedy = model.generate(tokens, attention_mask=attended, max_new_tokens=6, **options)[
+                0, 9:
+            ].tolist()
         saved = json.loads(config.to_json_string()) | {"dtype": "float32"}
         stored |= {"config": saved, "ids": ids.tolist(), "logits": logits, "greedy": greedy}
-    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(value)}" for case, value in expected.items())
+    lines = ",\n".join(
+        f"{json.dumps(case)}: {json.dumps(value)}" for case, value in expected.items()
+    )
     (FOLDER / "expected.json").write_text("{\n" + lines + "\n}\n")
 
 
@@ -59,9 +65,15 @@ def load(config, path):
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         shutil.copyfile(path, f"{folder}/model.safetensors")
-        options = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
+        options = {
+            "attn_implementation": "eager",
+            "dtype": torch.float32,
+            "output_loading_info": True,
+        }
         model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert not any(
+        report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    ), report
     return model
 
 

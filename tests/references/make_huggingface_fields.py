@@ -1,11 +1,12 @@
-"""Write huggingface_fields.json beside this file: which fields of config.json change what transformers computes.
+"""Write huggingface_fields.json beside this file: which fields of config.json change what
+transformers computes.
 
     python tests/references/make_huggingface_fields.py        needs torch and transformers; about ten minutes
 
-For one stored checkpoint of each family, each field of the family's class, and each field that transformers reads of
-any config (`getattr` in its masks and its cache, layers of different kinds), is set to other values. The file has
-those with which the model loads and computes something else: the logits after the last id, or, if only generation with
-a cache differs, null.
+For one stored checkpoint of each family, each field of the family's class, and each field that
+transformers reads of any config (`getattr` in its masks and its cache, layers of different kinds),
+is set to other values. The file has those with which the model loads and computes something else:
+the logits after the last id, or, if only generation with a cache differs, null.
 """
 
 import json
@@ -26,12 +27,19 @@ FOREIGN = {
     "sliding_window": [0, 2, 4],
     "attention_chunk_size": [2, 3],
     "layer_types": [[KINDS[0], KINDS[1]], [KINDS[1], KINDS[1]], [KINDS[2], KINDS[2]]],
-    "per_layer_config": [{"0": {"rms_norm_eps": 0.5}}, {"0": {"sliding_window": 2}}, {"1": {"hidden_act": "relu"}}],
+    "per_layer_config": [
+        {"0": {"rms_norm_eps": 0.5}},
+        {"0": {"sliding_window": 2}},
+        {"1": {"hidden_act": "relu"}},
+    ],
     "kv_sharing_modes": [[None, "reuse"], ["reuse", "reuse"]],
     "is_encoder_decoder": [True],
     "is_decoder": [True],
     "head_dim": [2, 16],
-    "rope_scaling": [{"rope_type": "linear", "factor": 4.0}, {"rope_type": "dynamic", "factor": 4.0}],
+    "rope_scaling": [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+    ],
     "rope_theta": [50.0],
     "rope_parameters": [{"rope_type": "default", "rope_theta": 50.0}],
     "partial_rotary_factor": [0.5],
@@ -39,7 +47,14 @@ FOREIGN = {
     "chunk_size_feed_forward": [2],
     "tie_word_embeddings": [True, False],
 }
-WITHOUT_EFFECT = ("dtype", "torch_dtype", "architectures", "model_type", "transformers_version", "_name_or_path")
+WITHOUT_EFFECT = (
+    "dtype",
+    "torch_dtype",
+    "architectures",
+    "model_type",
+    "transformers_version",
+    "_name_or_path",
+)
 
 
 def main():
@@ -60,9 +75,16 @@ def changes_of(case) -> list:
         shutil.copyfile(FOLDER / f"{case['weights']}.safetensors", f"{folder}/model.safetensors")
         before, ids = run(folder, case["config"], case["ids"])
         fields = AutoConfig.for_model(**case["config"]).to_dict()
-        tried = {name: other_values(value) for name, value in fields.items() if name not in WITHOUT_EFFECT}
+        tried = {
+            name: other_values(value)
+            for name, value in fields.items()
+            if name not in WITHOUT_EFFECT
+        }
         for name, values in FOREIGN.items():
-            tried[name] = [*values, *(value for value in tried.get(name, []) if value not in values)]
+            tried[name] = [
+                *values,
+                *(value for value in tried.get(name, []) if value not in values),
+            ]
         for name, values in tried.items():
             for value in values:
                 try:
@@ -73,7 +95,9 @@ def changes_of(case) -> list:
                     found.append((name, value, np.round(after[-1], 5).tolist()))
                 elif ids != other_ids:
                     found.append((name, value, None))
-    print(case["config"]["model_type"], len(found), sorted({name for name, _, _ in found}), flush=True)
+    print(
+        case["config"]["model_type"], len(found), sorted({name for name, _, _ in found}), flush=True
+    )
     return found
 
 
@@ -100,7 +124,9 @@ def run(folder, config, ids):
     with torch.no_grad():
         logits = model.eval()(tokens, use_cache=False).logits[0].numpy()
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": True}
-        greedy = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, **options)
+        greedy = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, **options
+        )
     return logits, getattr(greedy, "sequences", greedy)[0].tolist()
 
 

@@ -1,6 +1,8 @@
-"""Write ngrams.json beside this file: probabilities of NLTK 3.10's KneserNeyInterpolated, for tests/baselines.
+"""Write ngrams.json beside this file: probabilities of NLTK 3.10's KneserNeyInterpolated, for
+tests/baselines.
 
-Run once by hand, with nltk installed: python tests/references/make_ngrams.py. The tests read only the JSON file.
+Run once by hand, with nltk installed: python tests/references/make_ngrams.py. The tests read only
+the JSON file.
 """
 
 import json
@@ -10,8 +12,9 @@ from nltk.lm import KneserNeyInterpolated
 from nltk.util import everygrams
 
 TRAIN = (
-    "it was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, "
-    "it was the epoch of belief, it was the epoch of incredulity, it was the season of light"
+    "it was the best of times, it was the worst of times, it was the age of wisdom, it was the age "
+    "of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the "
+    "season of light"
 )
 SCORED = "it was the season of sadness, it was the spring of hope, it was the winter of despair"
 
@@ -20,7 +23,10 @@ def probabilities(order: int, discount: float) -> list[float]:
     """Return the probability of each character of SCORED after the order - 1 characters before it."""
     model = KneserNeyInterpolated(order, discount=discount)
     model.fit([everygrams(list(TRAIN), max_len=order)], vocabulary_text=TRAIN)
-    return [model.score(SCORED[i], list(SCORED[i - order + 1 : i])) for i in range(order - 1, len(SCORED))]
+    return [
+        model.score(SCORED[i], list(SCORED[i - order + 1 : i]))
+        for i in range(order - 1, len(SCORED))
+    ]
 
 
 if __name__ == "__main__":

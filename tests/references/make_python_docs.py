@@ -1,8 +1,10 @@
-"""Write lm/data/python_docs.json.xz: the documentation inside CPython 3.11.7, which studies were trained on.
+"""Write lm/data/python_docs.json.xz: the documentation inside CPython 3.11.7, which studies were
+trained on.
 
-It consists of the reference manual's topics (`pydoc_data.topics`, shown by `help("for")`) and the docstrings of the
-standard library, which is parsed but not imported. The text is a function of the Python release, except that some
-distributions leave modules out. Run once by hand, with Python 3.11.7: python tests/references/make_python_docs.py
+It consists of the reference manual's topics (`pydoc_data.topics`, shown by `help("for")`) and the
+docstrings of the standard library, which is parsed but not imported. The text is a function of the
+Python release, except that some distributions leave modules out. Run once by hand, with Python
+3.11.7: python tests/references/make_python_docs.py
 """
 
 import ast
@@ -33,20 +35,32 @@ _ASCII = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "
 def files() -> dict[str, Path]:
     """Return the source files of MODULES by their names; those of a package are sorted by path."""
     library = Path(sysconfig.get_path("stdlib"))
-    paths = [p for name in MODULES for p in sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]]
+    paths = [
+        p
+        for name in MODULES
+        for p in sorted((library / name).rglob("*.py")) or [library / f"{name}.py"]
+    ]
     found = [path for path in paths if path.is_file() and not {"test", "tests"} & set(path.parts)]
     return {str(path.relative_to(library)): path for path in found}
 
 
 def version() -> list:
-    """Return what identifies the text without reading it: the Python release, the files and their sizes."""
-    return [1, sys.version_info[:3], [[name, path.stat().st_size] for name, path in files().items()]]
+    """Return what identifies the text without reading it: the Python release, the files and their
+    sizes.
+    """
+    return [
+        1,
+        sys.version_info[:3],
+        [[name, path.stat().st_size] for name, path in files().items()],
+    ]
 
 
 def documents() -> list[str]:
-    """Return the topics, and the docstrings of each file as one document, in printable ASCII and newlines.
+    """Return the topics, and the docstrings of each file as one document, in printable ASCII and
+    newlines.
 
-    They are ordered by a hash of their names, so that each part of a split by position has every kind of text.
+    They are ordered by a hash of their names, so that each part of a split by position has every
+    kind of text.
     """
     named = {name: _docstrings(path) for name, path in files().items()}
     named |= {f"topic {name}": text for name, text in topics.items()}

@@ -1,7 +1,9 @@
-"""Write update_rules.json beside this file: steps of schedule-free AdamW by the authors' package, schedulefree 1.4.1.
+"""Write update_rules.json beside this file: steps of schedule-free AdamW by the authors' package,
+schedulefree 1.4.1.
 
-Run once by hand, with schedulefree and torch installed: python tests/references/make_update_rules.py. The test reads
-only the JSON file. Each case has a warm-up, by the steps below the peak. Step i has the gradient 2 y - i at y.
+Run once by hand, with schedulefree and torch installed: python
+tests/references/make_update_rules.py. The test reads only the JSON file. Each case has a warm-up,
+by the steps below the peak. Step i has the gradient 2 y - i at y.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""The full model in NumPy and float64, from the papers' equations, with loops where they are clearest.
+"""The full model in NumPy and float64, from the papers' equations, with loops where they are
+clearest.
 
 It reads the parameters of lm/parameters.py by name and shares no code with lm.
 """
@@ -57,7 +58,9 @@ def rotated(c, x, position):
         whole = dataclasses.replace(c, rope_width=None)
         return np.concatenate([rotated(whole, x[: c.rope_width], position), x[c.rope_width :]])
     K = len(x)
-    turn = np.exp(1j * position * np.array([frequency(c, c.rope_theta ** (-i / K)) for i in range(0, K, 2)]))
+    turn = np.exp(
+        1j * position * np.array([frequency(c, c.rope_theta ** (-i / K)) for i in range(0, K, 2)])
+    )
     if c.rope_pairing == "halves":
         z = (x[: K // 2] + 1j * x[K // 2 :]) * turn
         return np.concatenate([z.real, z.imag])
@@ -66,16 +69,22 @@ def rotated(c, x, position):
 
 
 def attend(c, p, x_TD, window):
-    """Return the intermediates of attention by name: q and k (rotated), v, scores and weights (H, T, S), heads."""
+    """Return the intermediates of attention by name: q and k (rotated), v, scores and weights (H,
+    T, S), heads.
+    """
     T, (H, K) = len(x_TD), p["w_q_DHK"].shape[1:]
     q = np.einsum("td,dhk->thk", x_TD, p["w_q_DHK"]) + p.get("b_q_HK", 0)
     k = np.einsum("td,dhk->thk", x_TD, p["w_k_DGK"]) + p.get("b_k_GK", 0)
     v = np.einsum("td,dhk->thk", x_TD, p["w_v_DGK"]) + p.get("b_v_GK", 0)
     if c.qk_norm:
-        names = ("q_scale_K", "k_scale_K") if c.qk_norm_over == "head" else ("q_scale_HK", "k_scale_GK")
+        names = (
+            ("q_scale_K", "k_scale_K") if c.qk_norm_over == "head" else ("q_scale_HK", "k_scale_GK")
+        )
         q, k = rms(q, p[names[0]], c.norm_eps), rms(k, p[names[1]], c.norm_eps)
     if c.positions == "rope":
-        q, k = (np.array([[rotated(c, head, t) for head in x[t]] for t in range(T)]) for x in (q, k))
+        q, k = (
+            np.array([[rotated(c, head, t) for head in x[t]] for t in range(T)]) for x in (q, k)
+        )
     group = H // k.shape[1]
     scores = np.array([q[:, h] @ k[:, h // group].T for h in range(H)])
     scores = scores / math.sqrt(K) if c.attn_scale is None else scores * c.attn_scale
@@ -90,7 +99,9 @@ def attend(c, p, x_TD, window):
 
 
 def attention(c, p, x_TD, window):
-    return np.einsum("thk,hkd->td", attend(c, p, x_TD, window)["heads"], p["w_o_HKD"]) + p.get("b_o_D", 0)
+    return np.einsum("thk,hkd->td", attend(c, p, x_TD, window)["heads"], p["w_o_HKD"]) + p.get(
+        "b_o_D", 0
+    )
 
 
 def feed_forward(c, p, x):
@@ -128,7 +139,9 @@ def block(c, p, x, window):
 
 
 def logits(c, params, tokens):
-    """Return logits (T, V) for token ids (T,). params: nested dicts of float64 arrays of an unrolled model."""
+    """Return logits (T, V) for token ids (T,). params: nested dicts of float64 arrays of an
+    unrolled model.
+    """
     T, D = len(tokens), c.d_model
     x = params["embedding"][tokens] * c.embed_scale
     if c.positions == "learned":
@@ -138,10 +151,16 @@ def logits(c, params, tokens):
             for i in range(D // 2):
                 angle = t / 10_000 ** (2 * i / D)
                 pair = [math.sin(angle), math.cos(angle)]
-                x[t, 2 * i : 2 * i + 2] += pair if c.sinusoidal_order == "sine_first" else pair[::-1]
+                x[t, 2 * i : 2 * i + 2] += (
+                    pair if c.sinusoidal_order == "sine_first" else pair[::-1]
+                )
     for i in range(c.n_layers):
         x = block(c, params[f"layers_{i}"], x, c.window_pattern[i % len(c.window_pattern)])
     if c.norm_placement in ("pre", "sandwich", "output", "parallel"):
         x = norm(c, params["final_norm"], x)
-    out = x @ params["embedding"].T if c.tie_embeddings else x @ params["head"]["w_DV"] + params["head"].get("b_V", 0)
+    out = (
+        x @ params["embedding"].T
+        if c.tie_embeddings
+        else x @ params["head"]["w_DV"] + params["head"].get("b_V", 0)
+    )
     return out if c.logit_softcap is None else c.logit_softcap * np.tanh(out / c.logit_softcap)

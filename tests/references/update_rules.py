@@ -1,13 +1,17 @@
-"""Update rules of one matrix (inputs x outputs) in NumPy, float64, written from the equations of their papers.
+"""Update rules of one matrix (inputs x outputs) in NumPy, float64, written from the equations of
+their papers.
 
-Each takes the matrix, its gradients by step, and the learning rate, and returns the matrix after these steps.
+Each takes the matrix, its gradients by step, and the learning rate, and returns the matrix after
+these steps.
 """
 
 import numpy as np
 
 
 def orthogonalized(g):
-    """Return five steps x <- a x + b (x x^T) x + c (x x^T)^2 x from x = g / |g| (Jordan et al. 2024)."""
+    """Return five steps x <- a x + b (x x^T) x + c (x x^T)^2 x from x = g / |g| (Jordan et al.
+    2024).
+    """
     x = g / (np.linalg.norm(g) + 1e-7)
     for _ in range(5):
         x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
@@ -50,7 +54,8 @@ def normuon(w, grads, rate):
 def soap(w, grads, rate, every=2):
     """Return the matrix after algorithms 3 and 4 of Vyas et al. 2024.
 
-    As in the authors' code, the first gradient gives the eigenvectors only, and Adam corrects its bias.
+    As in the authors' code, the first gradient gives the eigenvectors only, and Adam corrects its
+    bias.
     """
     first, *others = grads
     left, right = 0.05 * first @ first.T, 0.05 * first.T @ first

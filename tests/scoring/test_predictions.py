@@ -1,4 +1,6 @@
-"""Losses and hits of a text, compared with those of the model in NumPy (tests/references/numpy_model.py)."""
+"""Losses and hits of a text, compared with those of the model in NumPy
+(tests/references/numpy_model.py).
+"""
 
 import jax
 import numpy as np
@@ -19,7 +21,9 @@ TEXT = Split("test", IDS, len(IDS), n_bytes=2 * len(IDS))
 
 
 def reference(config, params, ids, stride: int) -> list[tuple[int, float, bool]]:
-    """Return (context, loss, hit) of every token but the first, each in the first window that has it as a target."""
+    """Return (context, loss, hit) of every token but the first, each in the first window that has
+    it as a target.
+    """
     wide, found = jax.tree.map(np.float64, unstack_layers(params)), []
     for place in range(1, len(ids)):
         start = stride * max(0, -(-(place - T) // stride))
@@ -43,7 +47,9 @@ def assert_scores(scores: Scores, expected: list[tuple[int, float, bool]]) -> No
 
 @pytest.fixture(scope="module")
 def plain() -> Scores:
-    return score_split(PARAMS, CONFIG, TEXT, batch_size=10)  # the same compiled program in several tests
+    return score_split(
+        PARAMS, CONFIG, TEXT, batch_size=10
+    )  # the same compiled program in several tests
 
 
 def test_plain_windows_equal_the_reference(plain):
@@ -54,7 +60,9 @@ def test_plain_windows_equal_the_reference(plain):
 
 
 def test_sliding_windows_equal_the_reference():
-    scores = score_split(PARAMS, CONFIG, TEXT, stride=3, batch_size=10)  # ten: the shapes that are compiled already
+    scores = score_split(
+        PARAMS, CONFIG, TEXT, stride=3, batch_size=10
+    )  # ten: the shapes that are compiled already
     assert_scores(scores, reference(CONFIG, PARAMS, IDS, 3))
 
 
@@ -64,24 +72,36 @@ def test_bfloat16_agrees_to_its_precision(plain):
     assert score_split(PARAMS, config, TEXT).loss.value == pytest.approx(plain.loss.value, rel=2e-2)
 
 
-def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logits(plain, monkeypatch):
-    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=3).sums, plain.sums, atol=1e-5)
+def test_the_scores_do_not_depend_on_the_batch_size_nor_on_the_parts_of_the_logits(
+    plain, monkeypatch
+):
+    np.testing.assert_allclose(
+        score_split(PARAMS, CONFIG, TEXT, batch_size=3).sums, plain.sums, atol=1e-5
+    )
     n_logits = 3 * len(IDS) // T * CONFIG.model.vocab_size  # 3 positions at a time
     monkeypatch.setattr(log_probabilities, "MAX_LOGITS", n_logits)
-    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5)
+    np.testing.assert_allclose(
+        score_split(PARAMS, CONFIG, TEXT, batch_size=10).sums, plain.sums, atol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_batch_size_beyond_the_number_of_windows_is_reduced(plain):
     """Rows beyond the last window are computed in vain, and 2^31 of them do not fit into memory."""
-    np.testing.assert_allclose(score_split(PARAMS, CONFIG, TEXT, batch_size=2**31 - 1).sums, plain.sums, atol=1e-5)
+    np.testing.assert_allclose(
+        score_split(PARAMS, CONFIG, TEXT, batch_size=2**31 - 1).sums, plain.sums, atol=1e-5
+    )
 
 
 def test_documents_of_packed_rows_are_scored_alone_and_in_any_order():
     """A row has the documents 0-2 and 3-7, and a token of padding; the other one document."""
     rows = IDS[: 2 * (T + 1)].reshape(2, T + 1)
     segments = np.array([[1, 1, 1, 2, 2, 2, 2, 2, 0], [1] * 9], np.uint16)
-    expected = [line for ids in (rows[0, :3], rows[0, 3:8], rows[1]) for line in reference(CONFIG, PARAMS, ids, T)]
+    expected = [
+        line
+        for ids in (rows[0, :3], rows[0, 3:8], rows[1])
+        for line in reference(CONFIG, PARAMS, ids, T)
+    ]
     scores = score_split(PARAMS, CONFIG, Split("test", rows, 17, None, segments))
     assert_scores(scores, expected)
     turned = score_split(PARAMS, CONFIG, Split("test", rows[::-1], 17, None, segments[::-1]))

@@ -11,7 +11,9 @@ from lm.scoring.scores import MAX_BLOCKS, Estimate, Scores, ratio
 
 
 def autoregressive(n_series: int, n: int, phi: float, mean: float) -> np.ndarray:
-    """Return series x_t = mean + e_t with e_t = phi e_{t-1} + N(0, 1) noise, from the stationary distribution."""
+    """Return series x_t = mean + e_t with e_t = phi e_{t-1} + N(0, 1) noise, from the stationary
+    distribution.
+    """
     noise = np.random.default_rng(0).standard_normal((n_series, n))
     noise[:, 0] /= math.sqrt(1 - phi**2)
     return mean + lfilter([1.0], [1.0, -phi], noise, axis=1)
@@ -19,7 +21,9 @@ def autoregressive(n_series: int, n: int, phi: float, mean: float) -> np.ndarray
 
 @pytest.mark.parametrize("phi", [0.0, 0.9])
 def test_intervals_cover_the_mean_of_a_correlated_process(phi):
-    """Of 1000 intervals of level 95 %, between 92.5 and 97.5 % contain the mean (4 binomial standard deviations)."""
+    """Of 1000 intervals of level 95 %, between 92.5 and 97.5 % contain the mean (4 binomial
+    standard deviations).
+    """
     n_series, n = 1000, 6000
     series = autoregressive(n_series, n, phi, mean=2.5)
     sums = series.reshape(n_series, MAX_BLOCKS, -1).sum(2)
@@ -57,7 +61,9 @@ def test_infinite_losses_do_not_raise():
 
 
 def test_perplexity_and_bits_per_byte_by_hand():
-    """Of 10 blocks, the even ones have 2 ln 2 nats per token, the odd ones 3 ln 2; one of four tokens is a hit."""
+    """Of 10 blocks, the even ones have 2 ln 2 nats per token, the odd ones 3 ln 2; one of four
+    tokens is a hit.
+    """
     sums = np.zeros((10, 3, 3))
     sums[..., 0] = [1, 1, 2]
     sums[..., 1] = np.outer([2, 3] * 5, [1, 1, 2]) * np.log(2)

@@ -1,4 +1,6 @@
-"""The analysis of synthetic sweeps: claims, families of corrections, what has no result, and warnings."""
+"""The analysis of synthetic sweeps: claims, families of corrections, what has no result, and
+warnings.
+"""
 
 import dataclasses
 import math
@@ -27,7 +29,11 @@ def test_claims_are_paired_t_tests_with_holms_correction():
     assert gated.difference.mean == pytest.approx(GAPS["gated"])
     assert [c.kind for c in a.claims] == [CLAIM, CLAIM, PLACEBO]
     assert [c.verdict for c in a.claims] == [BETTER, WORSE, SAME]
-    assert (math.isnan(placebo.p_holm), placebo.variant, placebo.against) == (True, "placebo", "plain")
+    assert (math.isnan(placebo.p_holm), placebo.variant, placebo.against) == (
+        True,
+        "placebo",
+        "plain",
+    )
     assert a.variants["gated"].point == {RATE: 0.002}
     assert a.warnings == {}
 
@@ -42,10 +48,16 @@ def test_claims_without_a_result_leave_the_others_their_correction():
     assert diverged.warnings == {"diverged": ["wide (1 of 5)"]}
 
     stuck = analyze(record, changed(runs, {"test_loss": 2.7}, phase="final", variant="wide"))
-    assert (stuck.claims[1].missing, stuck.warnings["stuck"]) == ("all runs of a variant got stuck", ["wide (5 of 5)"])
+    assert (stuck.claims[1].missing, stuck.warnings["stuck"]) == (
+        "all runs of a variant got stuck",
+        ["wide (5 of 5)"],
+    )
 
     failed = analyze(record, [r for r in runs if r.variant != "gated"], {"gated": "MemoryError"})
-    assert (failed.claims[0].missing, failed.warnings["failed"]) == ("runs of gated failed", ["gated (MemoryError)"])
+    assert (failed.claims[0].missing, failed.warnings["failed"]) == (
+        "runs of gated failed",
+        ["gated (MemoryError)"],
+    )
     record["variants"]["gated"]["data"]["fingerprint"] = "other"
     assert analyze(record, runs).claims[0].missing == "different data or tokens"
 
@@ -53,7 +65,9 @@ def test_claims_without_a_result_leave_the_others_their_correction():
 def test_warnings_name_what_a_reader_should_know():
     record, runs = sweep()
     record["variants"]["gated"]["tokens"] += 1
-    record["variants"]["wide"]["data"]["notices"] = record["variants"]["plain"]["data"]["notices"] = ["a notice"]
+    record["variants"]["wide"]["data"]["notices"] = record["variants"]["plain"]["data"][
+        "notices"
+    ] = ["a notice"]
     runs = changed(runs, {"processor": "cpu B"}, phase="final", variant="wide", seed=3)
     of_plain = {r.seed: r.test_loss for r in runs if (r.phase, r.variant) == ("final", "plain")}
     runs = [dataclasses.replace(r, test_loss=of_plain[r.seed]) if (r.phase, r.variant) == ("final", "placebo") else r
@@ -69,12 +83,15 @@ def test_with_cells_the_claims_are_the_means_over_them(axis):
     a = analyze(record, runs)
     means, cells = a.of_kind(CLAIM), a.of_kind(CELL)
     assert [(c.variant, c.cell) for c in means] == [("gated", MEAN), ("wide", MEAN)]
-    assert [(c.variant, c.cell) for c in cells] == [(arm, s) for arm in ("gated", "wide") for s in SIZES]
+    assert [(c.variant, c.cell) for c in cells] == [
+        (arm, s) for arm in ("gated", "wide") for s in SIZES
+    ]
     of_gated = [c.difference for c in cells if c.variant == "gated"]
     expected = statistics.mean_over_cells(of_gated)
     assert (means[0].difference, means[0].tau, means[0].prediction) == expected
     assert means[0].differences == tuple(d.mean for d in of_gated)
-    # Two families: the means, and the single cells. Placebos, one per cell and their mean, are in neither.
+    # Two families: the means, and the single cells. Placebos, one per cell and their mean, are in
+    # neither.
     for family in (means, cells):
         assert [c.p_holm for c in family] == pytest.approx(statistics.holm([c.p for c in family]))
     assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, MEAN]
@@ -83,7 +100,9 @@ def test_with_cells_the_claims_are_the_means_over_them(axis):
 
 
 def test_multipliers_are_those_of_the_losses():
-    """Losses fall by 0.2 per doubling of size, 4 times the compute; "gated" ends 0.1 lower, half of that."""
+    """Losses fall by 0.2 per doubling of size, 4 times the compute; "gated" ends 0.1 lower, half of
+    that.
+    """
     a = analyze(*sweep(SIZES, "size"))
     found = next(c for c in a.of_kind(CLAIM) if c.variant == "gated")
     assert math.exp(found.log_multiplier.mean) == pytest.approx(2, rel=0.02)
@@ -141,20 +160,32 @@ def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
     record, runs = sweep()
     for about in record["variants"].values():
         about["data"] = about["data"] | {"sources": {"web": "1", "code": "2"}}
-    record["variants"]["gated"]["data"] = record["variants"]["gated"]["data"] | {"fingerprint": "of other weights"}
+    record["variants"]["gated"]["data"] = record["variants"]["gated"]["data"] | {
+        "fingerprint": "of other weights"
+    }
     draw = np.random.default_rng(0)
-    runs = [dataclasses.replace(r, sources={"web": r.test_loss, "code": r.test_loss + draw.normal()}) for r in runs]
+    runs = [
+        dataclasses.replace(r, sources={"web": r.test_loss, "code": r.test_loss + draw.normal()})
+        for r in runs
+    ]
     a = analyze(record, runs)
     assert a.claims[0].missing == "different data or tokens"
-    found = {(variant, source): d for variant, against, source, d in a.by_source() if against == "plain"}
+    found = {
+        (variant, source): d for variant, against, source, d in a.by_source() if against == "plain"
+    }
     assert found.keys() >= {("gated", "web"), ("gated", "code"), ("wide", "web"), ("wide", "code")}
     for (variant, source), difference in found.items():
-        losses = [[run.sources[source] for run in a.variants[name].runs.values()] for name in (variant, "plain")]
+        losses = [
+            [run.sources[source] for run in a.variants[name].runs.values()]
+            for name in (variant, "plain")
+        ]
         assert difference.p == pytest.approx(stats.ttest_rel(*losses).pvalue, rel=1e-9)
     text = report.to_markdown(a, {})
     assert "## By source or probe" in text
     assert text.count("| code |") == len(found) / 2
-    record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {"sources": {"web": "3", "code": "2"}}
+    record["variants"]["wide"]["data"] = record["variants"]["wide"]["data"] | {
+        "sources": {"web": "3", "code": "2"}
+    }
     assert {variant for variant, *_ in analyze(record, runs).by_source()} == {"gated"}
     diverged = changed(runs, {"test_loss": None, "sources": {}}, variant="gated", seed=3)
     assert analyze(record, diverged).by_source() == []

@@ -1,4 +1,6 @@
-"""Micro-batches of sweeps on CPUs: of at most 512 tokens for small models, unless the config sets them."""
+"""Micro-batches of sweeps on CPUs: of at most 512 tokens for small models, unless the config sets
+them.
+"""
 
 import pytest
 
@@ -25,4 +27,7 @@ from lm.sweeps.cpu_memory import micro_batch_size
 )
 def test_micro_batches_have_at_most_512_tokens_unless_the_model_is_large(changes, expected):
     config = parameters.resolve(load_values("configs/shakespeare_small.py", changes), vocab_size=65)
-    assert micro_batch_size(config, parameters.count(parameters.parameter_table(config.model))) == expected
+    assert (
+        micro_batch_size(config, parameters.count(parameters.parameter_table(config.model)))
+        == expected
+    )

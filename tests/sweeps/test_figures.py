@@ -18,9 +18,15 @@ def texts(axes) -> list[str]:
 def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
     a = analyze(*sweep())
     axes = figures.differences(a).axes[0]
-    assert [text.split(":")[0] for text in texts(axes)] == ["gated − plain", "wide − plain", "placebo − plain"]
+    assert [text.split(":")[0] for text in texts(axes)] == [
+        "gated − plain",
+        "wide − plain",
+        "placebo − plain",
+    ]
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
-    shown = [c for c in a.claims if c.variant != "gated"]  # an outlier, which would hide the others: an arrow
+    shown = [
+        c for c in a.claims if c.variant != "gated"
+    ]  # an outlier, which would hide the others: an arrow
     assert [list(line.get_xdata()) for line in ticks[1:]] == [list(c.differences) for c in shown]
     dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
     assert dots == [c.difference.mean for c in shown]
@@ -31,13 +37,17 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     record, runs = sweep(SIZES, "size")
     a = analyze(record, changed(runs, DIVERGED, variant="wide, large", seed=201))
     axes = figures.differences(a).axes[0]
-    assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2  # of gated, and of the placebo
+    assert (
+        len([line for line in axes.lines if line.get_marker() == "D"]) == 2
+    )  # of gated, and of the placebo
     assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
 
 
 def test_the_axis_has_the_whole_interval_of_a_mean_over_two_cells():
     a = analyze(*sweep(SIZES, "size"))
-    wide = dataclasses.replace(a.claims[0], holm_low=-0.4, holm_high=0.2)  # its two differences are -0.1
+    wide = dataclasses.replace(
+        a.claims[0], holm_low=-0.4, holm_high=0.2
+    )  # its two differences are -0.1
     low, high = figures.differences(dataclasses.replace(a, claims=[wide])).axes[0].get_xlim()
     assert low < -0.4 < 0.2 < high
 
@@ -65,23 +75,36 @@ def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
 def test_values_that_were_tried_are_labeled_before_tuned_ones_beside_them():
     record, runs = sweep()
     a = analyze(record, runs)
-    tuned = {name: dataclasses.replace(v, choice=v.choice._replace(point=(0.0019,))) for name, v in a.variants.items()}
+    tuned = {
+        name: dataclasses.replace(v, choice=v.choice._replace(point=(0.0019,)))
+        for name, v in a.variants.items()
+    }
     (axes,) = figures.tuning(dataclasses.replace(a, variants=tuned)).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == [f"{rate:.3g}" for rate in GRID]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        f"{rate:.3g}" for rate in GRID
+    ]
 
 
 def test_a_diverged_run_leaves_a_gap_or_a_triangle():
     record, runs = sweep()
     lost = changed(runs, DIVERGED, variant="wide", phase="tuning", point={RATE: 0.004})
     (axes,) = figures.tuning(analyze(record, lost)).axes
-    triangles = [line for line in axes.lines if (line.get_marker(), line.get_linestyle()) == ("^", "None")]
+    triangles = [
+        line for line in axes.lines if (line.get_marker(), line.get_linestyle()) == ("^", "None")
+    ]
     assert [list(line.get_xdata()) for line in triangles] == [[0.004]]
 
 
 def test_curves_are_drawn_with_the_second_half_enlarged():
     record, runs = sweep()
-    whole, end = figures.curves(analyze(record, changed(runs, DIVERGED, variant="wide", seed=3))).axes
-    assert [line.get_label() for line in whole.lines] == ["plain", "gated", "placebo"]  # wide has no mean
+    whole, end = figures.curves(
+        analyze(record, changed(runs, DIVERGED, variant="wide", seed=3))
+    ).axes
+    assert [line.get_label() for line in whole.lines] == [
+        "plain",
+        "gated",
+        "placebo",
+    ]  # wide has no mean
     assert [list(axes.lines[0].get_xdata()) for axes in (whole, end)] == [[5, 10], [5, 10]]
 
 
@@ -93,7 +116,9 @@ def test_figures_of_runs_without_curves_and_of_untuned_variants():
     a = analyze(record, runs)
     drawn = figures.figures(a)
     assert list(drawn) == ["differences"]
-    assert figures.to_bytes(drawn["differences"], "svg") == figures.to_bytes(figures.differences(a), "svg")
+    assert figures.to_bytes(drawn["differences"], "svg") == figures.to_bytes(
+        figures.differences(a), "svg"
+    )
 
 
 def test_a_small_panel_has_a_line_for_every_cell_in_which_both_variants_have_the_same_steps():

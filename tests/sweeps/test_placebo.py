@@ -1,7 +1,9 @@
-"""The placebos of configs/sweeps/ are equal in distribution to their baselines: a permutation of features relates them.
+"""The placebos of configs/sweeps/ are equal in distribution to their baselines: a permutation of
+features relates them.
 
-Initial values are drawn independently and alike over the features that are permuted, so the permuted initial values are
-as likely as the others. From them, the placebo trains as the baseline does.
+Initial values are drawn independently and alike over the features that are permuted, so the
+permuted initial values are as likely as the others. From them, the placebo trains as the baseline
+does.
 """
 
 import functools
@@ -33,7 +35,11 @@ def permuted(params: dict, table: dict, letter: str, order: np.ndarray) -> dict:
 
 
 def losses(config, params, n_steps: int = 3) -> list[float]:
-    state, batch, found = state_of(config, params), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}, []
+    state, batch, found = (
+        state_of(config, params),
+        {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19},
+        [],
+    )
     step = jax.jit(train_step, static_argnames="config")
     for _ in range(n_steps):
         state, metrics = step(state, batch, config)
@@ -49,13 +55,21 @@ def losses(config, params, n_steps: int = 3) -> list[float]:
         ("sinusoidal", {"sinusoidal_order": "cosine_first"}, "D", SWAPPED),
     ],
 )
-@pytest.mark.parametrize("of_rule", [{"name": "adamw", "weight_decay": 0.1}, {"name": "sgd", "weight_decay": 0.0}])
-def test_a_placebo_trains_as_the_baseline_from_permuted_initial_values(positions, changed, letter, order, of_rule):
+@pytest.mark.parametrize(
+    "of_rule", [{"name": "adamw", "weight_decay": 0.1}, {"name": "sgd", "weight_decay": 0.0}]
+)
+def test_a_placebo_trains_as_the_baseline_from_permuted_initial_values(
+    positions, changed, letter, order, of_rule
+):
     model = {"positions": positions, "norm": "layer", "attn_bias": True}
     of_optimizer = {"learning_rate": 0.05, "warmup_steps": 1, "clip_norm": 1.0} | of_rule
     baseline = tiny(model=model, optimizer=of_optimizer)
     placebo = tiny(model=model | changed, optimizer=of_optimizer)
     params, table = redrawn(baseline.model), parameters.parameter_table(baseline.model)
     expected = losses(baseline, params)
-    assert losses(placebo, permuted(params, table, letter, order)) == pytest.approx(expected, rel=1e-5)
-    assert losses(placebo, params) != pytest.approx(expected, rel=1e-4)  # the same draws give another run
+    assert losses(placebo, permuted(params, table, letter, order)) == pytest.approx(
+        expected, rel=1e-5
+    )
+    assert losses(placebo, params) != pytest.approx(
+        expected, rel=1e-4
+    )  # the same draws give another run

@@ -54,12 +54,18 @@ def test_the_plan():
 def test_every_variant_is_planned_at_every_size(planned):
     values = {"data.source": "text:text.txt"}
     plan = planned(sizes=SIZES, values=values, placebo={"model.rope_pairing": "halves"})
-    assert list(plan.variants) == [f"{n}, {size}" for size in "sm" for n in ("mlp", "glu", "wild", "placebo")]
-    assert plan.comparisons == tuple((f"{name}, {size}", f"mlp, {size}") for name in ("glu", "wild") for size in "sm")
+    assert list(plan.variants) == [
+        f"{n}, {size}" for size in "sm" for n in ("mlp", "glu", "wild", "placebo")
+    ]
+    assert plan.comparisons == tuple(
+        (f"{name}, {size}", f"mlp, {size}") for name in ("glu", "wild") for size in "sm"
+    )
     assert plan.placebos == (("placebo, s", "mlp, s"), ("placebo, m", "mlp, m"))
     rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
-    assert rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)  # a variant's own list is used at all sizes
+    assert (
+        rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)
+    )  # a variant's own list is used at all sizes
     assert (plan.variants["glu, m"].match, plan.variants["wild, m"].match) == ("mlp, m", None)
     assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
 
@@ -68,7 +74,12 @@ def test_the_values_of_a_budget_replace_those_of_a_size_but_not_those_of_a_varia
     sizes = {"s": {"train.steps": 10, "model.n_layers": 2}, "m": {}}
     variants = {"a": {}, "b": {"train.steps": 7}}
     budgets = {"quick": Budget(tuning_seeds=1, seeds=2, values={"train.steps": 4}), "full": FULL}
-    given = {"sizes": sizes, "variants": variants, "budgets": budgets, "values": {"optimizer.warmup_steps": 1}} | PAIR
+    given = {
+        "sizes": sizes,
+        "variants": variants,
+        "budgets": budgets,
+        "values": {"optimizer.warmup_steps": 1},
+    } | PAIR
 
     def steps(budget):
         return {name: v.config.train.steps for name, v in planned(budget, **given).variants.items()}
@@ -80,7 +91,9 @@ def test_the_values_of_a_budget_replace_those_of_a_size_but_not_those_of_a_varia
 
 def test_every_variant_is_planned_on_every_text_with_other_seeds_and_at_every_size_on_it(planned):
     plan = planned(texts=TEXTS)
-    assert list(plan.variants) == [f"{name}, {text}" for text in TEXTS for name in ("mlp", "glu", "wild")]
+    assert list(plan.variants) == [
+        f"{name}, {text}" for text in TEXTS for name in ("mlp", "glu", "wild")
+    ]
     assert not set(plan.variants["glu, plays"].seeds) & set(plan.variants["glu, docs"].seeds)
     plan = planned(texts=TEXTS, sizes=SIZES)
     assert plan.cells == ["plays, s", "plays, m", "docs, s", "docs, m"]
@@ -89,7 +102,11 @@ def test_every_variant_is_planned_on_every_text_with_other_seeds_and_at_every_si
 
 
 def test_tuned_keys_are_a_product_of_lists_that_a_variant_may_replace(planned):
-    variants = {"a": {LEARNING_RATE: 1e-3, DECAY: 0}, "b": {}, "c": {LEARNING_RATE: np.array([1e-3, 2e-3]).tolist()}}
+    variants = {
+        "a": {LEARNING_RATE: 1e-3, DECAY: 0},
+        "b": {},
+        "c": {LEARNING_RATE: np.array([1e-3, 2e-3]).tolist()},
+    }
     tuned = {"tune": {DECAY: (0, 0.1, 0.2)}, "learning_rates": tuple(np.array([1e-3, 1e-2]))}
     changes = tuned | {"variants": variants, "baseline": "b", "comparisons": [["c", "b"]]}
     lists = {name: tuple(v.lists.values()) for name, v in planned(**changes).variants.items()}
@@ -98,13 +115,18 @@ def test_tuned_keys_are_a_product_of_lists_that_a_variant_may_replace(planned):
     assert lists["c"] == ((1e-3, 2e-3), (0.0, 0.1, 0.2))
     b = planned("full", **changes).variants["b"]
     assert (b.n_points, b.config.optimizer.weight_decay) == (6, 0.0)
-    other_order = planned(variants=TWO, **PAIR, learning_rates=None, tune={DECAY: (0.1,), LEARNING_RATE: (1e-3,)})
+    other_order = planned(
+        variants=TWO, **PAIR, learning_rates=None, tune={DECAY: (0.1,), LEARNING_RATE: (1e-3,)}
+    )
     assert list(other_order.variants["b"].lists) == [LEARNING_RATE, DECAY]
 
 
 def test_a_warm_up_that_no_longer_fits_is_shortened_with_one_warning(planned, capsys):
     """As in lm.train: a cosine schedule of 20 steps cannot follow 20 steps of warm-up."""
-    base, values = "configs/shakespeare_small.py", {"data.source": "text:text.txt", "train.steps": 20}
+    base, values = (
+        "configs/shakespeare_small.py",
+        {"data.source": "text:text.txt", "train.steps": 20},
+    )
     plan = planned(base=base, values=values, variants=TWO, **PAIR)
     assert {v.config.optimizer.warmup_steps for v in plan.variants.values()} == {1}
     (warning,) = capsys.readouterr().err.splitlines()
@@ -129,7 +151,8 @@ MISTAKES = [
     ({"values": None}, "values: None must be dict["),
     ({"values": {"model.d_ff": match_params("mpl")}}, "variant 'mlp': there is no variant 'mpl'; did you mean mlp?"),
     ({"values": {"model.d_ff": match_params("mlp")}}, "variant 'wild': it is matched to a variant that is itself"),
-    ({"values": {LEARNING_RATE: 1e-3}}, f"values: {LEARNING_RATE} is tuned; set it in learning_rates or tune"),
+    ({"values": {LEARNING_RATE: 1e-3}}, (f"values: {LEARNING_RATE} is tuned; set it in "
+                                        "learning_rates or tune")),
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
     ({"sizes": {"s": {"data.source": "text:a"}}, "texts": TEXTS}, "sizes and texts: docs, s: two axes set data.source"),
     ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "name of two variants"),
@@ -142,26 +165,31 @@ MISTAKES = [
     ({"comparisons": (("glu", "mlp"), ("mlp", "glu"))}, "comparisons: 'mlp' and 'glu' are compared twice"),
     ({"comparisons": (("placebo", "mlp"),), "placebo": {"model.qk_norm": True}}, "'placebo' is always compared"),
     ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
-    ({"placebo": {"model.qk_norm": True}}, "placebo: model.qk_norm may change the loss; only model.rope_pairing and"),
+    ({"placebo": {"model.qk_norm": True}}, ("placebo: model.qk_norm may change the loss; only "
+                                           "model.rope_pairing and")),
     ({"values": {"init_from": "x"}, "placebo": {"model.rope_pairing": "halves"}}, "placebo: it may change the loss of"),
     ({"baseline": "base"}, "baseline: there is no variant 'base'"),
     ({"learning_rates": None}, "learning_rates is missing: give a tuple of numbers"),
-    ({"learning_rates": (2e-3, 1e-3)}, f"{LEARNING_RATE}: (0.002, 0.001) must be values in ascending order"),
+    ({"learning_rates": (2e-3, 1e-3)}, (f"{LEARNING_RATE}: (0.002, 0.001) must be values in "
+                                       "ascending order")),
     ({"learning_rates": ("1e-3",)}, "learning_rates: ('1e-3',) must be tuple[float, ...]"),
     ({"learning_rates": (-1e-2, 1e-3)}, "config.optimizer.learning_rate: -0.01 is out of range"),
-    ({"tune": {LEARNING_RATE: (1e-3,)}}, f"learning_rates and tune both have {LEARNING_RATE}; remove one"),
+    ({"tune": {LEARNING_RATE: (1e-3,)}}, (f"learning_rates and tune both have {LEARNING_RATE}; "
+                                         "remove one")),
     ({"tune": {"model.d_ff": (8, 16)}}, "tune: model.d_ff: only keys of the optimizer are tuned"),
     ({"tune": {DECAY: (0.1, 0.1)}}, f"{DECAY}: (0.1, 0.1) must be values in ascending order"),
     ({"tune": {"optimizer.weight_decoy": (0.1,)}}, "config.optimizer.weight_decoy: unknown key"),
     ({"margin": "0.01"}, "margin: '0.01' must be float"),
     ({"margin": float("nan")}, "margin: nan must be between 0.0001 and 1 nats per token"),
     ({"budgets": {"quick": 1}}, "budgets: {'quick': 1} must be dict[str, "),
-    ({"budgets": {"full": FULL}}, "budgets: there is no 'quick'; add it, or run it with --budget full"),
+    ({"budgets": {"full": FULL}}, ("budgets: there is no 'quick'; add it, or run it with --budget "
+                                  "full")),
     ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds: '2' must be int"),
     ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
     ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),
     ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11)}}, "11 seeds need 3 tuning seeds"),
-    ({"values": {"eval.patience": 2}}, "eval.patience is 2, and a sweep does not use it; set it to 0 in values"),
+    ({"values": {"eval.patience": 2}}, ("eval.patience is 2, and a sweep does not use it; set it "
+                                       "to 0 in values")),
     ({"variants": TWO | {"b": {"log.detail_every": 4}}, **PAIR}, "log.detail_every is 4, and a sweep does not"),
     ({"values": {"train.on_nonfinite": "skip"}}, "set it to 'stop' in values"),
     ({"values": {"train.profile": (1, 2)}}, "train.profile is (1, 2), and a sweep does not use it"),
@@ -177,7 +205,12 @@ def test_mistakes(planned):
 
 def test_all_mistakes_are_reported_at_once(planned):
     variants = {"a": {}, "b": {"model.norn": "layer"}}
-    changes = {"variants": variants, "baseline": "x", "comparisons": (("b", "a"),), "budgets": {"full": FULL}}
+    changes = {
+        "variants": variants,
+        "baseline": "x",
+        "comparisons": (("b", "a"),),
+        "budgets": {"full": FULL},
+    }
     with pytest.raises(UserError) as caught:
         planned(**changes, learning_rates=())
     assert len(caught.value.problems) == 4  # of the baseline, the rates, the budget, the key
@@ -190,7 +223,8 @@ def test_more_than_ten_seeds_need_three_tuning_seeds_only_if_something_is_tuned(
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"), [("question='?', base='x.py'", ("variants", "comparisons")), ("quesiton='?'", ("quesiton",))]
+    ("fields", "named"),
+    [("question='?', base='x.py'", ("variants", "comparisons")), ("quesiton='?'", ("quesiton",))],
 )
 def test_missing_and_unknown_fields_are_named(tmp_path, fields, named):
     path = tmp_path / "sweep.py"
@@ -202,7 +236,10 @@ def test_missing_and_unknown_fields_are_named(tmp_path, fields, named):
 
 def test_a_path_may_begin_with_a_tilde(monkeypatch):
     monkeypatch.setenv("HOME", str(TINY.parent))
-    assert load_sweep("~/tiny_sweep.py", "quick").background == load_sweep(str(TINY), "quick").background
+    assert (
+        load_sweep("~/tiny_sweep.py", "quick").background
+        == load_sweep(str(TINY), "quick").background
+    )
 
 
 def test_axes_refuse_what_would_be_ambiguous():
@@ -221,7 +258,12 @@ def test_seeds_follow_from_the_name_and_a_larger_budget_begins_with_the_smaller_
 @pytest.mark.slow
 def test_no_two_sweeps_or_cells_of_configs_share_a_seed():
     plans = [load_sweep(str(path), "full") for path in SWEEPS]
-    seeds = {seeds for plan in plans for v in plan.variants.values() for seeds in (v.seeds, v.tuning_seeds)}
+    seeds = {
+        seeds
+        for plan in plans
+        for v in plan.variants.values()
+        for seeds in (v.seeds, v.tuning_seeds)
+    }
     assert len(seeds) == 2 * sum(len(plan.cells) for plan in plans)
     assert all(not set(a) & set(b) for a, b in itertools.combinations(seeds, 2))
 
@@ -229,7 +271,9 @@ def test_no_two_sweeps_or_cells_of_configs_share_a_seed():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_the_sweeps_of_configs_follow_the_design(path: Path):
-    """Two tuning seeds, ten fresh ones, and a placebo of another order of features (test_placebo.py)."""
+    """Two tuning seeds, ten fresh ones, and a placebo of another order of features
+    (test_placebo.py).
+    """
     plan = load_sweep(str(path), "full")
     if path.stem != "cmu_15780":  # nothing is tuned, and a run is long
         assert (plan.budget.tuning_seeds, plan.budget.seeds) == (2, 10)

@@ -28,7 +28,10 @@ def sweep(tmp_path_factory):
 def test_every_start_is_kept(tmp_path, sweep):
     for device in ("2 x cpu", "1 x gpu"):
         open_sweep(tmp_path / "s", sweep | {"starts": [START | {"device": device}]})
-    assert [start["device"] for start in read_record(tmp_path / "s")["starts"]] == ["2 x cpu", "1 x gpu"]
+    assert [start["device"] for start in read_record(tmp_path / "s")["starts"]] == [
+        "2 x cpu",
+        "1 x gpu",
+    ]
 
 
 def test_a_changed_number_is_refused_as_another_file_is(tmp_path, sweep):
@@ -45,7 +48,9 @@ def test_a_changed_number_is_refused_as_another_file_is(tmp_path, sweep):
 def test_differences_between_two_sweeps_are_named(tmp_path, sweep):
     open_sweep(tmp_path / "s", sweep)
     glu = sweep["variants"]["glu"]
-    changed = sweep["variants"] | {"glu": glu | {"tune": {"optimizer.learning_rate": [0.5]}, "seeds": [1, 2]}}
+    changed = sweep["variants"] | {
+        "glu": glu | {"tune": {"optimizer.learning_rate": [0.5]}, "seeds": [1, 2]}
+    }
     with pytest.raises(UserError) as caught:
         open_sweep(tmp_path / "s", sweep | {"budget": "full", "variants": changed})
     text = str(caught.value)
@@ -62,7 +67,9 @@ def test_a_sweep_goes_on_with_the_same_probes_and_the_same_rule_for_spikes(tmp_p
     for section, key, value in (("eval", "probes", ["recall"]), ("train", "on_spike", "skip")):
         config = glu["config"] | {section: glu["config"][section] | {key: value}}
         changed = sweep | {"variants": sweep["variants"] | {"glu": glu | {"config": config}}}
-        with pytest.raises(UserError, match=rf"variant 'glu': config\.{section}\.{key}: \w+ -> .*(sweep -> now)"):
+        with pytest.raises(
+            UserError, match=rf"variant 'glu': config\.{section}\.{key}: \w+ -> .*(sweep -> now)"
+        ):
             open_sweep(tmp_path / "s", changed)
 
 
@@ -71,11 +78,16 @@ def test_a_key_that_is_newer_than_the_sweep_had_its_default(tmp_path, sweep):
     model = {key: value for key, value in glu["config"]["model"].items() if key != "qk_norm"}
 
     def with_model(values):
-        return sweep | {"variants": sweep["variants"] | {"glu": glu | {"config": glu["config"] | {"model": values}}}}
+        return sweep | {
+            "variants": sweep["variants"]
+            | {"glu": glu | {"config": glu["config"] | {"model": values}}}
+        }
 
     open_sweep(tmp_path / "s", with_model(model))
     open_sweep(tmp_path / "s", sweep)
-    with pytest.raises(UserError, match=r"variant 'glu': config\.model\.qk_norm: False -> True \(sweep -> now\)"):
+    with pytest.raises(
+        UserError, match=r"variant 'glu': config\.model\.qk_norm: False -> True \(sweep -> now\)"
+    ):
         open_sweep(tmp_path / "s", with_model(model | {"qk_norm": True}))
 
 
@@ -92,6 +104,8 @@ def test_directories_that_hold_something_else_are_refused(tmp_path, sweep):
 
 def test_damaged_failures_are_ignored(tmp_path):
     (tmp_path / "failed").mkdir()
-    for i, content in enumerate(('{"variants": ["glu"], "error": "MemoryError"}', '{"variants": 3}', "")):
+    for i, content in enumerate(
+        ('{"variants": ["glu"], "error": "MemoryError"}', '{"variants": 3}', "")
+    ):
         (tmp_path / "failed" / f"{i}.json").write_text(content)
     assert read_failures(tmp_path) == {"glu": "MemoryError"}

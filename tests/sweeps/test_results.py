@@ -9,12 +9,40 @@ import pytest
 
 from lm.errors import UserError
 from lm.sweeps.report import to_csv
-from lm.sweeps.results import RUNS, Run, append_runs, drop_damaged_lines, read_runs, runs_from_csv, runs_to_csv
+from lm.sweeps.results import (
+    RUNS,
+    Run,
+    append_runs,
+    drop_damaged_lines,
+    read_runs,
+    runs_from_csv,
+    runs_to_csv,
+)
 
 POINT = {"optimizer.learning_rate": 0.0113, "optimizer.clip_norm": None, "optimizer.nesterov": True}
-WHERE = {"processor": 'a "fast", one', "device": "cpu", "commit": "0123abc with uncommitted changes"}
+WHERE = {
+    "processor": 'a "fast", one',
+    "device": "cpu",
+    "commit": "0123abc with uncommitted changes",
+}
 CURVE = ((50, 2.5), (100, 2.25))
-FINISHED = Run("final", "SwiGLU, 64", POINT, 7, "finished", None, 100, 6400, 2.25, 2.5, CURVE, 1.5, 12.5, 2, **WHERE)
+FINISHED = Run(
+    "final",
+    "SwiGLU, 64",
+    POINT,
+    7,
+    "finished",
+    None,
+    100,
+    6400,
+    2.25,
+    2.5,
+    CURVE,
+    1.5,
+    12.5,
+    2,
+    **WHERE,
+)
 LOST = {"status": "diverged", "diverged_step": 60, "steps": 59, "val_loss": None, "test_loss": None}
 DIVERGED = dataclasses.replace(FINISHED, phase="tuning", seed=8, curve=CURVE[:1], **LOST)
 OTHER = dataclasses.replace(FINISHED, seed=9)
@@ -96,13 +124,20 @@ def test_a_table_of_runs_is_read_back_without_the_curves(tmp_path):
     assert "sources" not in runs_to_csv(runs)  # of a mixture only
     runs.append(dataclasses.replace(OTHER, sources={"web": 2.5, "code": 1.25}))
     (tmp_path / "runs.csv").write_text(runs_to_csv(runs))
-    assert runs_from_csv(tmp_path / "runs.csv") == [dataclasses.replace(run, curve=()) for run in runs]
+    assert runs_from_csv(tmp_path / "runs.csv") == [
+        dataclasses.replace(run, curve=()) for run in runs
+    ]
 
 
 def test_no_cell_of_a_table_is_a_formula(tmp_path):
-    """A spreadsheet computes what begins with =, +, - or @, and such formulas can send what is beside them."""
+    """A spreadsheet computes what begins with =, +, - or @, and such formulas can send what is
+    beside them.
+    """
     names = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\uff1d1", "'=1", "''", "it's", 'a,"b']
-    runs = [dataclasses.replace(FINISHED, variant=name, point={"optimizer.name": name}, curve=()) for name in names]
+    runs = [
+        dataclasses.replace(FINISHED, variant=name, point={"optimizer.name": name}, curve=())
+        for name in names
+    ]
     (tmp_path / "runs.csv").write_text(runs_to_csv(runs))
     assert runs_from_csv(tmp_path / "runs.csv") == runs
     for text in (runs_to_csv(runs), to_csv([{"variant": name, "mean": -0.25} for name in names])):

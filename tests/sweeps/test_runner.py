@@ -29,15 +29,24 @@ class Norm:
     corpus, warm_starts, tokens = None, {}, 640
 
     def __init__(self, norm, cell="", rates=RATES):
-        about = {"n_points": len(rates), "lists": {LEARNING_RATE: rates}, "seeds": SEEDS, "tuning_seeds": TUNING_SEEDS}
+        about = {
+            "n_points": len(rates),
+            "lists": {LEARNING_RATE: rates},
+            "seeds": SEEDS,
+            "tuning_seeds": TUNING_SEEDS,
+        }
         self.norm, self.plan = norm, SimpleNamespace(**about, cell=cell)
 
     def run_config(self, point, seed):
-        return tiny(optimizer={"learning_rate": point[0]}, train={"seed": seed}, model={"norm": self.norm})
+        return tiny(
+            optimizer={"learning_rate": point[0]}, train={"seed": seed}, model={"norm": self.norm}
+        )
 
 
 class Fake:
-    """A stand-in for StackedRuns: the loss is a parabola in log2 of the rate, and `trained` has the configs."""
+    """A stand-in for StackedRuns: the loss is a parabola in log2 of the rate, and `trained` has the
+    configs.
+    """
 
     trained = []
 
@@ -51,7 +60,13 @@ class Fake:
 
 def result(config) -> dict:
     loss = 2 + 0.1 * math.log2(config.optimizer.learning_rate / BEST[config.model.norm]) ** 2
-    return {"status": "finished", "diverged_step": None, "steps": 10, "val_loss": loss, "test_loss": loss}
+    return {
+        "status": "finished",
+        "diverged_step": None,
+        "steps": 10,
+        "val_loss": loss,
+        "test_loss": loss,
+    }
 
 
 @pytest.fixture
@@ -62,17 +77,36 @@ def fake(monkeypatch):
 
 
 def start(workdir, names=("rms", "layer"), lines=None, cells=("",)) -> _Runner:
-    """Return the runner of a new process; with several cells, each name is a variant of its own cell."""
-    variants = dict(zip(names, map(Norm, names, cells if len(cells) > 1 else cells * len(names)), strict=True))
+    """Return the runner of a new process; with several cells, each name is a variant of its own
+    cell.
+    """
+    variants = dict(
+        zip(names, map(Norm, names, cells if len(cells) > 1 else cells * len(names)), strict=True)
+    )
     about = {"tune": {LEARNING_RATE: list(RATES)}, "seeds": SEEDS, "tuning_seeds": TUNING_SEEDS}
     about["data"] = {"unigram": {"validation": 9.0}}
-    record = {"tune": [LEARNING_RATE], "variants": dict.fromkeys(names, about), "cells": list(cells)}
+    record = {
+        "tune": [LEARNING_RATE],
+        "variants": dict.fromkeys(names, about),
+        "cells": list(cells),
+    }
     record["starts"] = [{"processor": "", "git": {"commit": "abc", "dirty": True}}]
-    return _Runner(variants, record, workdir, 2, ([] if lines is None else lines).append, SimpleNamespace(received=0))
+    return _Runner(
+        variants,
+        record,
+        workdir,
+        2,
+        ([] if lines is None else lines).append,
+        SimpleNamespace(received=0),
+    )
 
 
 def points(workdir, phase, name) -> set:
-    return {run.point[LEARNING_RATE] for run in read_runs(workdir) if (run.phase, run.variant) == (phase, name)}
+    return {
+        run.point[LEARNING_RATE]
+        for run in read_runs(workdir)
+        if (run.phase, run.variant) == (phase, name)
+    }
 
 
 def test_lists_are_extended_and_the_final_runs_train_at_the_vertex(tmp_path, fake):
@@ -85,7 +119,10 @@ def test_lists_are_extended_and_the_final_runs_train_at_the_vertex(tmp_path, fak
     assert len(fake.trained) == len(read_runs(tmp_path)) == 2 * (3 + 5) + 2 * 16
     assert "layer: tuned to learning_rate 0.009 (best tried: learning_rate 0.008)" in lines
     edges = [line for line in lines if "at the edge" in line]
-    assert [(line.split(":")[0], line.split()[-1]) for line in edges] == [("layer", "0.008"), ("layer", "0.016")]
+    assert [(line.split(":")[0], line.split()[-1]) for line in edges] == [
+        ("layer", "0.008"),
+        ("layer", "0.016"),
+    ]
     assert "0.004" in edges[0]  # the best rate of the declared list
     assert {run.commit for run in read_runs(tmp_path)} == {"abc with uncommitted changes"}
     lines.clear()
@@ -136,7 +173,9 @@ def test_two_processes_divide_the_runs(tmp_path, fake, monkeypatch):
     assert len(fake.trained) == len(keys) == 48  # no run was trained twice
 
 
-def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(tmp_path, fake, monkeypatch):
+def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(
+    tmp_path, fake, monkeypatch
+):
     """Each of four groups takes a minute; another process finishes the last one during the first."""
     train, lines, now, size = Fake.train, [], [0.0], 2 * jax.device_count()
     keys = [("final", "rms", (1e-3,), seed) for seed in range(4 * size)]
@@ -144,7 +183,11 @@ def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(
     def a_minute(self, signals):
         if not now[0]:
             append_runs(
-                tmp_path, [Run(*key[:2], {LEARNING_RATE: 1e-3}, key[3], "finished") for key in keys[3 * size :]]
+                tmp_path,
+                [
+                    Run(*key[:2], {LEARNING_RATE: 1e-3}, key[3], "finished")
+                    for key in keys[3 * size :]
+                ],
             )
         now[0] += 60
         return train(self, signals)
@@ -154,8 +197,10 @@ def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(
     start(tmp_path, lines=lines).train(keys)
     assert lines == [
         f"final 1/4: {size} runs of rms",
-        f"final 2/4: {size} runs of rms, 1.00 minutes left for all final runs",  # 2 of 4 groups in 60 s
-        f"final 3/4: {size} runs of rms, 40.0 seconds left for all final runs",  # 3 of 4 groups in 120 s
+        # 2 of 4 groups in 60 s
+        f"final 2/4: {size} runs of rms, 1.00 minutes left for all final runs",
+        # 3 of 4 groups in 120 s
+        f"final 3/4: {size} runs of rms, 40.0 seconds left for all final runs",
     ]
 
 
@@ -164,7 +209,9 @@ def test_a_group_that_fails_does_not_stop_the_others(tmp_path, fake, monkeypatch
     train = Fake.train
 
     def failing(self, signals):
-        if self.configs[0].model.norm == "layer" and (self.configs[0].train.seed >= 100) == (phase == "tuning"):
+        if self.configs[0].model.norm == "layer" and (self.configs[0].train.seed >= 100) == (
+            phase == "tuning"
+        ):
             raise RuntimeError("out of memory")
         return train(self, signals)
 
@@ -184,7 +231,9 @@ def test_a_group_that_fails_does_not_stop_the_others(tmp_path, fake, monkeypatch
 
 
 def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, monkeypatch):
-    """All runs of "layer" kill the process that trains them; each start of the sweep is another process."""
+    """All runs of "layer" kill the process that trains them; each start of the sweep is another
+    process.
+    """
 
     class Killed(BaseException):
         pass
@@ -197,8 +246,14 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
             return [result(config) for config in self.configs]
 
     monkeypatch.setattr(module, "StackedRuns", Deadly)
-    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)  # a killed process removes no file
-    keys = [("final", name, (1e-3,), seed) for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS)) for seed in seeds]
+    monkeypatch.setattr(
+        Path, "unlink", lambda self, missing_ok=False: None
+    )  # a killed process removes no file
+    keys = [
+        ("final", name, (1e-3,), seed)
+        for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS))
+        for seed in seeds
+    ]
     starts, size = [], 2 * jax.device_count()
     for _ in range(4):
         order, lines = [], []
@@ -216,7 +271,9 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
 
 @pytest.mark.slow
 def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
-    """Two untrained variants evaluate the same tokens; the source of the text of "layer" gives a loss of 50."""
+    """Two untrained variants evaluate the same tokens; the source of the text of "layer" gives a
+    loss of 50.
+    """
 
     class Untrained(Norm):
         def __init__(self, norm, nats):

@@ -1,4 +1,6 @@
-"""Runs that are trained together, stacked in one program, equal runs trained one by one up to rounding."""
+"""Runs that are trained together, stacked in one program, equal runs trained one by one up to
+rounding.
+"""
 
 import dataclasses
 import io
@@ -40,7 +42,12 @@ def members(rule: str):
     """Return two configs that differ in seed and in every traced key that the rule has."""
     base = tiny(optimizer=RULES[rule], model={"n_layers": 1})
     o = base.optimizer
-    change = {"learning_rate": o.learning_rate / 3, "weight_decay": 0.3, "clip_norm": 0.2, "final_fraction": 0.5}
+    change = {
+        "learning_rate": o.learning_rate / 3,
+        "weight_decay": 0.3,
+        "clip_norm": 0.2,
+        "final_fraction": 0.5,
+    }
     changes = [{}, change | ({"adam_learning_rate": 1e-3} if o.adam_learning_rate else {})]
     return [with_values(base, change, seed=3 * i) for i, change in enumerate(changes)]
 
@@ -53,13 +60,17 @@ def inputs_of(config):
 
 def one_by_one(configs):
     run = jax.jit(train_steps, static_argnames="config")
-    return [run(init_state(c, c.train.seed), None, inputs_of(c), np.int32(N_STEPS), c) for c in configs]
+    return [
+        run(init_state(c, c.train.seed), None, inputs_of(c), np.int32(N_STEPS), c) for c in configs
+    ]
 
 
 def all_together(configs):
     program, values = split_config(configs[0])
     programs = make_programs(program, len(configs))
-    values = {name: jnp.array([split_config(c)[1][name] for c in configs], "float32") for name in values}
+    values = {
+        name: jnp.array([split_config(c)[1][name] for c in configs], "float32") for name in values
+    }
     inputs = jax.tree.map(lambda *a: np.stack(a), *map(inputs_of, configs))
     states = programs.init(np.array([c.train.seed for c in configs], np.uint32))
     return programs.steps(states, None, inputs, values, np.int32(N_STEPS))
@@ -91,7 +102,9 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
     states, metrics = all_together(configs)
     for i, (state, alone) in enumerate(one_by_one(configs)):
         for name in ("loss", "grad_norm", "learning_rate"):
-            np.testing.assert_allclose(metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6)
+            np.testing.assert_allclose(
+                metrics[name][i], alone[name], rtol=1e-5 if name == "grad_norm" else 1e-6
+            )
         for a, b in zip(jax.tree.leaves(states.params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_allclose(a[i], b, atol=1e-5 * float(jnp.abs(b).max()))
 
@@ -99,7 +112,9 @@ def test_ten_stacked_steps_equal_ten_separate_steps(rule):
 def test_with_an_average_the_result_is_its_loss(tmp_path):
     config = tiny(train={"ema": 0.8, "steps": 4, "seed": 3}, model={"n_layers": 1})
     tokens = np.random.default_rng(0).integers(0, 19, 200).astype(np.uint16)
-    corpus = Corpus("text", {s: Split(s, tokens, 200, 200) for s in ("train", "validation", "test")}, None, "")
+    corpus = Corpus(
+        "text", {s: Split(s, tokens, 200, 200) for s in ("train", "validation", "test")}, None, ""
+    )
     share = -(-2 // jax.device_count())
     runs = StackedRuns([config] * 2, corpus, tmp_path, runs_per_device=share, stream=io.StringIO())
     found = runs.train(SimpleNamespace(received=None))
@@ -118,7 +133,9 @@ def test_with_an_average_the_result_is_its_loss(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on CPUs are micro-batches chosen")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole_batch(monkeypatch, dropout):
+def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole_batch(
+    monkeypatch, dropout
+):
     base = members("adamw")[0]
     config = dataclasses.replace(base, model=dataclasses.replace(base.model, dropout=dropout))
     monkeypatch.setattr(cpu_memory, "TOKENS", config.train.seq_len)
@@ -128,7 +145,9 @@ def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole
     programs = make_programs(program, 1)
     inputs = jax.tree.map(lambda a: a[None], inputs_of(config))
     values = {name: jnp.array([value], "float32") for name, value in values.items()}
-    state, metrics = programs.steps(programs.init(np.zeros(1, np.uint32)), None, inputs, values, np.int32(N_STEPS))
+    state, metrics = programs.steps(
+        programs.init(np.zeros(1, np.uint32)), None, inputs, values, np.int32(N_STEPS)
+    )
     ((expected, alone),) = one_by_one([config])
     np.testing.assert_allclose(metrics["loss"][0], alone["loss"], rtol=1e-6)
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected.params), strict=True):
@@ -139,10 +158,15 @@ def test_a_step_in_micro_batches_on_one_device_equals_a_separate_step_of_a_whole
 def test_every_traced_key_changes_the_result():
     """So the comparisons above can fail."""
     base = members("muon")[0]
-    changed = {name: 1.5 * getattr(base.optimizer, name) for name in TRACED if name != "clip_norm"} | {"clip_norm": 0.1}
+    changed = {
+        name: 1.5 * getattr(base.optimizer, name) for name in TRACED if name != "clip_norm"
+    } | {"clip_norm": 0.1}
     configs = [base, *(with_values(base, {name: value}) for name, value in changed.items())]
     states, _ = all_together(configs)
-    ends = [np.concatenate([np.ravel(x[i]) for x in jax.tree.leaves(states.params)]) for i in range(len(configs))]
+    ends = [
+        np.concatenate([np.ravel(x[i]) for x in jax.tree.leaves(states.params)])
+        for i in range(len(configs))
+    ]
     assert all(np.abs(end - ends[0]).max() > 1e-5 for end in ends[1:])
 
 

@@ -17,7 +17,9 @@ def test_the_paired_t_test_is_that_of_scipy():
     found, expected = estimate(np.subtract(A, B)), stats.ttest_rel(A, B)
     assert (found.p, found.df, found.n) == (pytest.approx(expected.pvalue, rel=1e-12), 5, 6)
     for level in (0.9, 0.95, 1 - 0.05 / 7):
-        assert found.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)), rel=1e-12)
+        assert found.interval(level) == pytest.approx(
+            tuple(expected.confidence_interval(level)), rel=1e-12
+        )
 
 
 def test_estimates_without_a_test():
@@ -31,13 +33,17 @@ def test_estimates_without_a_test():
 
 def test_holm_is_that_of_a_published_example_and_of_its_definition():
     """The example is R's p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.005), "holm")."""
-    assert statistics.holm([0.01, 0.02, 0.03, 0.04, 0.005]) == pytest.approx([0.04, 0.06, 0.06, 0.06, 0.025])
+    assert statistics.holm([0.01, 0.02, 0.03, 0.04, 0.005]) == pytest.approx(
+        [0.04, 0.06, 0.06, 0.06, 0.025]
+    )
     assert statistics.holm([0.9, 0.8, math.nan]) == pytest.approx([1, 1, math.nan], nan_ok=True)
     assert statistics.holm([]) == []
 
 
 def test_an_interval_at_holms_level_excludes_0_where_the_corrected_p_is_small():
-    """The property by which verdicts and p-values cannot disagree, with and without true differences."""
+    """The property by which verdicts and p-values cannot disagree, with and without true
+    differences.
+    """
     draw = np.random.default_rng(0)
     n_significant = 0
     for _ in range(300):
@@ -62,24 +68,37 @@ def test_verdicts(low, high, expected):
 
 
 def test_the_mean_over_two_cells_is_welchs_test():
-    """The mean of A and -B is half of Welch's difference of two means, with Satterthwaite's degrees of freedom."""
+    """The mean of A and -B is half of Welch's difference of two means, with Satterthwaite's degrees
+    of freedom.
+    """
     a, b = estimate(A), estimate([-2 * x for x in B])
-    found, expected = statistics.mean_over_cells([a, b]), stats.ttest_ind(A, [2 * x for x in B], equal_var=False)
+    found, expected = (
+        statistics.mean_over_cells([a, b]),
+        stats.ttest_ind(A, [2 * x for x in B], equal_var=False),
+    )
     assert (found.mean.p, found.mean.df) == pytest.approx((expected.pvalue, expected.df), rel=1e-12)
-    assert found.mean.interval() == pytest.approx([x / 2 for x in expected.confidence_interval()], rel=1e-12)
+    assert found.mean.interval() == pytest.approx(
+        [x / 2 for x in expected.confidence_interval()], rel=1e-12
+    )
 
 
 def test_the_spread_over_cells():
-    """The effects 1, 2, 3 have variance 1. Standard errors of 1 explain all of it, and errors of 0 nothing."""
+    """The effects 1, 2, 3 have variance 1. Standard errors of 1 explain all of it, and errors of 0
+    nothing.
+    """
     exact = statistics.mean_over_cells([Estimate(x, 0.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     noisy = statistics.mean_over_cells([Estimate(x, 1.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     assert (exact.tau, noisy.tau) == (1.0, 0.0)
-    half = stats.t.ppf(0.975, 2) * math.sqrt(1 + 1 / 3)  # of the prediction of one more draw from a normal distribution
+    half = stats.t.ppf(0.975, 2) * math.sqrt(
+        1 + 1 / 3
+    )  # of the prediction of one more draw from a normal distribution
     assert exact.prediction == noisy.prediction == pytest.approx((2 - half, 2 + half))
 
 
 def test_multipliers_of_a_known_power_law():
-    """Losses fall by 0.1 per factor e of compute; the first variant is as good as the second with 1.5 times as much."""
+    """Losses fall by 0.1 per factor e of compute; the first variant is as good as the second with
+    1.5 times as much.
+    """
     compute = np.array([[1.0, 1.0], [3.0, 3.5], [10.0, 9.0]]) * 1e12
     losses = 10 - 0.1 * np.log(compute * [1.5, 1.0])
     runs = [[[x - 0.001, x + 0.001] for x in pair] for pair in losses]

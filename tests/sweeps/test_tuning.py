@@ -1,4 +1,6 @@
-"""The choice of tuned values: the vertex in log2, its limits, extensions of lists, and runs that failed to learn."""
+"""The choice of tuned values: the vertex in log2, its limits, extensions of lists, and runs that
+failed to learn.
+"""
 
 import itertools
 import math
@@ -64,7 +66,11 @@ def test_a_best_value_at_an_edge_extends_its_list_by_the_same_ratio():
     rounds = 0
     while missing := choose(lists, found).missing:
         wide = {key: tuple({point[i] for point in missing}) for i, key in enumerate(lists)}
-        found |= {point: result for point, result in bowl(wide, (0.0035, 0.05)).items() if point in missing}
+        found |= {
+            point: result
+            for point, result in bowl(wide, (0.0035, 0.05)).items()
+            if point in missing
+        }
         rounds += 1
     choice = choose(lists, found)
     assert (rounds, choice.point) == (2, (0.0035, 0.05))
@@ -82,7 +88,8 @@ def test_extensions_are_bounded():
 @pytest.mark.parametrize(
     ("key", "values"),
     [(DECAY, (0.0, 0.1)), ("optimizer.warmup_steps", (10, 40)), ("optimizer.nesterov", (True, False)),
-     ("optimizer.clip_norm", (None, 1.0)), ("optimizer.b2", (0.9, 0.99))],  # the next value, 1.089, is out of range
+     # the next value, 1.089, is out of range
+     ("optimizer.clip_norm", (None, 1.0)), ("optimizer.b2", (0.9, 0.99))],
 )  # fmt: skip
 def test_lists_without_ratios_take_the_best_value(key, values):
     for best in values:
@@ -98,9 +105,15 @@ def test_one_value_each_needs_no_tuning():
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
-        ({0.001: [2.0, 2.0], 0.002: [1.0, None], 0.004: [2.1, 2.1]}, 0.001),  # a lower loss, but one run diverged
+        (
+            {0.001: [2.0, 2.0], 0.002: [1.0, None], 0.004: [2.1, 2.1]},
+            0.001,
+        ),  # a lower loss, but one run diverged
         ({0.001: [2.0, 4.5], 0.002: [2.5, 2.5], 0.004: [2.4, None]}, 0.002),  # 4.5 is stuck
-        ({0.001: [4.2, 4.5], 0.002: [None, None], 0.004: [4.3, 4.1]}, 0.004),  # all are stuck or diverged
+        (
+            {0.001: [4.2, 4.5], 0.002: [None, None], 0.004: [4.3, 4.1]},
+            0.004,
+        ),  # all are stuck or diverged
     ],
 )
 def test_the_best_point_has_the_fewest_runs_that_diverged_or_got_stuck(losses, expected):

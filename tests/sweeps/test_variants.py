@@ -24,11 +24,17 @@ CORPUS = Corpus("numbers", SPLITS, None, "fingerprint")
 
 
 def planned(config, changes=(), rates=(1e-3,), match=None) -> PlannedVariant:
-    return PlannedVariant("", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, match)
+    return PlannedVariant(
+        "", "", dict(changes), {LEARNING_RATE: rates}, range(5), range(6, 8), config, match
+    )
 
 
 def plan_of(variants: dict[str, PlannedVariant]) -> Plan:
-    names = {"variants": {key: {} for key in variants}, "baseline": next(iter(variants)), "comparisons": ()}
+    names = {
+        "variants": {key: {} for key in variants},
+        "baseline": next(iter(variants)),
+        "comparisons": (),
+    }
     sweep = Sweep(question="?", base="base.py", budgets={}, **names)
     return Plan("name", "", sweep, "full", Budget(tuning_seeds=2, seeds=5), variants, ())
 
@@ -37,19 +43,31 @@ def n_params(config) -> int:
     return parameters.count(parameters.parameter_table(config.model))
 
 
-@pytest.mark.parametrize("target", [{"ffn": "mlp", "d_ff": 64}, {"ffn": "mlp", "d_ff": 37}, {"n_layers": 4}])
+@pytest.mark.parametrize(
+    "target", [{"ffn": "mlp", "d_ff": 64}, {"ffn": "mlp", "d_ff": 37}, {"n_layers": 4}]
+)
 def test_the_matched_width_is_the_nearest_of_all(target):
     ours, theirs = tiny(model={"ffn": "glu"}), tiny(model=target)
     found = matched(ours, theirs)
-    assert found == dataclasses.replace(ours, model=dataclasses.replace(ours.model, d_ff=found.model.d_ff))
-    off = {w: abs(n_params(tiny(model={"ffn": "glu", "d_ff": w})) - n_params(theirs)) for w in range(1, 400)}
+    assert found == dataclasses.replace(
+        ours, model=dataclasses.replace(ours.model, d_ff=found.model.d_ff)
+    )
+    off = {
+        w: abs(n_params(tiny(model={"ffn": "glu", "d_ff": w})) - n_params(theirs))
+        for w in range(1, 400)
+    }
     assert off[found.model.d_ff] == min(off.values())
 
 
 def test_widths_that_cannot_match_are_refused(monkeypatch):
-    with pytest.raises(UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"):
+    with pytest.raises(
+        UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"
+    ):
         matched(tiny(), tiny(model={"n_layers": 1, "d_ff": 1}))
-    for n_layers, shape in ((7, lambda c: (c.d_ff, c.d_ff)), (8, lambda c: (3, 3))):  # tables of no other test
+    for n_layers, shape in (
+        (7, lambda c: (c.d_ff, c.d_ff)),
+        (8, lambda c: (3, 3)),
+    ):  # tables of no other test
         table = lambda c, shape=shape: {"mine_XY": Parameter(shape(c), "XY", "weight", "X")}  # noqa: E731
         monkeypatch.setitem(model.FEED_FORWARDS, "glu", (table, model.glu))
         with pytest.raises(UserError, match=r"match_params: .* ffn = glu .* not linear"):
@@ -78,7 +96,12 @@ IDLE = {"model.norm_bias": False}
         ({}, IDLE, [(2e-3,), (2e-3,)], f"{SAME}; model.norm_bias has no effect here"),
         ({}, IDLE, [(2e-3,), (4e-3, 8e-3)], f"{SAME}; model.norm_bias has no effect here"),
         ({"model.norm": "rms"}, {}, [(2e-3,), (2e-3,)], f"{SAME}; model.norm is rms in both"),
-        ({"model.norm": "rms"}, IDLE, [(2e-3,)] * 2, "model.norm_bias has no effect here; model.norm is rms in both"),
+        (
+            {"model.norm": "rms"},
+            IDLE,
+            [(2e-3,)] * 2,
+            "model.norm_bias has no effect here; model.norm is rms in both",
+        ),
         ({}, {}, [(2e-3, 4e-3), (4e-3, 8e-3)], SAME),
     ],
 )
@@ -90,10 +113,19 @@ def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, ra
 
 
 def test_variants_of_other_rates_lists_or_cells_are_not_the_same():
-    refuse_duplicates(variants_of({"a": {}, "b": {}}, {"a": (2e-3,), "b": (4e-3,)}), dict.fromkeys("ab", "the same"))
+    refuse_duplicates(
+        variants_of({"a": {}, "b": {}}, {"a": (2e-3,), "b": (4e-3,)}),
+        dict.fromkeys("ab", "the same"),
+    )
     variants = variants_of({"a": {}, "b": {}}, {"a": (2e-3,), "b": (2e-3,)})
-    lists = {"a": {LEARNING_RATE: (2e-3,), DECAY: (0.1,)}, "b": {LEARNING_RATE: (2e-3,), DECAY: (0.1, 0.3)}}
-    for changes in ({n: {"lists": lists[n]} for n in "ab"}, {"a": {"arm": "a"}, "b": {"arm": "b", "cell": "large"}}):
+    lists = {
+        "a": {LEARNING_RATE: (2e-3,), DECAY: (0.1,)},
+        "b": {LEARNING_RATE: (2e-3,), DECAY: (0.1, 0.3)},
+    }
+    for changes in (
+        {n: {"lists": lists[n]} for n in "ab"},
+        {"a": {"arm": "a"}, "b": {"arm": "b", "cell": "large"}},
+    ):
         plans = {name: dataclasses.replace(variants[name].plan, **changes[name]) for name in "ab"}
         others = {name: dataclasses.replace(variants[name], plan=plans[name]) for name in "ab"}
         refuse_duplicates(others, dict.fromkeys("ab", "the same"))
@@ -108,7 +140,9 @@ def test_variants_that_differ_in_how_they_are_executed_are_refused(monkeypatch):
     monkeypatch.setattr("lm.sweeps.variants.data.open_corpus", lambda *_, **__: CORPUS)
     configs = {"a": tiny(), "b": tiny(model={"scan_layers": True})}
     with pytest.raises(UserError, match=SAME):
-        module.resolve_variants(plan_of({name: planned(config) for name, config in configs.items()}), print)
+        module.resolve_variants(
+            plan_of({name: planned(config) for name, config in configs.items()}), print
+        )
 
 
 def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(monkeypatch):
@@ -122,7 +156,8 @@ def test_a_variant_that_cannot_be_traced_does_not_stop_the_others(monkeypatch):
     variants = variants_of({"a": {"model.norm": "layer"}, "b": {}}, {"a": (1e-3,), "b": (1e-3,)})
     assert module.refuse_idle_changes(variants, lines.append) == {"b"}
     assert lines == [
-        "WARNING: variant 'a' cannot be traced: TypeError: dot_general requires contracting dimensions",
+        "WARNING: variant 'a' cannot be traced: TypeError: dot_general requires contracting "
+        "dimensions",
         "WARNING: variant 'b': the loss does not depend on w",
     ]
 
@@ -131,7 +166,10 @@ def test_the_cost_of_all_training_and_the_runs_of_a_plan():
     """4 rates with 2 tuning seeds and 5 fresh seeds are 13 runs; one rate with 5 fresh seeds is 5."""
     config = tiny(train={"steps": 10, "batch_size": 4, "seq_len": 16})
     costs = {"tuned": ((1e-3, 2e-3, 4e-3, 8e-3), 7.0), "given": ((1e-3,), 100.0)}
-    variants = {n: Variant(planned(config, {}, rates), config, CORPUS, 1, cost) for n, (rates, cost) in costs.items()}
+    variants = {
+        n: Variant(planned(config, {}, rates), config, CORPUS, 1, cost)
+        for n, (rates, cost) in costs.items()
+    }
     described = describe_variants(plan_of({name: v.plan for name, v in variants.items()}), variants)
     assert f"training: {(13 * 7.0 + 5 * 100.0) * 10 * 4 * 16:.3g} FLOPs" in described
     assert "8 runs to tune (2 tuning seeds)" in described
@@ -147,7 +185,15 @@ DIFFERENT_TOO = [
 ]  # fmt: skip
 EQUAL = [
     {"model": {"window_pattern": (8,)}},
-    {"model": {"n_experts": 4, "experts_per_token": 1, "shared_expert": True, "moe_first_layer": 1, "router_z": 0.1}},
+    {
+        "model": {
+            "n_experts": 4,
+            "experts_per_token": 1,
+            "shared_expert": True,
+            "moe_first_layer": 1,
+            "router_z": 0.1,
+        }
+    },
 ]
 EQUAL_TOO = [
     {"model": {"norm_algorithm": "welford"}}, {"model": {"norm_bias": False}}, {"model": {"window_pattern": (0, 100)}},
@@ -157,7 +203,9 @@ EQUAL_TOO = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("n_layers", "different", "equal"), [(1, DIFFERENT, EQUAL), slow(2, DIFFERENT_TOO, EQUAL_TOO)])
+@pytest.mark.parametrize(
+    ("n_layers", "different", "equal"), [(1, DIFFERENT, EQUAL), slow(2, DIFFERENT_TOO, EQUAL_TOO)]
+)
 def test_fingerprints_differ_if_and_only_if_the_results_may(n_layers, different, equal):
     """Equal: windows as long as the sequence, options of LayerNorm under RMSNorm, ..."""
 
@@ -174,10 +222,16 @@ def test_fingerprints_differ_if_and_only_if_the_results_may(n_layers, different,
 def test_an_unused_hyperparameter_does_not_change_the_fingerprint_and_another_corpus_does():
     """A constant schedule does not use final_fraction."""
     constant = {"schedule": "constant", "final_fraction": 0.1}
-    twice = [fingerprint(tiny(optimizer=constant | more), CORPUS) for more in ({}, {"final_fraction": 0.5})]
+    twice = [
+        fingerprint(tiny(optimizer=constant | more), CORPUS)
+        for more in ({}, {"final_fraction": 0.5})
+    ]
     assert twice[0] == twice[1]
     assert fingerprint(tiny(optimizer=constant | {"weight_decay": 0.0}), CORPUS)[0] != twice[0][0]
-    assert fingerprint(tiny(optimizer=constant), dataclasses.replace(CORPUS, fingerprint="other"))[0] != twice[0][0]
+    assert (
+        fingerprint(tiny(optimizer=constant), dataclasses.replace(CORPUS, fingerprint="other"))[0]
+        != twice[0][0]
+    )
 
 
 def test_the_config_of_a_run_has_its_point_and_its_seed():

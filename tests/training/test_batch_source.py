@@ -1,4 +1,6 @@
-"""Inputs: equal batches whether the device or the host gathers them, and no array is copied or read twice."""
+"""Inputs: equal batches whether the device or the host gathers them, and no array is copied or read
+twice.
+"""
 
 import numpy as np
 import pytest
@@ -51,7 +53,9 @@ def test_another_seed_shares_the_arrays():
 
 def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
     sent, replicate = [], sharding.replicate
-    monkeypatch.setattr(sharding, "replicate", lambda mesh, array: sent.append(array) or replicate(mesh, array))
+    monkeypatch.setattr(
+        sharding, "replicate", lambda mesh, array: sent.append(array) or replicate(mesh, array)
+    )
     config = config_of()
     source, params = BatchSource(PLAIN, config), redrawn(config.model)
     losses = [evaluate(params, source)["loss"] for _ in range(3)]
@@ -62,5 +66,8 @@ def test_a_split_is_sent_to_the_device_once_for_all_evaluations(monkeypatch):
 def test_evaluation_stops_between_two_batches():
     config, calls = config_of(), []
     source = BatchSource(PLAIN, config)
-    assert evaluate(redrawn(config.model), source, stop=lambda: calls.append(1) or len(calls) == 2) is None
+    assert (
+        evaluate(redrawn(config.model), source, stop=lambda: calls.append(1) or len(calls) == 2)
+        is None
+    )
     assert len(calls) == 2

@@ -1,4 +1,6 @@
-"""Branches of a run: several lengths from one run, bit-identical to runs of those lengths, and what is refused."""
+"""Branches of a run: several lengths from one run, bit-identical to runs of those lengths, and what
+is refused.
+"""
 
 import itertools
 import json
@@ -25,18 +27,24 @@ WSD = ("--config.optimizer.schedule=wsd", "--config.optimizer.decay_fraction=0.5
 
 @pytest.mark.slow
 def test_branches_are_bit_identical_to_runs_of_their_length_from_the_start(train, tmp_path):
-    """From a run of 12 steps, whose decay begins at step 6: a shorter one from step 4, and a longer one from step 6."""
+    """From a run of 12 steps, whose decay begins at step 6: a shorter one from step 4, and a longer
+    one from step 6.
+    """
     assert train(tmp_path / "long", *WSD, "--config.train.steps=12")[0] == 0
     for steps, first in ((8, 4), (16, 6)):
         length = f"--config.train.steps={steps}"
-        code, output = train(tmp_path / f"branch {steps}", *WSD, length, f"--branch_from={tmp_path / 'long'}")
+        code, output = train(
+            tmp_path / f"branch {steps}", *WSD, length, f"--branch_from={tmp_path / 'long'}"
+        )
         assert code == 0, output
         assert f"branching from step {first} of {tmp_path / 'long'}" in output
         assert f"resuming at step {first}" in output
         assert "WARNING" not in output
         assert train(tmp_path / f"direct {steps}", *WSD, length)[0] == 0
         assert_same_run(tmp_path / f"branch {steps}", tmp_path / f"direct {steps}", steps)
-    again = train(tmp_path / "branch 8", *WSD, "--config.train.steps=8", f"--branch_from={tmp_path / 'long'}")
+    again = train(
+        tmp_path / "branch 8", *WSD, "--config.train.steps=8", f"--branch_from={tmp_path / 'long'}"
+    )
     assert again[0] == 2
     assert "already holds a run" in again[1]
 
@@ -70,7 +78,9 @@ def test_a_branch_starts_at_the_last_shared_checkpoint(source, tmp_path):
     """The rates of a run of N steps are those of any longer one for the first floor(0.7 N) steps."""
     for steps, expected in {100: 60, 80: 40, 58: 40, 57: 20, 29: 20, 1000: 60}.items():
         new = tmp_path / f"{steps}"
-        assert branched(source, new, config(steps)) == [f"branching from step {expected} of {source}"]
+        assert branched(source, new, config(steps)) == [
+            f"branching from step {expected} of {source}"
+        ]
         assert [path.name for path in (new / "checkpoints").iterdir()] == [f"{expected}"]
         assert_same(restore_params(new)[1], make_state(expected).params)
         assert len((new / "metrics.jsonl").read_text().splitlines()) == expected
@@ -84,8 +94,14 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
         (config(28), "has checkpoints of steps 20, 40, 60, and none up to step 19"),
         (config(schedule="cosine"), "needs optimizer.schedule = 'wsd'"),
         (config(decay_steps=50), "and optimizer.decay_steps = none"),
-        (with_keys(config(), model_multi_token_prediction=True), "mtp_2, mtp_3 depend on train.steps"),
-        (config(learning_rate=0.5), "another experiment; set these back:\nconfig.optimizer.learning_rate"),
+        (
+            with_keys(config(), model_multi_token_prediction=True),
+            "mtp_2, mtp_3 depend on train.steps",
+        ),
+        (
+            config(learning_rate=0.5),
+            "another experiment; set these back:\nconfig.optimizer.learning_rate",
+        ),
     ):
         with pytest.raises(UserError) as caught:
             branch(str(source), str(tmp_path / "new"), changed)
@@ -95,10 +111,19 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_branch_that_was_killed_at_any_moment_is_completed_by_the_same_command(source, tmp_path, monkeypatch):
-    """Here of the commands that follow each other in one directory, each is killed, and then one is not."""
+def test_a_branch_that_was_killed_at_any_moment_is_completed_by_the_same_command(
+    source, tmp_path, monkeypatch
+):
+    """Here of the commands that follow each other in one directory, each is killed, and then one is
+    not.
+    """
     new = tmp_path / "new"
-    moments = ((shutil, "copyfile", 0), (Path, "replace", 0), (Path, "replace", 2), (shutil, "rmtree", 0))
+    moments = (
+        (shutil, "copyfile", 0),
+        (Path, "replace", 0),
+        (Path, "replace", 2),
+        (shutil, "rmtree", 0),
+    )
     for owner, name, after in (*moments, (shutil, "rmtree", 1)):
         calls, function = itertools.count(), getattr(owner, name)
 
@@ -113,7 +138,13 @@ def test_a_branch_that_was_killed_at_any_moment_is_completed_by_the_same_command
                 branched(source, new, config(100))
         assert not holds_run(new), name
     branched(source, new, config(100))
-    assert {path.name for path in new.iterdir()} == {".lock", "checkpoints", "config.json", "metrics.jsonl", "run.json"}
+    assert {path.name for path in new.iterdir()} == {
+        ".lock",
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "run.json",
+    }
     assert restore_params(new)[0] == 60
     assert len((new / "metrics.jsonl").read_text().splitlines()) == 60
 
@@ -133,7 +164,9 @@ def test_a_branch_of_a_damaged_or_used_directory_leaves_no_run(source, tmp_path)
 
 
 def test_a_directory_that_holds_a_run_is_left_as_it_is(source, tmp_path):
-    """So the command of a branch that was interrupted can be rerun with --resume, even if its source is gone."""
+    """So the command of a branch that was interrupted can be rerun with --resume, even if its
+    source is gone.
+    """
     new = tmp_path / "new"
     branched(source, new, config(100))
     (new / "metrics.jsonl").write_text("those of later steps")

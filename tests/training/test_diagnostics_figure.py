@@ -8,8 +8,16 @@ from lm.training.diagnostics_figure import curves_of, diagnostics_png
 from lm.workdir.metrics import MetricsWriter, read_metrics
 
 DETAIL = {
-    "attention": {"layers/max_logit": [2.0, 5.0], "layers/entropy": [1.0, 0.5], "layers/max_entropy": [3.0, 3.0]},
-    "activations": {"layers/output": [1.0, 2.0], "layers/attention": [0.0, 0.1], "layers/ffn": [0.0, 0.2]},
+    "attention": {
+        "layers/max_logit": [2.0, 5.0],
+        "layers/entropy": [1.0, 0.5],
+        "layers/max_entropy": [3.0, 3.0],
+    },
+    "activations": {
+        "layers/output": [1.0, 2.0],
+        "layers/attention": [0.0, 0.1],
+        "layers/ffn": [0.0, 0.2],
+    },
     "gradients": {"layers": [1e-3, math.nan], "embedding": 1e-5, "head/w_DV": math.inf},
 }
 

@@ -1,4 +1,6 @@
-"""A run and an evaluation on synthetic text stop if the loss is below that of the best possible model."""
+"""A run and an evaluation on synthetic text stop if the loss is below that of the best possible
+model.
+"""
 
 import dataclasses
 
@@ -25,14 +27,18 @@ TINY = (
 def leak(monkeypatch):
     """Let every query see the next key, which is the token that it predicts."""
     visible = Mask.visible
-    monkeypatch.setattr(Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1)))
+    monkeypatch.setattr(
+        Mask, "visible", lambda m: visible(dataclasses.replace(m, q_positions=m.q_positions + 1))
+    )
 
 
 def test_an_evaluation_compares_its_own_tokens_with_the_best_loss():
     """With max_batches the first tokens count alone."""
     tokens = np.random.default_rng(0).integers(0, 19, 9 * 30).astype(np.uint16)
     surprisals = np.where(np.arange(len(tokens)) <= 32, 1.0, 50.0)  # 32 predictions are one batch
-    split = Split("validation", tokens, tokens.size, None, surprisal=lambda ids: surprisals[: len(ids)])
+    split = Split(
+        "validation", tokens, tokens.size, None, surprisal=lambda ids: surprisals[: len(ids)]
+    )
     config = tiny()
     params, source = redrawn(config.model), BatchSource(split, config)
     assert evaluate_split(params, source, max_batches=1)["best_loss"] == 1.0
@@ -47,13 +53,24 @@ def test_an_honest_run_is_not_stopped(train, tmp_path):
     lines = {line["split"]: line for line in metrics_of(tmp_path / "run") if "split" in line}
     assert lines["validation"]["best_loss"] == pytest.approx(1.9236, abs=5e-5)
     assert all(line["loss"] > line["best_loss"] for line in lines.values())
-    assert evaluate([f"--workdir={tmp_path / 'run'}", "--split=validation+test", "--stride=16", "--no-baselines"]) == 0
+    assert (
+        evaluate(
+            [
+                f"--workdir={tmp_path / 'run'}",
+                "--split=validation+test",
+                "--stride=16",
+                "--no-baselines",
+            ]
+        )
+        == 0
+    )
 
 
 @pytest.mark.slow
 def test_a_leaking_mask_stops_the_run_and_the_evaluation(train, tmp_path, monkeypatch, capsys):
     leak(monkeypatch)
-    width = "--config.model.d_ff=80"  # another model than above, whose compiled programs have the right mask
+    # another model than above, whose compiled programs have the right mask
+    width = "--config.model.d_ff=80"
     code, output = train(tmp_path / "run", *TINY, width)
     assert code == 3
     assert "a causal model cannot get below 1.9236 on this text" in output

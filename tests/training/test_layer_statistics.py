@@ -1,4 +1,6 @@
-"""Diagnostics by layer: each number equals its definition, for packed, windowed and scanned models and on any mesh."""
+"""Diagnostics by layer: each number equals its definition, for packed, windowed and scanned models
+and on any mesh.
+"""
 
 import functools
 import json
@@ -31,8 +33,12 @@ def rms(x) -> float:
 
 
 def test_attention_is_that_of_the_equations():
-    """The logits of one layer, computed from its input in float64, and the entropy of their softmax."""
-    config = tiny(model={"n_layers": 1, "positions": "none", "attn_softcap": 1.5, "window_pattern": (3,)})
+    """The logits of one layer, computed from its input in float64, and the entropy of their
+    softmax.
+    """
+    config = tiny(
+        model={"n_layers": 1, "positions": "none", "attn_softcap": 1.5, "window_pattern": (3,)}
+    )
     params = redrawn(config.model)
     found = measured(params, {"tokens": TOKENS}, config)["attention"]
     p = {path: np.asarray(x, np.float64) for path, x in flat(params).items()}
@@ -48,7 +54,9 @@ def test_attention_is_that_of_the_equations():
     entropy = -np.where(seen, weights * np.log(np.where(seen, weights, 1)), 0).sum(-1)
     np.testing.assert_allclose(found["layers/max_logit"], [logits[:, :, seen].max()], rtol=1e-5)
     np.testing.assert_allclose(found["layers/entropy"], [entropy.mean()], rtol=1e-5)
-    np.testing.assert_allclose(found["layers/max_entropy"], [np.log([1, 2, 3, 3, 3, 3, 3, 3]).mean()], rtol=1e-6)
+    np.testing.assert_allclose(
+        found["layers/max_entropy"], [np.log([1, 2, 3, 3, 3, 3, 3, 3]).mean()], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("layers", [(1,), ()])
@@ -58,7 +66,9 @@ def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     attention = model.attention
     mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like in layers else x_BTD  # noqa: E731
     monkeypatch.setattr(model, "attention", mixed)
-    config = tiny(model={"d_ff": 20 + len(layers)})  # of no other test, whose compiled programs would lack the mixer
+    config = tiny(
+        model={"d_ff": 20 + len(layers)}
+    )  # of no other test, whose compiled programs would lack the mixer
     found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
     assert found["attention"] == {}
     assert found["activations"]["layers/attention"].shape == (2,)
@@ -66,16 +76,22 @@ def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
 
 @pytest.mark.slow
 def test_activations_are_those_of_the_residual_stream():
-    """Without norms the last layer's output is the model's, and a layer without branches passes its input on."""
+    """Without norms the last layer's output is the model's, and a layer without branches passes its
+    input on.
+    """
     config = tiny(model={"norm_placement": "none"})
     params = redrawn(config.model)
     found = measured(params, {"tokens": TOKENS}, config)["activations"]
     output = model.hidden(params, config.model, TOKENS[:, :-1])
     np.testing.assert_allclose(found["layers/output"][-1], rms(output), rtol=1e-5)
     ends = ("w_o_HKD", "w_down_FD")  # of the branches
-    silenced = {path: x.at[0].set(0) if path.endswith(ends) else x for path, x in flat(params).items()}
+    silenced = {
+        path: x.at[0].set(0) if path.endswith(ends) else x for path, x in flat(params).items()
+    }
     silenced = measured(parameters.nest(silenced), {"tokens": TOKENS}, config)["activations"]
-    np.testing.assert_allclose(silenced["layers/output"][0], rms(params["embedding"][TOKENS[:, :-1]]), rtol=1e-5)
+    np.testing.assert_allclose(
+        silenced["layers/output"][0], rms(params["embedding"][TOKENS[:, :-1]]), rtol=1e-5
+    )
     assert silenced["layers/attention"][0] == silenced["layers/ffn"][0] == 0
 
 
@@ -86,9 +102,14 @@ def test_padding_and_sequences_beyond_the_first_are_not_measured(monkeypatch):
     segments = np.array([[1, 1, 1, 2, 2, 2, 0, 0, 0]] * 4)
     other = np.where(segments > 0, TOKENS, (TOKENS + 5) % 19)
     other[3] = 0
-    first, second = (measured(params, {"tokens": tokens, "segments": segments}, config) for tokens in (TOKENS, other))
+    first, second = (
+        measured(params, {"tokens": tokens, "segments": segments}, config)
+        for tokens in (TOKENS, other)
+    )
     chex.assert_trees_all_close(first, second, rtol=1e-6)
-    np.testing.assert_allclose(first["attention"]["layers/max_entropy"], [np.log([1, 2, 3]).mean()], rtol=1e-6)
+    np.testing.assert_allclose(
+        first["attention"]["layers/max_entropy"], [np.log([1, 2, 3]).mean()], rtol=1e-6
+    )
     changed = TOKENS + np.eye(4, T + 1, k=-2, dtype=np.int32)  # the first of the third example
     third = measured(params, {"tokens": changed, "segments": segments}, config)
     assert third["activations"]["layers/output"] != first["activations"]["layers/output"]
@@ -96,7 +117,9 @@ def test_padding_and_sequences_beyond_the_first_are_not_measured(monkeypatch):
 
 @pytest.mark.slow
 def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_same():
-    config, scanned = (tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True}))
+    config, scanned = (
+        tiny(model=keys, optimizer={"name": "sgd"}) for keys in ({}, {"scan_layers": True})
+    )
     state, batch = state_of(config), {"tokens": TOKENS}
     jit_statistics = jax.jit(layer_statistics.layer_statistics, static_argnames="config")
     found = jit_statistics(state, batch, config)
@@ -108,12 +131,19 @@ def test_magnitudes_are_root_mean_squares_by_path_and_scanned_layers_have_the_sa
         for path, x in flat(tree).items():
             expected = [rms(layer) for layer in x] if path in layers else rms(x)
             np.testing.assert_allclose(found[name][path], expected, rtol=1e-4, err_msg=path)
-        weights = [np.concatenate([np.ravel(x[i]) for path, x in layers.items() if "/w_" in path]) for i in range(2)]
+        weights = [
+            np.concatenate([np.ravel(x[i]) for path, x in layers.items() if "/w_" in path])
+            for i in range(2)
+        ]
         np.testing.assert_allclose(found[name]["layers"], [rms(x) for x in weights], rtol=1e-4)
     assert found["update_ratio"].keys() == {"layers", "embedding", "head/w_DV"}
     for path, ratio in found["update_ratio"].items():
-        np.testing.assert_allclose(ratio, found["updates"][path] / found["parameters"][path], rtol=1e-5)
-    chex.assert_trees_all_close(jit_statistics(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            ratio, found["updates"][path] / found["parameters"][path], rtol=1e-5
+        )
+    chex.assert_trees_all_close(
+        jit_statistics(state_of(scanned), batch, scanned), found, rtol=1e-4, atol=1e-7
+    )
 
 
 def test_weights_that_different_layers_have_belong_to_their_layers():
@@ -153,8 +183,13 @@ for case in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_every_mesh_measures_the_same():
-    """Packed documents, scanned layers, one of them with a window, and examples, heads or positions over devices."""
-    sections = {"model": {"scan_layers": True, "window_pattern": [0, 3]}, "data": {"packing": "documents"}}
+    """Packed documents, scanned layers, one of them with a window, and examples, heads or positions
+    over devices.
+    """
+    sections = {
+        "model": {"scan_layers": True, "window_pattern": [0, 3]},
+        "data": {"packing": "documents"},
+    }
     cases = [{"mesh": mesh, "sections": sections} for mesh in (None, [2, 2, 2, 1], [2, 1, 1, 4])]
     one, *meshes = map(json.loads, python(ON_MESHES, json.dumps(cases)).splitlines())
     assert len(meshes) == 2

@@ -1,4 +1,6 @@
-"""A config that cannot fit in memory is refused before anything is allocated, and the error names its keys."""
+"""A config that cannot fit in memory is refused before anything is allocated, and the error names
+its keys.
+"""
 
 import itertools
 from types import SimpleNamespace
@@ -40,7 +42,9 @@ TOO_LARGE = {
 
 def test_what_cannot_fit_is_refused_with_its_keys(small_device):
     for case, (sections, expected) in TOO_LARGE.items():
-        with pytest.raises(UserError, match=r"^out of memory: training needs at least .* which has 16.0 GB; ") as error:
+        with pytest.raises(
+            UserError, match=r"^out of memory: training needs at least .* which has 16.0 GB; "
+        ) as error:
             check_arrays(tiny(**sections), ONE)
         assert error.value.code == 2
         assert [text for text in expected if text not in str(error.value)] == [], case
@@ -54,7 +58,10 @@ def test_what_fits_is_not_refused(small_device, monkeypatch):
 
 
 PROGRAMS = {
-    "training": ({}, ["the training program", "config.train.{micro_batch_size, seq_len, loss_chunk}"]),
+    "training": (
+        {},
+        ["the training program", "config.train.{micro_batch_size, seq_len, loss_chunk}"],
+    ),
     "evaluation": ({"eval.batch_size": 512}, ["the evaluation program", "config.eval.batch_size"]),
 }
 
@@ -103,11 +110,16 @@ def test_evaluation_without_training_needs_no_gradients(small_device):
     sizes = {"vocab_size": 14 * 10**7, "tie_embeddings": True}  # 9.0 GB of parameters
     optimizer = {"name": "sgd"}
     with pytest.raises(UserError, match="out of memory"):
-        check_arrays(tiny(model=sizes, train={"batch_size": 1, "seq_len": 32}, optimizer=optimizer), ONE)
+        check_arrays(
+            tiny(model=sizes, train={"batch_size": 1, "seq_len": 32}, optimizer=optimizer), ONE
+        )
     check_arrays(tiny(model=sizes, train={"steps": 0, "batch_size": 1}, optimizer=optimizer), ONE)
 
 
-OUT_OF_MEMORY = [MemoryError("Unable to allocate 7.28 TiB"), RuntimeError("RESOURCE_EXHAUSTED: Out of memory")]
+OUT_OF_MEMORY = [
+    MemoryError("Unable to allocate 7.28 TiB"),
+    RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+]
 
 
 def test_running_out_of_memory_is_reported_with_keys_and_other_errors_are_not_changed():
@@ -122,7 +134,9 @@ def test_running_out_of_memory_is_reported_with_keys_and_other_errors_are_not_ch
 
 
 @pytest.mark.slow
-def test_one_of_several_processes_that_runs_out_of_memory_ends_with_the_code_of_a_mistake(train, tmp_path, monkeypatch):
+def test_one_of_several_processes_that_runs_out_of_memory_ends_with_the_code_of_a_mistake(
+    train, tmp_path, monkeypatch
+):
     """A scheduler would start the run again after another code."""
 
     def leave(code, message):
@@ -134,7 +148,7 @@ def test_one_of_several_processes_that_runs_out_of_memory_ends_with_the_code_of_
     assert train(tmp_path / "run")[0] == UserError.code
 
 
-# ---- Very large numbers are checked and planned in little time and memory -----------------------------------------
+# ---- Very large numbers are checked and planned in little time and memory ------------------------
 
 
 def test_divisors_and_micro_batches_equal_a_search_of_all_numbers():
@@ -144,11 +158,16 @@ def test_divisors_and_micro_batches_equal_a_search_of_all_numbers():
             expected = next(i for i in range(1, n + 1) if n % i == 0 and n // i <= (size or n))
             assert n_micro_batches(n, size) == expected
     assert n_micro_batches(LARGEST, LARGEST - 1) == LARGEST  # a large prime is not searched
-    with pytest.raises(UserError, match="is not divisible by replica x fsdp = 2; use 2147483646 or 2147483648"):
+    with pytest.raises(
+        UserError, match="is not divisible by replica x fsdp = 2; use 2147483646 or 2147483648"
+    ):
         check_mesh(tiny(train={"batch_size": LARGEST}), 2)
 
 
 def test_dispatches_are_planned_one_at_a_time():
     config = tiny(train={"steps": LARGEST, "steps_per_dispatch": 7})
     assert [d.end for d in itertools.islice(dispatches(0, config), 3)] == [7, 14, 21]
-    assert [tuple(d) for d in dispatches(LARGEST - 9, config)] == [(LARGEST - 9, 7), (LARGEST - 2, 2)]
+    assert [tuple(d) for d in dispatches(LARGEST - 9, config)] == [
+        (LARGEST - 9, 7),
+        (LARGEST - 2, 2),
+    ]

@@ -8,7 +8,16 @@ import signal
 import time
 
 import pytest
-from running import assert_same_run, checkpoint_steps, checksums, flip_a_bit, metrics_of, slow, small_disk, summary_of
+from running import (
+    assert_same_run,
+    checkpoint_steps,
+    checksums,
+    flip_a_bit,
+    metrics_of,
+    slow,
+    small_disk,
+    summary_of,
+)
 from test_ideas import BASE, PAIRS
 
 from benchmarks.faults.runs import stopped_at
@@ -34,13 +43,15 @@ def exit_code(at: str) -> int:
 
 
 def damage(checkpoint) -> None:
-    """Flip a bit in the middle of every file of arrays, because Orbax decides which of them it reads."""
+    """Flip a bit in the middle of every file of arrays, because Orbax decides which of them it
+    reads.
+    """
     for file in (checkpoint / "state").glob("**/d/*"):
         flip_a_bit(file)
 
 
-# How each start of a run ends: what is done to it at which moment (see tests/at_moment.py), more keys, its newest
-# checkpoint, and the last step logged (None: that depends on timing).
+# How each start of a run ends: what is done to it at which moment (see tests/at_moment.py), more
+# keys, its newest checkpoint, and the last step logged (None: that depends on timing).
 STARTS = (
     # After dispatches of steps 1-2 and 3-4, before the line of step 3 and the first checkpoint.
     ("KILL log 3", (), 0, 2),
@@ -50,7 +61,8 @@ STARTS = (
     ("KILL evaluation 5", (), 4, 8),
     # In the evaluation at step 8, which is not logged; that of step 4 is not repeated.
     ("TERM evaluation 2", ("--config.train.steps_per_dispatch=3",), 8, 8),
-    # Before the line of step 9, after the line of the missing evaluation; step 10 has been sent by then.
+    # Before the line of step 9, after the line of the missing evaluation; step 10 has been sent by
+    # then.
     ("INT log 2", ("--config.train.steps_per_dispatch=1",), 10, 10),
 )
 
@@ -62,12 +74,17 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     for at, keys, saved, logged in STARTS:
         done = bench.train(workdir, "--resume", *keys, at=at)
         assert done.returncode == exit_code(at), at
-        assert not re.search("corrupted|Traceback", done.stdout + done.stderr)  # an unfinished checkpoint is none
+        assert not re.search(
+            "corrupted|Traceback", done.stdout + done.stderr
+        )  # an unfinished checkpoint is none
         assert max(checkpoint_steps(workdir), default=0) == saved, at
         assert logged is None or steps_logged(workdir) == list(range(1, logged + 1)), at
         assert any((workdir / "checkpoints").glob("*tmp*")) == (at == "KILL save 1"), at
         if not at.startswith("KILL"):
-            assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == ("interrupted", saved)
+            assert (summary_of(workdir)["status"], summary_of(workdir)["steps"]) == (
+                "interrupted",
+                saved,
+            )
         else:
             with open(workdir / "metrics.jsonl", "a") as file:
                 file.write('{"step": 9, "lo')
@@ -78,19 +95,38 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
 
 
 def test_a_stopped_run_equals_an_uninterrupted_run(bench, train, tmp_path):
-    keys = ("--config.log.tensorboard=true", "--config.eval.sample_tokens=10", "--config.train.steps_per_dispatch=1")
+    keys = (
+        "--config.log.tensorboard=true",
+        "--config.eval.sample_tokens=10",
+        "--config.train.steps_per_dispatch=1",
+    )
     with stopped_at(9):
         assert train(tmp_path / "run", *keys)[0] == 128 + signal.SIGTERM
-    assert (summary_of(tmp_path / "run")["status"], checkpoint_steps(tmp_path / "run")) == ("interrupted", [8, 10])
+    assert (summary_of(tmp_path / "run")["status"], checkpoint_steps(tmp_path / "run")) == (
+        "interrupted",
+        [8, 10],
+    )
     code, output = train(tmp_path / "run", *keys, "--resume")
     assert (code, "resuming at step 10" in output) == (0, True)
     assert_same_run(tmp_path / "run", bench.reference())
 
 
-# Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12 belong to the final
-# evaluations. The third checkpoint is the last.
-MOMENTS = ["log 9", "log 12", "log 19", "evaluation 1", "evaluation 8", "evaluation 12", "save 2", "save 3"]
-ENDS = [*(f"KILL {moment}" for moment in MOMENTS), *(f"{name} evaluation 10" for name in ("TERM", "INT", "HUP"))]
+# Lines 6 and 12 are details, and line 19 is the evaluation of the test split. Batches 7 to 12
+# belong to the final evaluations. The third checkpoint is the last.
+MOMENTS = [
+    "log 9",
+    "log 12",
+    "log 19",
+    "evaluation 1",
+    "evaluation 8",
+    "evaluation 12",
+    "save 2",
+    "save 3",
+]
+ENDS = [
+    *(f"KILL {moment}" for moment in MOMENTS),
+    *(f"{name} evaluation 10" for name in ("TERM", "INT", "HUP")),
+]
 
 
 @pytest.mark.slow
@@ -152,7 +188,9 @@ def test_resuming_a_finished_run_changes_nothing(bench, train):
 def test_a_run_with_a_constant_schedule_can_be_extended(train, tmp_path):
     constant = "--config.optimizer.schedule=constant"
     for workdir, steps in (("grown", 6), ("grown", 12), ("whole", 12)):
-        code, output = train(tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume")
+        code, output = train(
+            tmp_path / workdir, constant, f"--config.train.steps={steps}", "--resume"
+        )
         assert code == 0
         assert ("config.train.steps: 6 -> 12" in output) == ((workdir, steps) == ("grown", 12))
     assert checksums(tmp_path / "grown", 12) == checksums(tmp_path / "whole", 12)
@@ -226,7 +264,11 @@ def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
     if damage == "deleted":
         path.unlink()
     else:
-        path.write_bytes(bytes(len(content)) if damage == "zeroed" else b"".join(content.splitlines(True)[:3]) + b"{")
+        path.write_bytes(
+            bytes(len(content))
+            if damage == "zeroed"
+            else b"".join(content.splitlines(True)[:3]) + b"{"
+        )
     code, output = train(workdir, "--resume")
     assert code == 0
     first = 4 if damage == "cut" else 1
@@ -236,15 +278,24 @@ def test_a_hole_in_the_metrics_is_reported(bench, train, tmp_path, damage):
 
 @pytest.mark.slow
 def test_lines_of_a_larger_log_every_are_not_missing(train, tmp_path):
-    """The second start saves at step 9, before its first line. The first one wrote none up to there, either.
+    """The second start saves at step 9, before its first line. The first one wrote none up to
+    there, either.
 
     A hole that is shorter than the largest log.every is reported.
     """
     run = tmp_path / "run"
     for log, save, hole in ((100, 8, False), (5, 9, False), (1, 11, False), (1, 11, True)):
-        keys = "--config.eval.every=0", f"--config.log.every={log}", f"--config.checkpoint.every={save}"
+        keys = (
+            "--config.eval.every=0",
+            f"--config.log.every={log}",
+            f"--config.checkpoint.every={save}",
+        )
         code, output = train(run, "--resume", *keys)
-        assert (code, "corrupted" in output, "steps 11 to 11 are missing" in output) == (0, hole, hole)
+        assert (code, "corrupted" in output, "steps 11 to 11 are missing" in output) == (
+            0,
+            hole,
+            hole,
+        )
         shutil.rmtree(run / "checkpoints" / "12")
         (run / "summary.json").unlink()
         cut_back(run / "metrics.jsonl", 10)
@@ -283,8 +334,12 @@ def test_a_run_whose_workdir_is_deleted_ends_with_one_line(train, tmp_path, monk
 @pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_one_line_and_leaves_no_partial_file(bench, tmp_path):
     with small_disk(tmp_path, "300k") as disk:
-        done = bench.train(disk / "run", "--config.model.d_model=96", "--config.log.tensorboard=true")
+        done = bench.train(
+            disk / "run", "--config.model.d_model=96", "--config.log.tensorboard=true"
+        )
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1, done.stderr
         assert "run/checkpoints: No space left on device" in done.stderr
-        assert not [path for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name]
+        assert not [
+            path for path in disk.rglob("*") if "tmp" in path.name or "partial" in path.name
+        ]

@@ -1,4 +1,6 @@
-"""Probes during a run: their answers follow from the tokens before them, and they are logged, plotted and kept."""
+"""Probes during a run: their answers follow from the tokens before them, and they are logged,
+plotted and kept.
+"""
 
 import math
 import shutil
@@ -20,7 +22,9 @@ from lm.training.scores import probe_losses
 PROBES = "--config.eval.probes=repeat,recall"
 
 
-@pytest.mark.parametrize(("length", "n_ids"), [(4, 2), (9, 19), (64, 65), (129, 300), (1000, 50_000)])
+@pytest.mark.parametrize(
+    ("length", "n_ids"), [(4, 2), (9, 19), (64, 65), (129, 300), (1000, 50_000)]
+)
 def test_answers_follow_from_the_tokens_before_them(length, n_ids):
     rows, answers = probes.repeat(7, length, n_ids)
     (targets,) = np.nonzero(answers)
@@ -63,8 +67,14 @@ def test_scores_that_fail_at_the_end_leave_the_last_state(train, tmp_path, monke
         raise UserError("an unknown character")
 
     monkeypatch.setattr(module, "probe_losses", fail)
-    code, output = train(tmp_path / "run", PROBES, "--config.eval.every=0", "--config.checkpoint.every=0")
-    assert (code, "an unknown character" in output, checkpoint_steps(tmp_path / "run")) == (2, True, [12])
+    code, output = train(
+        tmp_path / "run", PROBES, "--config.eval.every=0", "--config.checkpoint.every=0"
+    )
+    assert (code, "an unknown character" in output, checkpoint_steps(tmp_path / "run")) == (
+        2,
+        True,
+        [12],
+    )
 
 
 def test_scores_are_logged_once_plotted_and_in_the_summary(train, bench, tmp_path):
@@ -74,7 +84,9 @@ def test_scores_are_logged_once_plotted_and_in_the_summary(train, bench, tmp_pat
     assert code == 0, output
     lines = [line for line in metrics_of(workdir) if "scores" in line]
     names = ["probe/repeat", "probe/recall", "probe/repeat/ema", "probe/recall/ema"]
-    assert [(line["step"], sorted(line["scores"])) for line in lines] == [(step, sorted(names)) for step in (4, 8, 12)]
+    assert [(line["step"], sorted(line["scores"])) for line in lines] == [
+        (step, sorted(names)) for step in (4, 8, 12)
+    ]
     summary = summary_of(workdir)
     assert summary["scores"] == lines[-1]["scores"]
     finals = [line for line in metrics_of(workdir) if line["step"] == 12 and "split" in line]
@@ -88,5 +100,7 @@ def test_scores_are_logged_once_plotted_and_in_the_summary(train, bench, tmp_pat
     assert train(resumed, *keys, "--resume")[0] == 0
     assert_same_run(resumed, workdir)
     # The picture of the losses has a curve of the average.
-    labels = [text.get_text() for text in loss_curve(metrics_of(workdir)).axes[0].get_legend().get_texts()]
+    labels = [
+        text.get_text() for text in loss_curve(metrics_of(workdir)).axes[0].get_legend().get_texts()
+    ]
     assert labels == ["training", "validation", "validation, averaged parameters"]

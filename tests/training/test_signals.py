@@ -12,7 +12,9 @@ from lm.training.signals import Signals
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_are_noted_and_handled_as_before_afterwards(name):
     number, lines = getattr(signal, name), []
-    before = signal.signal(number, signal.default_int_handler)  # pytest may run under nohup, which ignores SIGHUP
+    before = signal.signal(
+        number, signal.default_int_handler
+    )  # pytest may run under nohup, which ignores SIGHUP
     with Signals(lines.append) as signals:
         assert not signals.to_stop()
         os.kill(os.getpid(), number)
@@ -43,7 +45,10 @@ def test_an_error_of_the_compiler_after_ctrl_c_is_an_interruption():
 
     with pytest.raises(KeyboardInterrupt):
         fail(signal.SIGINT)
-    assert lines[-1] == "stopped by an error: JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 2"
+    assert (
+        lines[-1]
+        == "stopped by an error: JaxRuntimeError: INTERNAL: ptxas exited with non-zero error code 2"
+    )
     for signals in ((), (signal.SIGTERM,)):
         with pytest.raises(jax.errors.JaxRuntimeError):
             fail(*signals)

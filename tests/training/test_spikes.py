@@ -1,4 +1,6 @@
-"""config.train.on_spike: robust z-scores find spikes, a resumed run skips the same ones, and their text is shown."""
+"""config.train.on_spike: robust z-scores find spikes, a resumed run skips the same ones, and their
+text is shown.
+"""
 
 import random
 import shutil
@@ -37,17 +39,26 @@ def test_scores_are_those_of_scipy_and_0_until_half_of_the_window_is_known():
 
 
 def test_a_spike_is_logged_skipped_and_shown(train, command, text, tmp_path):
-    code, output = train(tmp_path / "run", *KEYS, f"--config.data.source=text:{text}", "--config.train.on_spike=skip")
+    code, output = train(
+        tmp_path / "run", *KEYS, f"--config.data.source=text:{text}", "--config.train.on_spike=skip"
+    )
     assert (code, "step 101 is a spike" in output) == (0, True)
     assert summary_of(tmp_path / "run")["skipped"] == 1
     (spike,) = (line for line in metrics_of(tmp_path / "run") if "window_starts" in line)
-    assert (spike["step"], spike["window_starts"]) == (101, [FIRST, FIRST + 16, FIRST + 32, FIRST + 48])
+    assert (spike["step"], spike["window_starts"]) == (
+        101,
+        [FIRST, FIRST + 16, FIRST + 32, FIRST + 48],
+    )
 
     code, output = command(show.main, f"--workdir={tmp_path / 'run'}", "--step=101")
     shown = [line[:16] for line in output.splitlines() if "----" not in line]
     assert (code, "".join(shown)) == (0, text.read_text()[FIRST : FIRST + N])
     text.write_text(text.read_text().replace("cat", "dog"))
-    for more, advice in (("--step=0", "use 1 to 112"), ("--step=113", "use 1 to 112"), ("--step=1", "other text")):
+    for more, advice in (
+        ("--step=0", "use 1 to 112"),
+        ("--step=113", "use 1 to 112"),
+        ("--step=1", "other text"),
+    ):
         code, output = command(show.main, f"--workdir={tmp_path / 'run'}", more)
         assert (code, advice in output) == (2, True)
 
@@ -87,7 +98,9 @@ PACKED = "--config.data.packing=documents", "--config.data.source=text:{}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("keys", "places"), [((MIXTURE,), "of "), (PACKED, "row ")])
-def test_examples_of_mixtures_and_packed_rows_are_shown_with_their_place(train, command, text, tmp_path, keys, places):
+def test_examples_of_mixtures_and_packed_rows_are_shown_with_their_place(
+    train, command, text, tmp_path, keys, places
+):
     texts = text, tmp_path / "code.txt"
     texts[1].write_text("".join(reversed(text.read_text())))
     given = (key.format(*texts) for key in keys)

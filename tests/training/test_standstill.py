@@ -12,7 +12,10 @@ def warnings(dtype: str, update: float, warmup_steps: int = 0) -> list[int]:
     """Return the steps with a warning, if every step adds this update to weights of 1."""
     config = tiny(model={"param_dtype": dtype}, optimizer={"warmup_steps": warmup_steps})
     table = parameters.parameter_table(config.model)
-    still, params = Standstill(config, table), {path: np.ones(p.shape, jnp.dtype(dtype)) for path, p in table.items()}
+    still, params = (
+        Standstill(config, table),
+        {path: np.ones(p.shape, jnp.dtype(dtype)) for path, p in table.items()},
+    )
     found = []
     for step in range(0, 60, 4):
         if still.warning(step, parameters.nest(params)):

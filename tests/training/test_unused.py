@@ -1,4 +1,6 @@
-"""A run says which parameters its loss does not read; tests/test_ideas.py checks that no idea has any."""
+"""A run says which parameters its loss does not read; tests/test_ideas.py checks that no idea has
+any.
+"""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,6 @@
-"""The time of a run by activity: exclusive, complete, over all starts, and waiting only while the device is idle."""
+"""The time of a run by activity: exclusive, complete, over all starts, and waiting only while the
+device is idle.
+"""
 
 import contextlib
 import threading
@@ -28,7 +30,14 @@ def test_each_second_counts_once_also_in_nested_contexts_and_after_errors(monkey
             now[0] += 8
             raise OSError
         now[0] += 16
-    found = {"steps": 118.0, "evaluation": 0.0, "saving": 8.0, "compilation": 0.0, "data_wait": 4.0, "other": 1.0}
+    found = {
+        "steps": 118.0,
+        "evaluation": 0.0,
+        "saving": 8.0,
+        "compilation": 0.0,
+        "data_wait": 4.0,
+        "other": 1.0,
+    }
     assert clock.seconds() == found
     assert sum(clock.shares().values()) == pytest.approx(1)
 

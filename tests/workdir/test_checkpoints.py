@@ -30,7 +30,9 @@ def test_states_are_restored_bit_for_bit(tmp_path):
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):
-    overwrite = jax.jit(lambda s: jax.tree.map(lambda x: x + jnp.ones((), x.dtype), s), donate_argnums=0)
+    overwrite = jax.jit(
+        lambda s: jax.tree.map(lambda x: x + jnp.ones((), x.dtype), s), donate_argnums=0
+    )
     with closing(Checkpoints(tmp_path)) as saver:
         state = make_state(1)
         saver.save(1, state, {})
@@ -53,7 +55,9 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 
 def test_the_best_step_follows_from_the_metrics(tmp_path, capsys):
-    """A loss that is not finite is never the best; without the metrics, none is, and a warning says so."""
+    """A loss that is not finite is never the best; without the metrics, none is, and a warning says
+    so.
+    """
     save_steps(tmp_path, range(1, 5), {1: 3.0, 2: 2.0, 3: math.nan, 4: 2.5}, keep=9)
     assert restore_params(tmp_path, "best")[0] == 2
     (tmp_path / "metrics.jsonl").unlink()
@@ -62,7 +66,10 @@ def test_the_best_step_follows_from_the_metrics(tmp_path, capsys):
         saver.save(5, make_state(5), meta)
     assert restore_params(tmp_path, "best")[0] == 5
     out, err = capsys.readouterr()
-    assert (out, "steps 1 to 5 are missing" in err) == ("", True)  # a command may write its results to stdout
+    assert (out, "steps 1 to 5 are missing" in err) == (
+        "",
+        True,
+    )  # a command may write its results to stdout
 
 
 def test_checkpoints_that_are_protected_held_or_linked_by_the_owner_are_kept(tmp_path):
@@ -81,7 +88,9 @@ def test_checkpoints_that_are_protected_held_or_linked_by_the_owner_are_kept(tmp
 
 def test_params_alone_can_be_read(tmp_path, monkeypatch):
     save_steps(tmp_path, [1, 2], {1: 0.5, 2: 0.75})
-    monkeypatch.setattr(checkpoints, "MIN_IN_FLIGHT", 1)  # an array may be larger than what is read at once
+    monkeypatch.setattr(
+        checkpoints, "MIN_IN_FLIGHT", 1
+    )  # an array may be larger than what is read at once
     for choice, step in [("latest", 2), ("best", 1), (1, 1), (2, 2)]:
         found, params, meta = restore_params(tmp_path, choice)
         assert (found, meta) == (step, {"data": f"position {step}"})
@@ -109,12 +118,22 @@ def test_orbax_is_quiet(tmp_path, capfd, caplog):
 
 
 MISMATCHES = {
-    "step: dtype is int32 in the checkpoint and float32 in the model": lambda s: s.replace(step=jnp.float32(0)),
-    "params/embed: dtype is float32": lambda s: s.replace(params=make_state(dtype=jnp.bfloat16).params),
-    r"params/embed: shape is \[10, 3\] .* \[10, 4\]": lambda s: s.replace(params=make_state(width=4).params),
+    "step: dtype is int32 in the checkpoint and float32 in the model": lambda s: s.replace(
+        step=jnp.float32(0)
+    ),
+    "params/embed: dtype is float32": lambda s: s.replace(
+        params=make_state(dtype=jnp.bfloat16).params
+    ),
+    r"params/embed: shape is \[10, 3\] .* \[10, 4\]": lambda s: s.replace(
+        params=make_state(width=4).params
+    ),
     "params/bias: not in the checkpoint": lambda s: s.replace(params=s.params | {"bias": s.seed}),
-    "params/blocks/w: only in the checkpoint": lambda s: s.replace(params={"embed": s.params["embed"]}),
-    "opt_state/.*: only in the checkpoint": lambda s: s.replace(opt_state=optax.sgd(0.1).init(s.params)),
+    "params/blocks/w: only in the checkpoint": lambda s: s.replace(
+        params={"embed": s.params["embed"]}
+    ),
+    "opt_state/.*: only in the checkpoint": lambda s: s.replace(
+        opt_state=optax.sgd(0.1).init(s.params)
+    ),
 }
 
 

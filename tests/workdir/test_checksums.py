@@ -1,4 +1,6 @@
-"""Checksums of checkpoints detect every flipped bit and every exchange, and do not depend on the sharding."""
+"""Checksums of checkpoints detect every flipped bit and every exchange, and do not depend on the
+sharding.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,10 @@ def checksum_by_definition(words: list[int]) -> str:
     sums = []
     for shift in (0, 16):
         for index_shift in (0, 16):
-            products = (((w >> shift) & 0xFFFF) * (((i >> index_shift) & 0xFFFF) + 1) for i, w in enumerate(words))
+            products = (
+                ((w >> shift) & 0xFFFF) * (((i >> index_shift) & 0xFFFF) + 1)
+                for i, w in enumerate(words)
+            )
             sums.append(f"{sum(products) % 2**32:08x}")
     return "".join(sums)
 
@@ -49,8 +54,12 @@ def test_any_flipped_bit_changes_the_checksum(index, bit):
 positions = st.integers(0, WORDS.size - 1)
 pairs = st.one_of(
     st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
-    st.integers(0, 2**32 - 1).map(lambda word: (word, word ^ 2**31)),  # x and -x: a plain weighted sum would not change
-    st.tuples(st.integers(0, 31), st.integers(0, 31)).map(lambda bits: (1 << bits[0], 1 << bits[1])),
+    st.integers(0, 2**32 - 1).map(
+        lambda word: (word, word ^ 2**31)
+    ),  # x and -x: a plain weighted sum would not change
+    st.tuples(st.integers(0, 31), st.integers(0, 31)).map(
+        lambda bits: (1 << bits[0], 1 << bits[1])
+    ),
 )
 
 

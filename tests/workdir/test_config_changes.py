@@ -38,8 +38,11 @@ def sha256(text):
 
 
 def test_the_digest_is_over_sorted_json_of_the_keys_that_decide_what_is_computed():
-    # The JSON is written out, because a digest must not depend on the version of Python or on this code's details.
-    assert config_changes.experiment_digest(Whole()) == sha256('{"config.part.width": 3, "config.rates": [0.5, 1.0]}')
+    # The JSON is written out, because a digest must not depend on the version of Python or on this
+    # code's details.
+    assert config_changes.experiment_digest(Whole()) == sha256(
+        '{"config.part.width": 3, "config.rates": [0.5, 1.0]}'
+    )
 
 
 CHANGES = {
@@ -57,7 +60,9 @@ def test_each_key_changes_the_digest_or_not_and_one_list_of_differences():
     for execution, keys in CHANGES.items():
         for key, value in keys.items():
             old, new = Config(), with_keys(Config(), **{key: value})
-            assert (config_changes.experiment_digest(old) == config_changes.experiment_digest(new)) is execution
+            assert (
+                config_changes.experiment_digest(old) == config_changes.experiment_digest(new)
+            ) is execution
             differences = config_changes.compare_configs(as_saved(old), new)
             before = getattr(getattr(old, key.split("_")[0]), key.split("_", 1)[1])
             shown = [list(v) if isinstance(v, tuple) else v for v in (before, value)]
@@ -66,10 +71,14 @@ def test_each_key_changes_the_digest_or_not_and_one_list_of_differences():
 
 
 def test_a_config_read_back_from_json_does_not_differ():
-    config = with_keys(Config(), model_window_pattern=(128, 0), train_profile=(3, 5), optimizer_learning_rate=1e-4)
+    config = with_keys(
+        Config(), model_window_pattern=(128, 0), train_profile=(3, 5), optimizer_learning_rate=1e-4
+    )
     saved = as_saved(config)
     assert config_changes.compare_configs(saved, config) == ([], [])
-    assert config_changes.experiment_digest(from_dict(saved)) == config_changes.experiment_digest(config)
+    assert config_changes.experiment_digest(from_dict(saved)) == config_changes.experiment_digest(
+        config
+    )
 
 
 def test_a_key_that_the_run_lacks_has_its_default_and_a_former_key_is_a_difference():
@@ -84,13 +93,18 @@ def test_a_key_that_the_run_lacks_has_its_default_and_a_former_key_is_a_differen
     ]
 
 
-# ---- Extending a run -------------------------------------------------------------------------------------------------
+# ---- Extending a run -----------------------------------------------------------------------------
 
 
 def check_growth(o: OptimizerConfig, old: int, new: int) -> None:
-    """A run may grow or shrink exactly if the learning rates of its steps stay; refused at most one step too early."""
+    """A run may grow or shrink exactly if the learning rates of its steps stay; refused at most one
+    step too early.
+    """
     n = min(old, new)
-    before, after = (jax.vmap(learning_rate_schedule(o, total))(jnp.arange(n + 1)).tolist() for total in (old, new))
+    before, after = (
+        jax.vmap(learning_rate_schedule(o, total))(jnp.arange(n + 1)).tolist()
+        for total in (old, new)
+    )
     for made in range(n):
         if config_changes.refuse_growth(old, new, Config(optimizer=o), made) is None:
             assert before[:made] == after[:made]
@@ -102,7 +116,9 @@ def test_a_run_can_be_extended_exactly_if_its_past_learning_rates_stay():
     for schedule, warmup, decay_steps in itertools.product(
         ["constant", "linear", "cosine", "wsd"], [0, 30], [None, 80]
     ):
-        o = OptimizerConfig(schedule=schedule, warmup_steps=warmup, decay_steps=decay_steps, decay_fraction=0.3)
+        o = OptimizerConfig(
+            schedule=schedule, warmup_steps=warmup, decay_steps=decay_steps, decay_fraction=0.3
+        )
         check_growth(o, 100, 150)
 
 
@@ -125,7 +141,11 @@ def test_weights_of_the_loss_that_change_in_training_fix_the_number_of_steps(mon
         for keys in ({"model_multi_token_prediction": True}, {"model_ffn": "moe"})
     )
     assert config_changes.refuse_growth(100, 150, mtp, 0) is None
-    assert "the weights in the loss of mtp_2, mtp_3 in the" in config_changes.refuse_growth(100, 150, mtp, 1)
+    assert "the weights in the loss of mtp_2, mtp_3 in the" in config_changes.refuse_growth(
+        100, 150, mtp, 1
+    )
     assert config_changes.refuse_growth(100, 150, experts, 1) is None
-    monkeypatch.setattr(moe, "loss_weights", lambda c, progress: {"mine": 1.0, "moe_balance": progress > 0.85})
+    monkeypatch.setattr(
+        moe, "loss_weights", lambda c, progress: {"mine": 1.0, "moe_balance": progress > 0.85}
+    )
     assert "of moe_balance in" in config_changes.refuse_growth(100, 150, experts, 1)

@@ -1,4 +1,6 @@
-"""Checkpoints: every kind of corruption is detected, and system failures are not reported as corruption."""
+"""Checkpoints: every kind of corruption is detected, and system failures are not reported as
+corruption.
+"""
 
 import errno
 import os
@@ -37,8 +39,12 @@ DAMAGE = {
 
 
 def big_state(step):
-    """Return a state whose data file consists mostly of one array, of random values that do not compress."""
-    return State(jnp.int32(step), {"w": jax.random.normal(jax.random.key(step), (64, 64))}, (), jnp.uint32(7))
+    """Return a state whose data file consists mostly of one array, of random values that do not
+    compress.
+    """
+    return State(
+        jnp.int32(step), {"w": jax.random.normal(jax.random.key(step), (64, 64))}, (), jnp.uint32(7)
+    )
 
 
 def save_big(workdir, steps):
@@ -54,7 +60,9 @@ def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp
     for name, damage in DAMAGE.items():
         workdir, printed = shutil.copytree(tmp_path / "saved", tmp_path / name), []
         damage(workdir / "checkpoints" / "3")
-        with pytest.raises(UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]") as error:
+        with pytest.raises(
+            UserError, match=r"step 3 .* is corrupted .*; choose another step: \[2\]"
+        ) as error:
             restore_params(workdir, 3)
         assert name != "flipped" or "checksums differ: params/w" in str(error.value)
         with closing(Checkpoints(workdir, say=printed.append)) as saver:
@@ -62,7 +70,11 @@ def test_corruption_is_detected_and_the_newest_intact_checkpoint_is_restored(tmp
             assert (step, meta) == (2, {"data": "position 2"})
             assert_same(state, big_state(2))
             (line,) = printed
-            for part in ("WARNING: corrupted checkpoint of step 3", "3.corrupted-1", "falling back to step 2"):
+            for part in (
+                "WARNING: corrupted checkpoint of step 3",
+                "3.corrupted-1",
+                "falling back to step 2",
+            ):
                 assert part in line
             assert saver.save(3, big_state(3), {})  # the step can be saved again
             assert_same(saver.restore(big_state(0))[1], big_state(3))
@@ -81,7 +93,9 @@ READ_FAILURES = [
 
 
 @pytest.mark.parametrize("read", [(module, "read_bytes"), (ocp.PyTreeCheckpointHandler, "restore")])
-def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(tmp_path, monkeypatch, read):
+def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(
+    tmp_path, monkeypatch, read
+):
     """We read the record of a checkpoint, and Orbax reads the arrays: either can fail."""
     save_steps(tmp_path, [1, 2])
     with closing(Checkpoints(tmp_path)) as saver:
@@ -92,7 +106,9 @@ def test_a_checkpoint_that_the_system_cannot_read_is_not_reported_as_corrupted(t
 
             with monkeypatch.context() as patched:
                 patched.setattr(*read, fail)
-                with pytest.raises(TemporaryError, match=r"checkpoint of step 2 in .* could not be read"):
+                with pytest.raises(
+                    TemporaryError, match=r"checkpoint of step 2 in .* could not be read"
+                ):
                     saver.restore(make_state())
         assert saver.restore(make_state())[0] == 2
     assert directories(tmp_path) == {"1", "2"}
@@ -110,7 +126,9 @@ def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
             saver.restore(big_state(0))
         path.unlink()
         path.write_bytes(content)
-        (tmp_path / "checkpoints" / "2" / "state" / "_METADATA").unlink()  # Orbax's own, which is not needed
+        (
+            tmp_path / "checkpoints" / "2" / "state" / "_METADATA"
+        ).unlink()  # Orbax's own, which is not needed
         assert saver.restore(big_state(0))[0] == 2
 
 

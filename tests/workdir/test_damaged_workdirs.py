@@ -26,7 +26,18 @@ def started(directory: Path, config) -> Path:
     return directory
 
 
-WRONG_JSON = [b"", b"\0" * 64, b"\xff\xfe{", b"null", b"[]", b"3", b'"text"', b"{}", b'{"train": 3}', b"9" * 5000]
+WRONG_JSON = [
+    b"",
+    b"\0" * 64,
+    b"\xff\xfe{",
+    b"null",
+    b"[]",
+    b"3",
+    b'"text"',
+    b"{}",
+    b'{"train": 3}',
+    b"9" * 5000,
+]
 WRONG = {
     "config.json": [b'{"train": {"steps": "20"}, "checkpoint": {"every": 5}}', b'{"train": {"steps": 20}}'],
     "run.json": [
@@ -55,7 +66,11 @@ def test_a_damaged_summary_is_written_again(tmp_path):
         workdir.write_json("summary.json", with_checksum({"status": "finished", "steps": 20}))
     whole = path.read_bytes()
     assert read_run(tmp_path).finished_at == 20
-    for content in [*WRONG_JSON, b'{"status": "finished", "steps": 20}', whole.replace(b"20", b"21")]:
+    for content in [
+        *WRONG_JSON,
+        b'{"status": "finished", "steps": 20}',
+        whole.replace(b"20", b"21"),
+    ]:
         path.write_bytes(content)
         assert read_run(tmp_path).finished_at is None
 
@@ -80,7 +95,13 @@ def test_directories_not_named_by_a_step_are_not_checkpoints(tmp_path):
 
 def test_a_checkpoint_whose_record_is_damaged_is_corrupted(tmp_path):
     save_steps(tmp_path, [1, 2])
-    for content in (b"null", b"[]", b"{}", b'{"meta": {}, "leaves": {}}', b'{"meta": {}, "leaves": {}, "sha256": ""}'):
+    for content in (
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"meta": {}, "leaves": {}}',
+        b'{"meta": {}, "leaves": {}, "sha256": ""}',
+    ):
         (tmp_path / "checkpoints" / "2" / "meta" / "metadata").write_bytes(content)
         assert list(read_metas(tmp_path)) == [1]
         with pytest.raises(UserError, match=r"step 2 .* is corrupted \(its record "):
@@ -95,8 +116,12 @@ def test_a_cut_config_is_named_rather_than_the_missing_checkpoints(tmp_path):
 
 def test_a_checkpoint_without_the_record_of_a_run_is_refused(tmp_path):
     """One that another program wrote, for example."""
-    with pytest.raises(UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"):
+    with pytest.raises(
+        UserError, match=r"the checkpoint of step 3 in .*: it is not a checkpoint of a run"
+    ):
         check_checkpoints(tmp_path, {3: {"seconds": 3.0}}, tiny(), DATA)
     save_steps(tmp_path, [1])
-    with pytest.raises(UserError, match=r"config.init_from: .*: its checkpoint: it is not a checkpoint of a run"):
+    with pytest.raises(
+        UserError, match=r"config.init_from: .*: its checkpoint: it is not a checkpoint of a run"
+    ):
         warm_start(dataclasses.replace(tiny(), init_from=str(tmp_path)), None, print)

@@ -32,7 +32,9 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_the_commit_is_that_of_the_checkout():
     root = Path(__file__).parents[2]
-    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     if head.returncode:
         pytest.skip("not a git checkout")
     assert git.git_state()["commit"] == head.stdout.strip()
@@ -83,13 +85,25 @@ CHECKOUTS = [
     # what was done to a clone; is the commit known; is it dirty; in the notes; in the diff
     (None, True, False, "", ""),
     (changed, True, True, "", "+changed"),
-    (large, True, True, "the diff of the uncommitted changes has 900,... bytes and is not recorded", None),
+    (
+        large,
+        True,
+        True,
+        "the diff of the uncommitted changes has 900,... bytes and is not recorded",
+        None,
+    ),
     (binary, True, True, "", "GIT binary patch"),
     (untracked, True, True, "150 files have uncommitted changes; the first 100 are named", ""),
     (detached, True, False, "", ""),
     (of_another_owner, True, False, "", ""),
     (without_history, False, None, "commit unknown: the checkout has no commit", None),
-    (in_another_checkout, False, None, "commit unknown: .* is not tracked by the git repository around it", None),
+    (
+        in_another_checkout,
+        False,
+        None,
+        "commit unknown: .* is not tracked by the git repository around it",
+        None,
+    ),
     (
         lambda clone: shutil.rmtree(clone / ".git"),
         False,
@@ -101,7 +115,9 @@ CHECKOUTS = [
 
 
 @pytest.mark.parametrize(("change", "known", "dirty", "note", "diff"), CHECKOUTS)
-def test_the_code_is_recorded_or_what_is_not_known_of_it(tmp_path, monkeypatch, change, known, dirty, note, diff):
+def test_the_code_is_recorded_or_what_is_not_known_of_it(
+    tmp_path, monkeypatch, change, known, dirty, note, diff
+):
     clone = tmp_path / "clone"
     (clone / "lm").mkdir(parents=True)
     (clone / "lm" / "git.py").write_text("first")
@@ -132,17 +148,24 @@ def test_the_code_is_recorded_or_what_is_not_known_of_it(tmp_path, monkeypatch, 
     [
         (None, "git is not installed"),
         ("#!/bin/sh\nexec sleep 60", "git did not answer"),
-        ("#!/bin/sh\necho fatal: detected dubious ownership in repository >&2; exit 128", "safe.directory"),
+        (
+            "#!/bin/sh\necho fatal: detected dubious ownership in repository >&2; exit 128",
+            "safe.directory",
+        ),
         ("#!/bin/sh\nexit 3", "git failed with exit code 3"),
         ("not a program", "git cannot be run"),
     ],
 )
-def test_a_commit_that_git_does_not_tell_is_unknown_for_a_reason(tmp_path, monkeypatch, git_script, reason):
+def test_a_commit_that_git_does_not_tell_is_unknown_for_a_reason(
+    tmp_path, monkeypatch, git_script, reason
+):
     if git_script:
         (tmp_path / "git").write_text(git_script)
         (tmp_path / "git").chmod(0o755)
         monkeypatch.setattr(git, "SECONDS", 0.3)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if git_script and "sh" in git_script else str(tmp_path))
+    monkeypatch.setenv(
+        "PATH", f"{tmp_path}:/bin" if git_script and "sh" in git_script else str(tmp_path)
+    )
     found = git.describe_code(())
     assert found["git"] is None
     (note,) = found["notes"]
@@ -169,7 +192,10 @@ def test_packages_that_are_not_what_their_version_says_are_named(monkeypatch):
         monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Distribution(url))
         (note,) = git.describe_code(("jax",))["notes"]
         assert note == "jax 1.0 was installed from git+https://***@host/jax"
-    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution("https://host/jax.whl?token=secret"))
+    monkeypatch.setattr(
+        "importlib.metadata.distribution",
+        lambda _: Distribution("https://host/jax.whl?token=secret"),
+    )
     (note,) = git.describe_code(("jax",))["notes"]
     assert note == "jax 1.0 was installed from https://host/jax.whl?***"
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Distribution(None))
@@ -177,7 +203,9 @@ def test_packages_that_are_not_what_their_version_says_are_named(monkeypatch):
     assert note.startswith(f"jax is imported from {Path(jax.__file__).parent}; version 1.0 is in ")
 
 
-@pytest.mark.parametrize("name", ["compare.png", "inspection.html", "runs/x/loss.png", "sweeps/x/report.md", "data/x"])
+@pytest.mark.parametrize(
+    "name", ["compare.png", "inspection.html", "runs/x/loss.png", "sweeps/x/report.md", "data/x"]
+)
 def test_what_commands_write_does_not_make_the_checkout_dirty(name):
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -219,7 +247,9 @@ def test_a_run_that_was_only_partly_copied_into_a_directory_is_not_trained_there
     take_a_step(tmp_path)
     (tmp_path / saved_run.ARRIVING).mkdir()
     for resume in (False, True):
-        with pytest.raises(UserError, match="repeat the command with its --mirror or --branch_from"):
+        with pytest.raises(
+            UserError, match="repeat the command with its --mirror or --branch_from"
+        ):
             start(tmp_path, Config(), resume=resume)
 
 
@@ -247,7 +277,9 @@ def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     record["starts"][0]["git"] = {"commit": "0123456789abcdef", "dirty": False}
     path.write_text(json.dumps(record))
     state = {"commit": "fedcba9876543210", "dirty": True}
-    monkeypatch.setattr(provenance, "describe_code", lambda _: {"git": state, "notes": ["the diff is not recorded"]})
+    monkeypatch.setattr(
+        provenance, "describe_code", lambda _: {"git": state, "notes": ["the diff is not recorded"]}
+    )
     notices = start(tmp_path, Config(), resume=True)
     assert [notice.partition(" since")[0] for notice in notices[:2]] == [
         f"jax 0.4.1 -> {jax.__version__}", "commit 0123456789ab -> fedcba987654"
@@ -256,17 +288,22 @@ def test_changed_versions_and_commits_are_reported(tmp_path, monkeypatch):
     assert "uncommitted changes" in notices[3]
 
 
-def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is_refused(tmp_path, monkeypatch):
+def test_other_devices_are_reported_and_another_variable_that_changes_numbers_is_refused(
+    tmp_path, monkeypatch
+):
     one, two = ({"processes": n, "devices": 8, "device": "cpu"} for n in (1, 2))
     monkeypatch.setattr(provenance, "describe_code", lambda _: {"git": None})
     monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     start(tmp_path, Config(), devices=one)
     take_a_step(tmp_path)
     assert start(tmp_path, Config(), resume=True, devices=one) == []
-    assert [line.partition(" since")[0] for line in start(tmp_path, Config(), resume=True, devices=two)] == [
-        "processes 1 -> 2"
-    ]
-    for value, advice in ((None, "set JAX_DEFAULT_MATMUL_PRECISION=highest"), ("bfloat16", "PRECISION=highest")):
+    assert [
+        line.partition(" since")[0] for line in start(tmp_path, Config(), resume=True, devices=two)
+    ] == ["processes 1 -> 2"]
+    for value, advice in (
+        (None, "set JAX_DEFAULT_MATMUL_PRECISION=highest"),
+        ("bfloat16", "PRECISION=highest"),
+    ):
         monkeypatch.delenv("JAX_DEFAULT_MATMUL_PRECISION") if value is None else monkeypatch.setenv(
             "JAX_DEFAULT_MATMUL_PRECISION", value
         )
@@ -303,7 +340,10 @@ def test_links_that_the_owner_made_are_followed_and_no_file_is_written_through_o
     with closing(MetricsWriter(tmp_path / "run", tensorboard=False)) as writer:
         writer.write({"step": 1, "loss": 2.5})
     assert (tmp_path / "scratch" / "step_5.txt").read_text() == "once\n"
-    assert (precious.read_text(), (tmp_path / "real" / "loss.png").read_text()) == ("precious", "picture")
+    assert (precious.read_text(), (tmp_path / "real" / "loss.png").read_text()) == (
+        "precious",
+        "picture",
+    )
     assert not (tmp_path / "absent").exists()
     (tmp_path / "real" / ".lock").unlink()
     (tmp_path / "real" / ".lock").symlink_to(precious)
@@ -336,8 +376,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_a_recorded_command_names_no_directories_of_the_machine():
     root = Path(directory.__file__).parents[2]
-    typed = ["--config", f"{root}/configs/shakespeare.py", "--workdir=/home/me/runs/one", "--resume"]
-    typed += ["--config.data.source=text:/home/me/a text.txt", "--config.data.data_dir=gs://bucket/data", "lr=1e-3"]
+    typed = [
+        "--config",
+        f"{root}/configs/shakespeare.py",
+        "--workdir=/home/me/runs/one",
+        "--resume",
+    ]
+    typed += [
+        "--config.data.source=text:/home/me/a text.txt",
+        "--config.data.data_dir=gs://bucket/data",
+        "lr=1e-3",
+    ]
     assert provenance.format_command("lm.train", typed) == (
         "python -m lm.train --config configs/shakespeare.py --workdir=one --resume "
         "'--config.data.source=text:a text.txt' --config.data.data_dir=gs://bucket/data lr=1e-3"

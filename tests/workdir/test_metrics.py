@@ -1,4 +1,6 @@
-"""Metrics and progress: what is written and read back, on disk, in TensorBoard, in W&B and in a terminal."""
+"""Metrics and progress: what is written and read back, on disk, in TensorBoard, in W&B and in a
+terminal.
+"""
 
 import collections
 import contextlib
@@ -42,13 +44,18 @@ def write(workdir, steps, **options):
 def test_lines_are_read_back_bit_for_bit(tmp_path):
     detail = {"updates": {"layers": [math.inf, 1.0], "embedding": -math.inf}}
     with closing(MetricsWriter(tmp_path, tensorboard=False)) as writer:
-        writer.write({"step": 1, "loss": 1 / 3, "grad_norm": math.inf} | dict.fromkeys(TIMING_FIELDS, 7.0))
+        writer.write(
+            {"step": 1, "loss": 1 / 3, "grad_norm": math.inf} | dict.fromkeys(TIMING_FIELDS, 7.0)
+        )
         writer.write({"step": 1, "split": "validation", "loss": 2 / 3})
         writer.write({"step": 2, "detail": detail})
     path = tmp_path / "metrics.jsonl"
     first, *others = read_metrics(path)
     assert (first["loss"], first["grad_norm"], first["mfu"]) == (1 / 3, math.inf, 7.0)
-    assert others == [{"step": 1, "split": "validation", "loss": 2 / 3}, {"step": 2, "detail": detail}]
+    assert others == [
+        {"step": 1, "split": "validation", "loss": 2 / 3},
+        {"step": 2, "detail": detail},
+    ]
     assert read_metrics(path, timing=False)[0] == {"step": 1, "loss": 1 / 3, "grad_norm": math.inf}
     for text in path.read_text().splitlines():
         json.loads(text, parse_constant=pytest.fail)  # strict JSON has no word for infinity
@@ -64,7 +71,9 @@ def test_the_file_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path)
         with open(cut / "metrics.jsonl", "a") as file:
             file.write(torn)
         write(cut, range(4, 8), resume_step=3)
-        assert (cut / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+        assert (cut / "metrics.jsonl").read_bytes() == (
+            tmp_path / "whole" / "metrics.jsonl"
+        ).read_bytes()
     write(cut, range(2))  # a start without a checkpoint replaces old files
     assert [line["step"] for line in read_metrics(cut / "metrics.jsonl")] == [0, 0, 1]
 
@@ -76,16 +85,23 @@ def test_lines_of_the_newest_step_are_known_after_a_resume(tmp_path):
         assert writer.lines_of(5) == []
         writer.write({"step": 5, "loss": math.inf})
         writer.write({"step": 5, "split": "test", "loss": 1.0})
-        assert writer.lines_of(5) == [{"step": 5, "loss": math.inf}, {"step": 5, "split": "test", "loss": 1.0}]
+        assert writer.lines_of(5) == [
+            {"step": 5, "loss": math.inf},
+            {"step": 5, "split": "test", "loss": 1.0},
+        ]
         assert writer.lines_of(4) == []
         assert writer.validation_losses() == {0: 2 / 3, 2: 2 / 5, 4: 2 / 7}
 
 
 def test_only_losses_over_the_same_windows_are_compared():
-    """eval.max_batches and eval.batch_size may change at a resume; the last step is also evaluated in full."""
+    """eval.max_batches and eval.batch_size may change at a resume; the last step is also evaluated
+    in full.
+    """
     runs = [(2, 4, 1.0), (4, 8, 3.0), (6, 8, 2.5), (8, 8, math.nan), (10, 8, 2.75), (10, 99, 2.0)]
     lines = [{"step": s, "split": "validation", "windows": w, "loss": loss} for s, w, loss in runs]
-    losses = validation_losses([{"step": 10, "loss": 1.5}, *lines, {"step": 10, "split": "test", "loss": 1.0}])
+    losses = validation_losses(
+        [{"step": 10, "loss": 1.5}, *lines, {"step": 10, "split": "test", "loss": 1.0}]
+    )
     assert losses == {4: 3.0, 6: 2.5, 10: 2.75}
     assert best_step([2, 4, 6, 8, 10], losses) == 6
     assert best_step([2, 8], losses) is None
@@ -95,12 +111,23 @@ def test_a_wrong_line_is_an_error_that_names_it(tmp_path):
     write(tmp_path, range(3))
     path = tmp_path / "metrics.jsonl"
     lines = path.read_text().splitlines()
-    changed = [lines[1][:9], lines[1].replace("0.66", "0.76"), lines[1].replace("crc32", "crc33"), "1", "null", "[]"]
-    changed += map(to_line, [{"loss": 2.0}, {"step": "1", "loss": 2.0}, {"step": True, "loss": 2.0}])
+    changed = [
+        lines[1][:9],
+        lines[1].replace("0.66", "0.76"),
+        lines[1].replace("crc32", "crc33"),
+        "1",
+        "null",
+        "[]",
+    ]
+    changed += map(
+        to_line, [{"loss": 2.0}, {"step": "1", "loss": 2.0}, {"step": True, "loss": 2.0}]
+    )
     for wrong in changed:
         path.write_text("\n".join([lines[0], wrong, *lines[2:]]) + "\n")
         before = path.read_bytes()
-        with pytest.raises(UserError, match=r"is corrupted: line 2: .*; correct or remove that line"):
+        with pytest.raises(
+            UserError, match=r"is corrupted: line 2: .*; correct or remove that line"
+        ):
             cut_back(path, 1)
         assert path.read_bytes() == before
 
@@ -116,11 +143,13 @@ def test_missing_lines_before_a_checkpoint_are_reported(tmp_path):
         assert "steps 6 to 7 are missing" in writer.missing_lines(7, config | {"log_every": 2})
 
 
-# ---- TensorBoard and W&B ---------------------------------------------------------------------------------------
+# ---- TensorBoard and W&B -------------------------------------------------------------------------
 
 
 def tensorboard_view(workdir: Path):
-    """Return (tag, step) as TensorBoard shows them: a session start at step n hides earlier events from step n on."""
+    """Return (tag, step) as TensorBoard shows them: a session start at step n hides earlier events
+    from step n on.
+    """
     from tensorboardX.proto.event_pb2 import Event
 
     shown = []
@@ -145,8 +174,14 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path):
         writer.write({"step": steps[-1], "detail": {"attention": {"layers/max_logit": [2.0, 5.0]}}})
         writer.write({"step": steps[-1], "scores": {"task/arc_easy/acc": 0.25}})
         writer.close()
-    of_step_5 = "eval/validation/loss", "attention/layers/max_logit/0", "attention/layers/max_logit/1"
-    expected = [("train/loss", s) for s in range(6)] + [(tag, 5) for tag in (*of_step_5, "task/arc_easy/acc")]
+    of_step_5 = (
+        "eval/validation/loss",
+        "attention/layers/max_logit/0",
+        "attention/layers/max_logit/1",
+    )
+    expected = [("train/loss", s) for s in range(6)] + [
+        (tag, 5) for tag in (*of_step_5, "task/arc_easy/acc")
+    ]
     assert tensorboard_view(tmp_path) == expected
 
 
@@ -166,7 +201,9 @@ def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     for resume_step in (None, 1):
-        writer = MetricsWriter(tmp_path, resume_step=resume_step, tensorboard=False, wandb={"project": "p"})
+        writer = MetricsWriter(
+            tmp_path, resume_step=resume_step, tensorboard=False, wandb={"project": "p"}
+        )
         writer.write({"step": 2, "loss": 3.0})
         writer.close()
     first, second = calls[0], calls[3]
@@ -180,26 +217,37 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, tensorboard):
     with small_disk(tmp_path) as disk:
         writer = MetricsWriter(disk, tensorboard=tensorboard)
         line = {f"number_{i}": i / 7 for i in range(100)}
-        with pytest.raises(OSError, match=r"No space left on device: .*(metrics\.jsonl|tensorboard)"):
+        with pytest.raises(
+            OSError, match=r"No space left on device: .*(metrics\.jsonl|tensorboard)"
+        ):
             collections.deque(writer.write({"step": step} | line) for step in range(1000))
         with contextlib.suppress(OSError):
             writer.close()
 
 
-# ---- Progress --------------------------------------------------------------------------------------------------
+# ---- Progress ------------------------------------------------------------------------------------
 
 
 def show(progress):
     for step, speed in ((10, 41234.0), (20, 41234.001)):
-        line = {"step": step, "loss": 2.5, "tokens": 1000 * step, "tokens_per_second": speed, "mfu": 0.4321}
+        line = {
+            "step": step,
+            "loss": 2.5,
+            "tokens": 1000 * step,
+            "tokens_per_second": speed,
+            "mfu": 0.4321,
+        }
         progress.update(line)
-    progress.evaluation({"step": 20, "split": "validation", "loss": 1.5, "bits_per_byte": 2.1640425613334453})
+    progress.evaluation(
+        {"step": 20, "split": "validation", "loss": 1.5, "bits_per_byte": 2.1640425613334453}
+    )
     progress.update({"step": 30, "loss": 2.25})
     progress.close()
 
 
 PLAIN = [
-    "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 24.0 seconds",  # 990,000 tokens at this speed
+    # 990,000 tokens at this speed
+    "step   10/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 24.0 seconds",
     "step   20/1000  loss 2.5000  41.2 ktokens/s  MFU 43.2 %  ETA 23.8 seconds",
     "step   20/1000  validation: loss 1.5000  bits_per_byte 2.1640",
     "step   30/1000  loss 2.2500",
@@ -213,7 +261,9 @@ def test_a_file_gets_plain_lines():
 
 
 def training_lines(speeds) -> list[str]:
-    """Return the lines of calls of 4 steps that log every second one: two lines with the speed of their call."""
+    """Return the lines of calls of 4 steps that log every second one: two lines with the speed of
+    their call.
+    """
     stream = io.StringIO()
     progress = Progress(1000, stream)
     for step in range(2, 4 * len(speeds) + 1, 2):
@@ -224,7 +274,9 @@ def training_lines(speeds) -> list[str]:
 
 
 def test_speed_and_eta_are_a_running_mean_that_is_shown_once_for_each_measurement():
-    """They seemed to be those of the last call: 4.4, 1.4, 2.5, 1.2 minutes in one run, each on several lines."""
+    """They seemed to be those of the last call: 4.4, 1.4, 2.5, 1.2 minutes in one run, each on
+    several lines.
+    """
     lines = training_lines([1000.0, 4000.0] * 30)
     assert ["tokens/s" in line for line in lines] == [True, False] * 60
     shown = [line for line in lines if "tokens/s" in line]
@@ -234,10 +286,15 @@ def test_speed_and_eta_are_a_running_mean_that_is_shown_once_for_each_measuremen
         assert 1.45 < speed < 1.8, line
         flops, seconds_left = float(line.split()[6]), float(line.split()[9]) * 60
         assert flops == pytest.approx(2 * speed, rel=0.01)
-        assert seconds_left == pytest.approx((1000 - int(line.split()[1].split("/")[0])) / speed, rel=0.01)
+        assert seconds_left == pytest.approx(
+            (1000 - int(line.split()[1].split("/")[0])) / speed, rel=0.01
+        )
     assert "1.00 ktokens/s" in shown[0]
     # A run that becomes slow for good is soon shown as slow.
-    assert "1.00 ktokens/s" in training_lines([4000.0] * 30 + [1000.0 + i / 100 for i in range(20)])[-2]
+    assert (
+        "1.00 ktokens/s"
+        in training_lines([4000.0] * 30 + [1000.0 + i / 100 for i in range(20)])[-2]
+    )
 
 
 def test_an_evaluation_of_a_part_of_a_split_says_so():
@@ -245,14 +302,18 @@ def test_an_evaluation_of_a_part_of_a_split_says_so():
     stream = io.StringIO()
     progress = Progress(20, stream)
     for is_part, n in ((True, 16384), (False, 27700)):
-        progress.evaluation({"step": 20, "split": "validation", "loss": 1.5, "tokens": n}, is_part=is_part)
+        progress.evaluation(
+            {"step": 20, "split": "validation", "loss": 1.5, "tokens": n}, is_part=is_part
+        )
     part, whole = stream.getvalue().splitlines()
     assert part == "step 20/20  validation (first 16,384 tokens): loss 1.5000  tokens 16384"
     assert whole == "step 20/20  validation: loss 1.5000  tokens 27700"
 
 
 def read_all(terminal: int) -> bytes:
-    """Return what was written to a pseudo-terminal whose other end is closed. Reading past its end raises OSError."""
+    """Return what was written to a pseudo-terminal whose other end is closed. Reading past its end
+    raises OSError.
+    """
     parts = []
     with open(terminal, "rb", buffering=0) as stream, contextlib.suppress(OSError):
         while part := stream.read(4096):
@@ -287,7 +348,11 @@ def test_a_corrupted_id_of_a_wandb_run_is_an_error_that_names_the_file(tmp_path)
 
 
 def test_the_loss_curve_shows_runs_of_one_step(tmp_path):
-    lines = [{"step": 20, "loss": 2.6}, {"step": 20, "split": "validation", "loss": 2.7}, {"step": 20, "detail": {}}]
+    lines = [
+        {"step": 20, "loss": 2.6},
+        {"step": 20, "split": "validation", "loss": 2.7},
+        {"step": 20, "detail": {}},
+    ]
     figure = loss_curve(lines, 3.3)
     (axes,) = figure.axes
     training, validation, _ = axes.lines

@@ -1,4 +1,6 @@
-"""Mirrors: what is copied can be fetched, nothing torn is, one run owns a mirror, and failures do not stop training."""
+"""Mirrors: what is copied can be fetched, nothing torn is, one run owns a mirror, and failures do
+not stop training.
+"""
 
 import contextlib
 import itertools
@@ -30,7 +32,9 @@ from lm.workdir.saved_run import holds_run
 
 
 class Kept(MemoryFileSystem):
-    """A file system behind a network, for what is tested: in memory, but with a name that is no reason to refuse it."""
+    """A file system behind a network, for what is tested: in memory, but with a name that is no
+    reason to refuse it.
+    """
 
     protocol = "kept"
 
@@ -43,7 +47,9 @@ fsspec.register_implementation("kept", Kept)
 
 
 def write_run(workdir: Path, *steps: int) -> Path:
-    """Make what a mirror reads of a run with checkpoints at these steps; other checkpoints are deleted."""
+    """Make what a mirror reads of a run with checkpoints at these steps; other checkpoints are
+    deleted.
+    """
     for step in set(steps) - set(checkpoint_steps(workdir) if workdir.exists() else []):
         folder = workdir / "checkpoints" / str(step) / "state" / "d"
         folder.mkdir(parents=True)
@@ -52,7 +58,9 @@ def write_run(workdir: Path, *steps: int) -> Path:
     for step in set(checkpoint_steps(workdir)) - set(steps):
         shutil.rmtree(workdir / "checkpoints" / str(step))
     (workdir / "config.json").write_text("{}")
-    (workdir / "metrics.jsonl").write_text("".join(f"{to_line({'step': step, 'loss': 1.0})}\n" for step in steps))
+    (workdir / "metrics.jsonl").write_text(
+        "".join(f"{to_line({'step': step, 'loss': 1.0})}\n" for step in steps)
+    )
     (workdir / "summary.json").write_text(str(steps))
     (workdir / "samples").mkdir(exist_ok=True)
     (workdir / "samples" / "step.txt").write_text("a text")
@@ -61,7 +69,11 @@ def write_run(workdir: Path, *steps: int) -> Path:
 
 
 def content(workdir: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(workdir)): path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    found = {
+        str(path.relative_to(workdir)): path.read_bytes()
+        for path in workdir.rglob("*")
+        if path.is_file()
+    }
     return {name: text for name, text in found.items() if name != ".lock"}
 
 
@@ -83,14 +95,23 @@ def fetch(url: str, workdir: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def s3():
     """The URL of a bucket of an S3 server on this machine."""
-    pytest.importorskip("s3fs", reason="pip install '.[s3]': its botocore needs an older python-dateutil than the rest")
-    server = pytest.importorskip("moto.server", reason="pip install 'moto[s3]' flask flask-cors").ThreadedMotoServer(
-        port=0, verbose=False
+    pytest.importorskip(
+        "s3fs",
+        reason="pip install '.[s3]': its botocore needs an older python-dateutil than the rest",
     )
+    server = pytest.importorskip(
+        "moto.server", reason="pip install 'moto[s3]' flask flask-cors"
+    ).ThreadedMotoServer(port=0, verbose=False)
     server.start()
-    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (keys | {"AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port())}).items():
+        for name, value in (
+            keys | {"AWS_ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port())}
+        ).items():
             patch.setenv(name, value)
         fsspec.filesystem("s3").mkdir("bucket")
         yield "s3://bucket"
@@ -101,7 +122,9 @@ def s3():
 def url(request, tmp_path):
     if request.param == "s3":
         return f"{request.getfixturevalue('s3')}/{tmp_path.name}/deep"
-    return f"file://{tmp_path}/mirror/deep" if request.param == "file" else f"kept://{tmp_path.name}"
+    return (
+        f"file://{tmp_path}/mirror/deep" if request.param == "file" else f"kept://{tmp_path.name}"
+    )
 
 
 def test_what_was_copied_is_fetched_and_what_the_run_deleted_is_deleted(url, tmp_path):
@@ -161,7 +184,9 @@ def killed_at(number: int, monkeypatch, torn: bool):
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_copy_that_is_killed_at_any_write_leaves_the_last_complete_one(tmp_path, monkeypatch, torn):
+def test_a_copy_that_is_killed_at_any_write_leaves_the_last_complete_one(
+    tmp_path, monkeypatch, torn
+):
     old, run = write_run(tmp_path / "old", 4, 8), write_run(tmp_path / "run", 8, 12)
     known, number, killed = [content(old), content(run)], 0, True
     while killed:
@@ -190,14 +215,22 @@ def stored(mirror: Path, name: str) -> Path:
 
 def test_damaged_files_of_checkpoints_are_left_out_with_a_warning(tmp_path):
     """The checkpoint is then found to be corrupted, and an older one is restored."""
-    url, run, array = f"file://{tmp_path}/mirror", write_run(tmp_path / "run", 4, 8), "checkpoints/8/state/d/array"
+    url, run, array = (
+        f"file://{tmp_path}/mirror",
+        write_run(tmp_path / "run", 4, 8),
+        "checkpoints/8/state/d/array",
+    )
     copy(url, run)
     for number, damage in enumerate((flip_a_bit, Path.unlink, lambda path: os.truncate(path, 5))):
         shutil.copytree(tmp_path / "mirror", tmp_path / str(number))
         damage(stored(tmp_path / str(number), array))
         lines = fetch(f"file://{tmp_path}/{number}", tmp_path / f"fetched {number}")
-        assert lines[0].startswith(f"WARNING: file://{tmp_path}/{number}: {array} is missing or damaged")
-        assert content(tmp_path / f"fetched {number}") == {x: y for x, y in content(run).items() if x != array}
+        assert lines[0].startswith(
+            f"WARNING: file://{tmp_path}/{number}: {array} is missing or damaged"
+        )
+        assert content(tmp_path / f"fetched {number}") == {
+            x: y for x, y in content(run).items() if x != array
+        }
 
 
 @pytest.mark.parametrize("name", ["loss.png", "samples/step.txt", "tensorboard/events.1"])
@@ -229,7 +262,10 @@ def escaping(path: str):
 @pytest.mark.parametrize(
     ("reason", "damage"),
     [
-        ("metrics.jsonl is missing or damaged", lambda mirror: flip_a_bit(stored(mirror, "metrics.jsonl"))),
+        (
+            "metrics.jsonl is missing or damaged",
+            lambda mirror: flip_a_bit(stored(mirror, "metrics.jsonl")),
+        ),
         ("config.json is missing or damaged", lambda mirror: shutil.rmtree(mirror / "files")),
         ("has no intact manifest", lambda mirror: os.truncate(next(mirror.glob("manifest-*")), 99)),
         ("has no intact manifest", lambda mirror: flip_a_bit(next(mirror.glob("manifest-*")))),
@@ -313,7 +349,8 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
     write_run(run, 4, 8)
     wait_for(lambda: held.count([4, 8]) > 3)  # it is tried again and again
     assert lines == [
-        f"WARNING: {url}: ConnectionError: the network is gone; training continues, and the run is copied again later"
+        f"WARNING: {url}: ConnectionError: the network is gone; training continues, and the run is "
+        "copied again later"
     ]
     assert not mirror.finish()
     assert "lacks the checkpoints of steps 8" in lines[-1]
@@ -329,7 +366,10 @@ def test_a_mirror_that_disappears_is_one_warning_and_is_copied_to_again(flaky, t
     fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
     write_run(run, 8, 12)
     assert again.finish()
-    assert lines == [f"WARNING: {url} was emptied; copying everything again", f"{url} has a copy of step 12"]
+    assert lines == [
+        f"WARNING: {url} was emptied; copying everything again",
+        f"{url} has a copy of step 12",
+    ]
     fetch(url, tmp_path / "again")
     assert content(tmp_path / "again") == content(run)
 
@@ -354,13 +394,15 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_no_failure(flaky, tmp_pa
 
 def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
     flaky.set()
-    with pytest.raises(TemporaryError, match="--mirror kept://x: ConnectionError: the network is gone"):
+    with pytest.raises(
+        TemporaryError, match="--mirror kept://x: ConnectionError: the network is gone"
+    ):
         Mirror("kept://x", tmp_path).claim(Config())
     with pytest.raises(UserError, match="--mirror file:///proc/x: "):
         Mirror("file:///proc/x", tmp_path).claim(Config())
 
 
-# ---- Runs ------------------------------------------------------------------------------------------------------------
+# ---- Runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -387,7 +429,9 @@ def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
         ("file://{parent}/other", "it holds a run"),
     ],
 )
-def test_a_url_that_cannot_keep_a_copy_is_one_line_before_anything_is_written(train, tmp_path, url, problem):
+def test_a_url_that_cannot_keep_a_copy_is_one_line_before_anything_is_written(
+    train, tmp_path, url, problem
+):
     (tmp_path / "other" / "checkpoints").mkdir(parents=True)
     write_run(tmp_path / "other", 4)
     (tmp_path / "link").symlink_to(tmp_path / "run")
@@ -408,19 +452,23 @@ def test_a_server_that_cannot_be_written_to_is_a_mistake(tmp_path, monkeypatch):
     assert error.value.code == 2
 
 
-# ---- Servers that do not answer --------------------------------------------------------------------------------------
+# ---- Servers that do not answer ------------------------------------------------------------------
 
 
 @pytest.fixture
 def silent(monkeypatch):
-    """The address of a server that accepts connections and never answers; a call may take half a second."""
+    """The address of a server that accepts connections and never answers; a call may take half a
+    second.
+    """
     monkeypatch.setattr(urls, "ANSWER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_a_server_that_never_answers_is_an_error_with_advice(silent, train, tmp_path, monkeypatch):
-    """Mirrors, texts, patterns of texts, what is compressed, and the download of Tiny Shakespeare have one limit."""
+    """Mirrors, texts, patterns of texts, what is compressed, and the download of Tiny Shakespeare
+    have one limit.
+    """
     monkeypatch.setattr(shakespeare, "URL", f"{silent}/input.txt")
     monkeypatch.setattr(shakespeare, "DEADLINE", 0.5)
     cases = [
@@ -469,7 +517,9 @@ def test_a_file_that_arrives_slowly_has_no_limit(tmp_path, monkeypatch):
     assert copy(url, run) == [f"{url} has a copy of step 4"]
 
 
-def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(flaky, bench, train, tmp_path, monkeypatch):
+def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(
+    flaky, bench, train, tmp_path, monkeypatch
+):
     url, save = f"kept://{tmp_path.name}", Checkpoints.save
 
     def save_and_fail(self, step, *args):
@@ -479,7 +529,10 @@ def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(flaky, bench, t
     monkeypatch.setattr(Checkpoints, "save", save_and_fail)
     code, output = train(tmp_path / "run", f"--mirror={url}")
     assert code == 1
-    assert f"WARNING: {url}: ConnectionError: the network is gone. It lacks the checkpoints of steps" in output
+    assert (
+        f"WARNING: {url}: ConnectionError: the network is gone. It lacks the checkpoints of steps"
+        in output
+    )
     assert_same_run(tmp_path / "run", bench.reference())
     monkeypatch.undo()
     code, output = train(tmp_path / "run", f"--mirror={url}", "--resume")
@@ -491,10 +544,16 @@ def test_a_run_goes_on_without_its_mirror_and_says_so_at_the_end(flaky, bench, t
 def test_a_run_that_was_killed_and_deleted_starts_from_its_mirror(bench, tmp_path):
     """The same command on an empty workdir gives the bits of an uninterrupted run."""
     mirror = f"--mirror=file://{tmp_path}/mirror"
-    with bench.start(tmp_path / "run", mirror, at="SLEEP log 12") as process, contextlib.ExitStack() as stack:
+    with (
+        bench.start(tmp_path / "run", mirror, at="SLEEP log 12") as process,
+        contextlib.ExitStack() as stack,
+    ):
         stack.callback(process.kill)
         wait_for(lambda: "sleeping" in process.stdout.readline())
-        manifest = lambda: "".join(path.read_text() for path in (tmp_path / "mirror").glob("manifest-*"))  # noqa: E731
+
+        def manifest():
+            return "".join(path.read_text() for path in (tmp_path / "mirror").glob("manifest-*"))
+
         wait_for(lambda: "checkpoints/8/" in manifest())
     shutil.rmtree(tmp_path / "run")
     done = bench.train(tmp_path / "run", mirror)

@@ -1,12 +1,14 @@
-"""Train the final runs of one arm of a published study again, at the published values, with the present code.
+"""Train the final runs of one arm of a published study again, at the published values, with the
+present code.
 
     python configs/studies/changes_2026/again.py changes_2026 schedule-free AdamW sweeps/again
     python configs/studies/changes_2026/again.py changes_2026_longer schedule-free base sweeps/again_longer
 
-The other runs are those of docs/results/NAME/runs.csv, but for one run of the arm that it is compared with, in each
-cell: its loss shows whether this processor gives the published ones. runs.jsonl in the directory has all of them. With
---publish at the end, the new runs of the arm, when all are there, take the place of the published ones, without their
-speed, which the machine and its other programs decide; `python3 -m benchmarks.claims` then writes the pages.
+The other runs are those of docs/results/NAME/runs.csv, but for one run of the arm that it is
+compared with, in each cell: its loss shows whether this processor gives the published ones.
+runs.jsonl in the directory has all of them. With --publish at the end, the new runs of the arm,
+when all are there, take the place of the published ones, without their speed, which the machine and
+its other programs decide; `python3 -m benchmarks.claims` then writes the pages.
 """
 
 import dataclasses
@@ -37,7 +39,9 @@ def train(study: str, arm: str, control: str, workdir: Path) -> int:
     kept = [run for run in runs if run.phase == "tuning" or (run.variant, run.seed) not in again]
     record = read_json(page / "sweep.json")
     # Pages have the configs of the baseline and the placebo only.
-    record["variants"] = {name: {"config": {}} | about for name, about in record["variants"].items()}
+    record["variants"] = {
+        name: {"config": {}} | about for name, about in record["variants"].items()
+    }
     return run_sweep(plan, workdir, 1, published=Published(record, kept))
 
 
@@ -47,11 +51,17 @@ def publish(study: str, arm: str, workdir: Path) -> None:
     names = {name for name, about in record["variants"].items() if about["arm"] == arm}
     made = [run for run in read_runs(workdir) if run.phase == "final" and run.variant in names]
     new = {run.key: dataclasses.replace(run, tokens_per_second=None) for run in made}
-    missing = [run.key for run in runs if run.phase == "final" and run.variant in names and run.key not in new]
+    missing = [
+        run.key
+        for run in runs
+        if run.phase == "final" and run.variant in names and run.key not in new
+    ]
     if missing:
         sys.exit(f"{len(missing)} runs are missing, the first is {missing[0]}; train them first")
     start = {key: here["starts"][0][key] for key in record["starts"][0]}
-    start["argv"] = record["starts"][-1]["argv"]  # the sweep of the page; this file is no command of its own
+    start["argv"] = record["starts"][-1][
+        "argv"
+    ]  # the sweep of the page; this file is no command of its own
     record["starts"].append(start)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv([new.get(run.key, run) for run in runs]))

@@ -2,32 +2,41 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026.py --budget full
 
-The design, fixed before the first run (tag changes_2026-design). The seeds follow from the name of this file.
+The design, fixed before the first run (tag changes_2026-design). The seeds follow from the name of
+this file.
 
-* Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up come from 48 combinations of
-  rate, decay and warm-up on each text (changes_2026_base.py): any change may win against a base that is not tuned.
-* Each change is tuned over 5 learning rates with 2 seeds, and trained with 10 fresh paired seeds at the vertex. Update
-  rules are tuned over rate and weight decay, and so is the AdamW that they are compared with.
-* Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so many that d_ff
-  would shrink to a half or less; a wider base is matched to them instead. DyT is a negative control.
-* Cells: two sizes (parameters besides embeddings) on two texts, in the order of this file; a stop after any cell leaves
-  a complete, smaller table. Whether to stop does not depend on the results.
-* Primary claims: the 29 means over the finished cells, with Holm's correction, judged against 0.005 nats. "In general"
-  needs one sign in all cells, and a prediction interval without 0. Single cells, tau, the recall probe, a deep and
-  narrow cell, and training 3 times longer are secondary. A change with a diverged run is called unstable.
-* A claim is refuted by a sweep of this design with other seeds (a copy of this file under another name) whose interval
-  does not overlap its own, and "in general" by any size or text with a significant difference of the other sign.
-* If the placebo is significant at 0.01 in the mean, or at 0.05 in two cells, no change is published until that is
-  explained. Nothing is added to this file after the first run; `lm.sweep --study changes_2026 --add` adds rows that are
-  marked as not preregistered.
+* Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up come from
+  48 combinations of rate, decay and warm-up on each text (changes_2026_base.py): any change may win
+  against a base that is not tuned.
+* Each change is tuned over 5 learning rates with 2 seeds, and trained with 10 fresh paired seeds at
+  the vertex. Update rules are tuned over rate and weight decay, and so is the AdamW that they are
+  compared with.
+* Parameters are matched through d_ff, to the base's. Value embeddings and hyper-connections have so
+  many that d_ff would shrink to a half or less; a wider base is matched to them instead. DyT is a
+  negative control.
+* Cells: two sizes (parameters besides embeddings) on two texts, in the order of this file; a stop
+  after any cell leaves a complete, smaller table. Whether to stop does not depend on the results.
+* Primary claims: the 29 means over the finished cells, with Holm's correction, judged against 0.005
+  nats. "In general" needs one sign in all cells, and a prediction interval without 0. Single cells,
+  tau, the recall probe, a deep and narrow cell, and training 3 times longer are secondary. A change
+  with a diverged run is called unstable.
+* A claim is refuted by a sweep of this design with other seeds (a copy of this file under another
+  name) whose interval does not overlap its own, and "in general" by any size or text with a
+  significant difference of the other sign.
+* If the placebo is significant at 0.01 in the mean, or at 0.05 in two cells, no change is published
+  until that is explained. Nothing is added to this file after the first run; `lm.sweep --study
+  changes_2026 --add` adds rows that are marked as not preregistered.
 
 Limits, written before any result was read:
 
-* The four cells are two texts at two sizes. The prediction interval treats them as drawn alike; it does not cover
-  another kind of text. The test split of Python's documentation has 21,359 tokens, whose luck more seeds do not reduce.
-* Decay and warm-up were chosen for the base at 0.11 M with one seed, and are the same for all changes but update rules.
-* On Python's documentation, embeddings are more than half of all parameters. Parameters that are matched there change
-  the FLOPs: of the tied head 1.4 times those of the base, of the wide base 1.8 times those of value embeddings.
+* The four cells are two texts at two sizes. The prediction interval treats them as drawn alike; it
+  does not cover another kind of text. The test split of Python's documentation has 21,359 tokens,
+  whose luck more seeds do not reduce.
+* Decay and warm-up were chosen for the base at 0.11 M with one seed, and are the same for all
+  changes but update rules.
+* On Python's documentation, embeddings are more than half of all parameters. Parameters that are
+  matched there change the FLOPs: of the tied head 1.4 times those of the base, of the wide base 1.8
+  times those of value embeddings.
 * Training 3 times longer has no file yet: it is for the six changes with the lowest differences.
 """
 
@@ -74,12 +83,16 @@ UPDATES = {
 
 
 def get_sweep():
-    variants = {"base": {}} | {name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()}
+    variants = {"base": {}} | {
+        name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()
+    }
     variants |= LARGE | {f"wide for {name}": {"model.d_ff": match_params(name)} for name in LARGE}
     variants["AdamW"] = {DECAY: DECAYS}
     variants |= {name: values | {DECAY: DECAYS} for name, values in UPDATES.items()}
     return Sweep(
-        question="Which of the changes that 2026 argues about lower the loss of a small language model?",
+        question=(
+            "Which of the changes that 2026 argues about lower the loss of a small language model?"
+        ),
         base="configs/studies/changes_2026/base.py",
         variants=variants,
         texts={

@@ -3,8 +3,9 @@
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026_base.py --budget full
 
 48 configurations on each text, so that no change of the study wins because the base was not tuned.
-Result: docs/results/changes_2026/base_grid.csv has the validation losses of the 96 tuning runs. The sweep was stopped
-after them, without extending its lists and without final runs: each change is tuned over the rate again.
+Result: docs/results/changes_2026/base_grid.csv has the validation losses of the 96 tuning runs. The
+sweep was stopped after them, without extending its lists and without final runs: each change is
+tuned over the rate again.
 """
 
 from lm.sweeps import Budget, Sweep
@@ -12,7 +13,10 @@ from lm.sweeps import Budget, Sweep
 
 def get_sweep():
     return Sweep(
-        question="At which learning rate, weight decay and warm-up does the base of the study train best?",
+        question=(
+            "At which learning rate, weight decay and warm-up does the base of the study "
+            "train best?"
+        ),
         base="configs/studies/changes_2026/base.py",
         variants={"base": {}},
         texts={

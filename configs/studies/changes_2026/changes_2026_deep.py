@@ -2,8 +2,8 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026_deep.py --budget full
 
-Twelve layers of width 32, 0.12 M parameters besides embeddings, on Tiny Shakespeare: one more cell of changes_2026.py,
-for the rows that need depth, with the same rules. It is secondary there.
+Twelve layers of width 32, 0.12 M parameters besides embeddings, on Tiny Shakespeare: one more cell
+of changes_2026.py, for the rows that need depth, with the same rules. It is secondary there.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
@@ -19,7 +19,9 @@ CHANGES = {
 
 
 def get_sweep():
-    variants = {"base": {}} | {name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()}
+    variants = {"base": {}} | {
+        name: values | {"model.d_ff": match_params("base")} for name, values in CHANGES.items()
+    }
     variants["hyper-connections"] = {"model.residual": "hyper_connections"}
     variants["wide for hyper-connections"] = {"model.d_ff": match_params("hyper-connections")}
     return Sweep(
@@ -29,7 +31,10 @@ def get_sweep():
         variants=variants,
         baseline="base",
         placebo={"model.rope_pairing": "adjacent"},
-        comparisons=(*((name, "base") for name in CHANGES), ("hyper-connections", "wide for hyper-connections")),
+        comparisons=(
+            *((name, "base") for name in CHANGES),
+            ("hyper-connections", "wide for hyper-connections"),
+        ),
         tune={LEARNING_RATE: (4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)},
         budgets={"full": Budget(tuning_seeds=2, seeds=10)},
     )
