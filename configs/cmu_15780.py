@@ -3,8 +3,8 @@ SGD.
 
     python -m lm.train --config configs/cmu_15780.py
 
-Cost: 160 steps (one epoch) of a model with 5,807,282 parameters, minutes on 2 CPU cores. Result:
-5.79 nats per word after five epochs in configs/sweeps/cmu_15780.py (five seeds,
+Cost: 160 steps (one epoch) of a model with 5,807,282 parameters, minutes on 2 CPU cores.
+Result: 5.79 nats per word after five epochs in configs/sweeps/cmu_15780.py (five seeds,
 docs/results/cmu_15780.md), where a unigram model reaches 6.24. After 160 steps, two of them in the
 second epoch, it is 6.34 on the first half of the validation text. A loss after one epoch is
 uncertain by about 0.2, because plain SGD at 0.5 is chaotic.

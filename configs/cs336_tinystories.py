@@ -11,8 +11,8 @@ training text first:
     python -m lm.train --config configs/cs336_tinystories.py
 
 Cost: one GPU. Never run here. All parts are read into memory. Tokenizing one needs memory of about
-140 times its size. Result to compare with: the assignment asks for a validation loss of at most
-1.45 nats per token.
+140 times its size.
+Result to compare with: the assignment asks for a validation loss of at most 1.45 nats per token.
 
 Unlike in the course, the last 1 % of the joined text is the validation split, and the <|endoftext|>
 between stories is tokenized as ordinary text, also when the BPE is trained; the special token only

@@ -4,10 +4,11 @@ the tokens each.
     python -m lm.train --config configs/mixture.py
 
 Other weights: --config.data.mixture='(("shakespeare", "tfds:tiny_shakespeare", 3.0), ("python",
-"python_docs", 1.0))'. Cost: 300 steps of 2,048 bytes with 246,336 parameters, about 40 s on 2 CPU
-cores. Result (mean of the seeds 0 and 1, which differ by at most 0.06; CPython 3.11.7): with the
-weights 3 : 1, 1 : 1 and 1 : 3 of Shakespeare and Python, the losses of the test splits are 1.994,
-2.042 and 2.174 nats per byte on Shakespeare, and 2.058, 1.871 and 1.733 on Python's documentation.
+"python_docs", 1.0))'.
+Cost: 300 steps of 2,048 bytes with 246,336 parameters, about 40 s on 2 CPU cores.
+Result (mean of the seeds 0 and 1, which differ by at most 0.06; CPython 3.11.7): with the weights 3
+: 1, 1 : 1 and 1 : 3 of Shakespeare and Python, the losses of the test splits are 1.994, 2.042 and
+2.174 nats per byte on Shakespeare, and 2.058, 1.871 and 1.733 on Python's documentation.
 """
 
 from lm.config import default_config

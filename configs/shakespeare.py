@@ -2,10 +2,10 @@
 
     python -m lm.train --config configs/shakespeare.py
 
-Cost: 85 s on 2 cores of an AMD EPYC (shared virtual machine), compilation included. Result: 1.590
-nats per character on validation+test after 600 steps (0.77 million parameters, 1.2 million
-characters). For comparison, nanoGPT's README reports 1.88 on random batches of the same text for
-its CPU run of this size, which takes about 3 minutes.
+Cost: 85 s on 2 cores of an AMD EPYC (shared virtual machine), compilation included.
+Result: 1.590 nats per character on validation+test after 600 steps (0.77 million parameters, 1.2
+million characters). For comparison, nanoGPT's README reports 1.88 on random batches of the same
+text for its CPU run of this size, which takes about 3 minutes.
 """
 
 from lm.config import default_config

@@ -4,12 +4,12 @@
 
 Cost: 14 minutes on 2 cores of a 2.6 GHz Xeon with units for 16-bit products (AMX), with
 compilation, evaluations and checkpoints. A CPU without such units takes longer; there,
---config.model.compute_dtype=float32 is faster. Result: 1.4389 nats per character on validation+test
-(seed 0, on an AMD EPYC; 2.7 million parameters, 7.8 million characters). With the former Muon of
-Optax, on the Xeon, the mean of 5 seeds was 1.436, the range 1.434 to 1.438. For comparison,
-nanoGPT's README reports 1.4697 on random batches of the same text for its GPU run with 10.7 million
-parameters. All values except the number of steps were chosen on another text, Python's
-documentation: see the end of benchmarks/NOTES.md.
+--config.model.compute_dtype=float32 is faster.
+Result: 1.4389 nats per character on validation+test (seed 0, on an AMD EPYC; 2.7 million
+parameters, 7.8 million characters). With the former Muon of Optax, on the Xeon, the mean of 5 seeds
+was 1.436, the range 1.434 to 1.438. For comparison, nanoGPT's README reports 1.4697 on random
+batches of the same text for its GPU run with 10.7 million parameters. All values except the number
+of steps were chosen on another text, Python's documentation: see the end of benchmarks/NOTES.md.
 """
 
 from lm.config import default_config

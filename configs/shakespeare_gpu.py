@@ -3,8 +3,8 @@
 
     python -m lm.train --config configs/shakespeare_gpu.py
 
-Cost: on an H200 4 seconds of steps and, the first time, half a minute of compilation. Result (one
-seed): a loss of 1.4987 nats per character on the last 10 % of the text
+Cost: on an H200 4 seconds of steps and, the first time, half a minute of compilation.
+Result (one seed): a loss of 1.4987 nats per character on the last 10 % of the text
 (config.data.splits=0.9,0.1,0.0). With 5,000 steps, as many as nanoGPT's, the best loss was 1.5069,
 after 750 steps; at the end it was 2.47. nanoGPT's README reports a best loss of 1.4697. Its model
 has LayerNorm, GELU, learned positions, and also dropout in attention.

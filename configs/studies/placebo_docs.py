@@ -5,9 +5,9 @@ at one rate.
     python -m benchmarks.placebo --add sweeps/placebo_docs-full --name placebo_docs
 
 In the third cell of changes_2026 the placebo is 0.0177 nats lower than the base (p = 0.007). Size,
-text and the base's rate are those of that cell; the seeds are others. Cost: about 14 minutes of two
-cores of a Xeon, with other programs beside it. Result: no: -0.0042 (95 % interval -0.0127 to
-0.0043, p = 0.32; docs/results/placebo.md).
+text and the base's rate are those of that cell; the seeds are others.
+Cost: about 14 minutes of two cores of a Xeon, with other programs beside it.
+Result: no: -0.0042 (95 % interval -0.0127 to 0.0043, p = 0.32; docs/results/placebo.md).
 """
 
 from lm.sweeps import Budget, Sweep

@@ -2,8 +2,9 @@
 
     python -m lm.sweep --config configs/studies/placebo_rate16.py --budget full
 
-Cost: about 60 minutes of one core of an AMD EPYC. Result: no: -0.0005 (95 % interval -0.0030 to
-0.0020, p = 0.67), and 0 of 20 blocks of 5 pairs with p < 0.05 (docs/results/placebo.md).
+Cost: about 60 minutes of one core of an AMD EPYC.
+Result: no: -0.0005 (95 % interval -0.0030 to 0.0020, p = 0.67), and 0 of 20 blocks of 5 pairs with
+p < 0.05 (docs/results/placebo.md).
 """
 
 from lm.sweeps import Budget, Sweep

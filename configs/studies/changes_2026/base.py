@@ -3,11 +3,12 @@
     python -m lm.train --config configs/studies/changes_2026/base.py
 
 RMSNorm, SwiGLU, RoPE, QK-norm and AdamW, 256 tokens per sequence. Four layers, so that changes by
-layer have room. Cost: 480 steps of 2,048 characters. Result: rate, decay and warm-up are the best
-of 48 combinations on Python's documentation, and 0.0071 nats above the best on Tiny Shakespeare
-(changes_2026_base.py, one seed each). Rate and warm-up are the largest that were tried. Against the
-first guess (rate 0.016, warm-up 48) the validation loss fell by 0.028 on Tiny Shakespeare and 0.100
-on Python's documentation.
+layer have room.
+Cost: 480 steps of 2,048 characters.
+Result: rate, decay and warm-up are the best of 48 combinations on Python's documentation, and
+0.0071 nats above the best on Tiny Shakespeare (changes_2026_base.py, one seed each). Rate and
+warm-up are the largest that were tried. Against the first guess (rate 0.016, warm-up 48) the
+validation loss fell by 0.028 on Tiny Shakespeare and 0.100 on Python's documentation.
 """
 
 from lm.config import default_config
