@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import fill, rows_of
-from lm.errors import with_exit_code
-from lm.files import write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO
 from lm.sweeps.figures import nats
 from lm.sweeps.report import format_p, read_page, to_csv, write_page
-from lm.text_tables import markdown_table
+from lm.system.errors import with_exit_code
+from lm.system.files import write_text
+from lm.system.text_tables import markdown_table
 
 RESULTS = Path("docs/results")
 SIZES = "scale_swiglu"

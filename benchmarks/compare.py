@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.page import fill, marked
-from lm.errors import UserError
-from lm.git import git_state
+from lm.system.errors import UserError
+from lm.system.git import git_state
 from lm.workdir.provenance import PACKAGES, format_command, processor, versions
 
 ROOT = Path(__file__).parents[1]
@@ -66,9 +66,8 @@ def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
         marked(PAGE, a.name)
     if a.pin:
         with contextlib.suppress(AttributeError):  # macOS
-            os.sched_setaffinity(
-                0, [min(os.sched_getaffinity(0))]
-            )  # this process, and every process that it starts
+            # this process, and every process that it starts
+            os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     return a
 
 

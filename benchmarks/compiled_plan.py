@@ -17,8 +17,8 @@ from lm.config import MESH_AXES, Resolved
 from lm.cost.compiled import compile_step
 from lm.cost.estimate import estimate
 from lm.cost.units import si
-from lm.errors import UserError
-from lm.text_tables import markdown_table
+from lm.system.errors import UserError
+from lm.system.text_tables import markdown_table
 
 # Model, device, mesh (replica, fsdp, tensor, sequence), sequences of a micro-batch per device,
 # micro-batches, tokens per sequence, remat, optimizer, whether layers are scanned.

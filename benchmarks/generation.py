@@ -27,8 +27,8 @@ from benchmarks.compare import (
     ratio,
 )
 from benchmarks.shapes import config_of, named, transformers_fields, transformers_params
-from lm.errors import with_exit_code
-from lm.text_tables import markdown_table
+from lm.system.errors import with_exit_code
+from lm.system.text_tables import markdown_table
 
 BATCHES = (1, 16)
 CHECKED = 4  # tokens that all sides must agree on
@@ -48,7 +48,7 @@ def main() -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before jax is imported
     import torch
 
-    from lm.malloc import retain_freed_memory
+    from lm.system.malloc import retain_freed_memory
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))

@@ -23,10 +23,10 @@ from benchmarks.compare import alternate
 from benchmarks.page import publish
 from lm import data
 from lm.data.batches import gather
-from lm.errors import UserError, with_exit_code
 from lm.interpret import capture
 from lm.layers import layer_norms
-from lm.malloc import retain_freed_memory
+from lm.system.errors import UserError, with_exit_code
+from lm.system.malloc import retain_freed_memory
 from lm.trained_model import TrainedModel, load
 from lm.workdir.provenance import format_command
 

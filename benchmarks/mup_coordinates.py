@@ -21,9 +21,9 @@ from lm import data
 from lm.command_line.loading import load_values
 from lm.config import Config
 from lm.data.batches import gather, train_batch
-from lm.errors import with_exit_code
 from lm.interpret import capture
 from lm.step import init_state, train_step
+from lm.system.errors import with_exit_code
 from lm.trained_model import TrainedModel
 from lm.training.run import resolve_config
 

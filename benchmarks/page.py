@@ -4,9 +4,9 @@ import csv
 import time
 from pathlib import Path
 
-from lm.errors import UserError
-from lm.files import write_text
-from lm.text_tables import markdown_table
+from lm.system.errors import UserError
+from lm.system.files import write_text
+from lm.system.text_tables import markdown_table
 from lm.workdir.provenance import describe_start
 
 

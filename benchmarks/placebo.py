@@ -15,13 +15,13 @@ from pathlib import Path
 from scipy import stats
 
 from benchmarks.page import fill, rows_of
-from lm.errors import UserError, with_exit_code
 from lm.sweeps import statistics
 from lm.sweeps.analysis import PLACEBO
 from lm.sweeps.figures import nats
 from lm.sweeps.report import format_p, to_csv
 from lm.sweeps.results import read_runs
-from lm.text_tables import markdown_table
+from lm.system.errors import UserError, with_exit_code
+from lm.system.text_tables import markdown_table
 
 RELABELED = "relabeled"  # the placebo
 COLUMNS = ("phase", "variant", "learning_rate", "seed", "steps", "val_loss", "test_loss")

@@ -18,8 +18,8 @@ from lm.config.convert import from_flat
 from lm.cost import flops
 from lm.cost.devices import DEVICES
 from lm.cost.estimate import Estimate, estimate
-from lm.text_tables import markdown_table
-from lm.text_tables import table as text_table
+from lm.system.text_tables import markdown_table
+from lm.system.text_tables import table as text_table
 
 SOURCES = {
     "foundry": "https://github.com/mosaicml/llm-foundry/blob/061f2c7/scripts/train/benchmarking/README.md",

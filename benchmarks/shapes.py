@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 CONFIG = Path(__file__).parent / "config.py"
 MODEL_KEYS = ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "vocab_size")

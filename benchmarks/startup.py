@@ -31,8 +31,8 @@ from benchmarks.shapes import (
     values_of,
     write_tokens,
 )
-from lm.errors import with_exit_code
-from lm.text_tables import markdown_table
+from lm.system.errors import with_exit_code
+from lm.system.text_tables import markdown_table
 
 IMPORTS = ("torch", "torch, transformers.models.gpt2.modeling_gpt2", "jax")
 
@@ -59,9 +59,10 @@ def main() -> int:
 
             ours()  # fills the compilation cache and the system's file cache
             rows.append(row(cache, *alternate(a.rounds, ours, lambda: first_step(theirs))))
+        # no cleanup
         alone = {
             name: [sys.executable, "-c", f"import os, {name}; os._exit(0)"] for name in IMPORTS
-        }  # no cleanup
+        }
         imports = {
             n: statistics.median(timed(c)["cpu"] for _ in range(a.rounds)) for n, c in alone.items()
         }

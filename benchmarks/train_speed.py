@@ -32,8 +32,8 @@ from benchmarks.shapes import (
     transformers_fields,
     write_tokens,
 )
-from lm.errors import UserError, with_exit_code
-from lm.text_tables import markdown_table
+from lm.system.errors import UserError, with_exit_code
+from lm.system.text_tables import markdown_table
 
 CHECKED_STEPS = 3  # whose losses must agree
 DTYPES = ("float32", "bfloat16")

@@ -50,7 +50,7 @@ def answer(job: dict, side, asked: dict) -> dict:
 
 def ours(job: dict):
     from lm.parallel.mesh import use_mesh
-    from lm.runtime import start_jax
+    from lm.system.runtime import start_jax
     from lm.training.run import prepare
 
     config = config_of(job["shape"], job["data"], job["overrides"])

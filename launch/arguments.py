@@ -7,9 +7,9 @@ import sys
 
 from lm.command_line import sweeping, training
 from lm.config import Config, MeshConfig
-from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
 from lm.sweeps.plan import load_sweep
+from lm.system.errors import UserError
 
 NOT_CHECKED = (
     "not checked: whether the step compiles and fits into memory; --check{} finds out "
@@ -79,9 +79,8 @@ def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1
     """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled;
     return the exit code.
     """
-    argv = [
-        argument for argument in argv if not argument.startswith("--config.log.wandb=")
-    ]  # may be there only
+    # may be there only
+    argv = [argument for argument in argv if not argument.startswith("--config.log.wandb=")]
     devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]
     if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
         devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
@@ -96,9 +95,8 @@ def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1
         "--compiled",
         *devices,
     ]
-    return subprocess.run(
-        command, stdout=sys.stderr, check=False
-    ).returncode  # stdout may be for kubectl
+    # stdout may be for kubectl
+    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
 
 
 def _refuse(argv: list[str], names: tuple[str, ...], instead: str) -> None:

@@ -22,10 +22,10 @@ import yaml
 from launch.arguments import NOT_CHECKED, after_dashes, check_train, compile_step
 from lm.config import Config
 from lm.cost.devices import DEVICES, Device
-from lm.errors import UserError, with_exit_code
-from lm.files import read_bytes
 from lm.parallel.mesh import check_mesh
-from lm.parser import Parser
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import read_bytes
+from lm.system.parser import Parser
 
 TPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "tpu"}
 GPUS = {name: device for name, device in DEVICES.items() if device.gke and device.platform == "gpu"}
@@ -329,12 +329,13 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
         "cloud.google.com/gke-tpu-topology": topology,
     }
     n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
+    # GKE's environment has the rest
     return (
         n_pods,
         labels,
         {"google.com/tpu": device.per_host},
         ["--multihost"],
-    )  # GKE's environment has the rest
+    )
 
 
 def is_slice(device: Device, topology: str) -> bool:

@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 
 from launch.arguments import NOT_CHECKED, after_dashes, check_sweep, check_train, compile_step
-from lm.errors import UserError, with_exit_code
-from lm.files import refuse_url
-from lm.parser import Parser
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import refuse_url
+from lm.system.parser import Parser
 from lm.workdir.saved_run import check_init_from, check_workdir
 
 SECONDS_TO_SAVE = 120  # between SIGTERM and the end of the time limit

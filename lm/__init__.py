@@ -12,7 +12,7 @@ def load(path, step="best"):
         step: a step of the run, "latest", "best" by validation loss, "ema" (the average of
             config.train.ema), or "mean:N" (the mean of the newest N checkpoints).
     """
-    from lm import runtime
+    from lm.system import runtime
 
     runtime.start_jax()
     runtime.require_platform(None)

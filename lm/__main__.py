@@ -6,8 +6,8 @@ import os
 import sys
 
 from lm.config.values import short
-from lm.errors import UserError, with_exit_code
-from lm.parser import Parser
+from lm.system.errors import UserError, with_exit_code
+from lm.system.parser import Parser
 
 COMMANDS = {
     "train": "train a model, or estimate its cost",

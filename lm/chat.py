@@ -10,11 +10,11 @@ import lm
 from lm.command_line.checkpoint import add_checkpoint
 from lm.data import chats
 from lm.data.chats import Turn
-from lm.errors import UserError, with_exit_code
-from lm.files import read_json
 from lm.generation import options
-from lm.parser import Parser
-from lm.text_tables import say, write
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import read_json
+from lm.system.parser import Parser
+from lm.system.text_tables import say, write
 from lm.workdir.saved_run import WEIGHTS_OF
 
 EPILOG = """\

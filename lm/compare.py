@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from lm.config.values import path_argument, show
-from lm.errors import UserError, with_exit_code
-from lm.files import check_output, write_bytes
-from lm.parser import Parser
-from lm.text_tables import for_terminal, say, table
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import check_output, write_bytes
+from lm.system.parser import Parser
+from lm.system.text_tables import for_terminal, say, table
 from lm.workdir.overview import Overview, are_comparable, differing_keys, read_overview, texts
 
 

@@ -11,10 +11,10 @@ import lm
 from lm.command_line.checkpoint import add_checkpoint, add_trust
 from lm.config.values import short
 from lm.data import trusted
-from lm.errors import UserError, with_exit_code
-from lm.files import expanded, make_folder, to_json, write_text
-from lm.parser import Parser
-from lm.text_tables import say, without_secrets, write
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import expanded, make_folder, to_json, write_text
+from lm.system.parser import Parser
+from lm.system.text_tables import say, without_secrets, write
 
 EPILOG = """\
 examples:

@@ -8,11 +8,11 @@ from pathlib import Path
 import lm
 from lm.command_line.checkpoint import add_checkpoint
 from lm.data.tokenizers import known_prompt
-from lm.errors import UserError, with_exit_code
-from lm.files import expanded, refuse_pointer, to_json
 from lm.generation import options
-from lm.parser import Parser
-from lm.text_tables import say, write
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import expanded, refuse_pointer, to_json
+from lm.system.parser import Parser
+from lm.system.text_tables import say, write
 
 EPILOG = """\
 examples:
@@ -82,9 +82,8 @@ def read_prompts(a: argparse.Namespace) -> list[str]:
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"--prompt-file: {a.prompt_file}: {error.strerror}") from None
     text = text.replace("\r\n", "\n").removesuffix("\n")
-    prompts = (
-        [text] if a.prompt_file == "-" else text.split("\n")
-    )  # splitlines() ends lines at form feeds, too
+    # splitlines() ends lines at form feeds, too
+    prompts = [text] if a.prompt_file == "-" else text.split("\n")
     if "" in prompts:
         raise UserError(
             f"--prompt-file: {a.prompt_file} has an empty prompt; the model needs at least one "

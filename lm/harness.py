@@ -9,8 +9,8 @@ import sys
 from lm.command_line.checkpoint import STEP
 from lm.config.values import path_argument
 from lm.data.chats import NO_TEMPLATE
-from lm.errors import UserError, first_line, with_exit_code
-from lm.parser import Parser
+from lm.system.errors import UserError, first_line, with_exit_code
+from lm.system.parser import Parser
 
 EPILOG = """\
 examples:
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
     from lm_eval.__main__ import cli_evaluate
 
-    import lm.evaluation_harness  # noqa: F401 - registers the model
+    import lm.scoring.evaluation_harness  # noqa: F401 - registers the model
 
     model_args = json.dumps({"workdir": a.workdir, "step": a.step, "windows": a.windows})
     sys.argv = [

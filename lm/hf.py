@@ -5,8 +5,8 @@ import sys
 
 from lm.command_line.checkpoint import STEP, add_run
 from lm.config.values import MAX_INT, path_argument, short
-from lm.errors import UserError, with_exit_code
-from lm.parser import BothSpellings, Parser
+from lm.system.errors import UserError, with_exit_code
+from lm.system.parser import BothSpellings, Parser
 
 EPILOG = """\
 examples:
@@ -103,7 +103,7 @@ def import_(a: argparse.Namespace) -> int:
     if a.seq_len is not None and not 1 <= a.seq_len <= MAX_INT:
         raise UserError(f"--seq-len: {short(a.seq_len)} must be at least 1 and at most {MAX_INT}")
     start_jax()
-    from lm.exchange import import_checkpoint
+    from lm.command_line.exchange import import_checkpoint
     from lm.training.memory import report_out_of_memory
 
     with report_out_of_memory("use --dtype bfloat16"):
@@ -113,7 +113,7 @@ def import_(a: argparse.Namespace) -> int:
 
 def export(a: argparse.Namespace) -> int:
     start_jax()
-    from lm.exchange import export_run
+    from lm.command_line.exchange import export_run
 
     export_run(a.workdir, a.output, a.step)
     return 0
@@ -121,14 +121,14 @@ def export(a: argparse.Namespace) -> int:
 
 def check(a: argparse.Namespace) -> int:
     start_jax()
-    from lm.exchange import compare
+    from lm.command_line.exchange import compare
 
     return 0 if compare(a.directory, a.workdir, a.step, a.tolerance) else 3
 
 
 def start_jax() -> None:
     """Import jax with this package's settings."""
-    from lm import runtime
+    from lm.system import runtime
 
     runtime.start_jax(retain_memory=False)
     runtime.require_platform(None)

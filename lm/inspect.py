@@ -8,10 +8,10 @@ from pathlib import Path
 import lm
 from lm.command_line.checkpoint import add_checkpoint
 from lm.config.values import path_argument, short
-from lm.errors import UserError, with_exit_code
-from lm.files import check_output, write_text
-from lm.parser import Parser
-from lm.text_tables import say
+from lm.system.errors import UserError, with_exit_code
+from lm.system.files import check_output, write_text
+from lm.system.parser import Parser
+from lm.system.text_tables import say
 
 EPILOG = """\
 examples:

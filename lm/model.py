@@ -73,9 +73,8 @@ def none(x, attention, ffn, norm):
     return x + ffn(x)
 
 
-BLOCKS = {
-    f.__name__: f for f in (pre, post, sandwich, output, parallel, none)
-}  # by config.model.norm_placement
+# by config.model.norm_placement
+BLOCKS = {f.__name__: f for f in (pre, post, sandwich, output, parallel, none)}
 
 
 def has_final_norm(c: ResolvedModel) -> bool:

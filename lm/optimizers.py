@@ -9,7 +9,7 @@ import optax
 
 from lm import parameters
 from lm.config import OptimizerConfig
-from lm.errors import UserError
+from lm.system.errors import UserError
 from lm.update_rules.matrices import for_matrices
 from lm.update_rules.muon import MUON
 from lm.update_rules.muon_hyperball import MUON_HYPERBALL

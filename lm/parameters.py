@@ -19,9 +19,8 @@ from lm.config import width_factor as width_factor
 from lm.declarations import Parameter, Table, nest
 from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
 
-LARGE = (
-    2**20
-)  # a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
+# a parameter (or one layer of a stacked one) with at least this many elements is drawn sharded
+LARGE = 2**20
 
 
 def default_steps_per_dispatch(config: Config) -> int:

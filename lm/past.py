@@ -11,9 +11,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from lm.errors import UserError
 from lm.layers.attention import Mask, causal_attention
 from lm.parallel import collectives
+from lm.system.errors import UserError
 
 
 @flax.struct.dataclass

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import jinja2
 
-from lm.errors import UserError, first_line, with_exit_code
-from lm.parser import Parser
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
 from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
-from lm.text_tables import say
+from lm.system.errors import UserError, first_line, with_exit_code
+from lm.system.parser import Parser
+from lm.system.text_tables import say
 
 DESCRIPTION = """\
 Write the report of a sweep into its directory: report.html (one self-contained page), report.md with figures/,
@@ -93,9 +93,8 @@ def read_finished(directory: Path) -> Analysis:
         if choice_of(record, runs, name).missing
         or len(final_runs(record, runs, name)) < len(about["seeds"])
     }
-    failed = {
-        name: error for name, error in failed.items() if name in lacking
-    }  # others were trained since
+    # others were trained since
+    failed = {name: error for name, error in failed.items() if name in lacking}
     unfinished = {name: cell for name, cell in lacking.items() if name not in failed}
     left = [cell for cell in record["cells"] if cell in unfinished.values()]
     if left == record["cells"]:

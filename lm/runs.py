@@ -9,10 +9,10 @@ from typing import Any
 
 from lm.config.values import path_argument, show
 from lm.cost.units import si
-from lm.errors import UserError, with_exit_code
 from lm.huggingface.config_files import is_checkpoint
-from lm.parser import Parser
-from lm.text_tables import say, shortened, table
+from lm.system.errors import UserError, with_exit_code
+from lm.system.parser import Parser
+from lm.system.text_tables import say, shortened, table
 from lm.workdir.overview import Overview, are_comparable, differing_keys, read_overview, texts
 
 HEADER = ("run", "data", "parameters", "steps", "loss", "status")
@@ -52,9 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     if not workdirs:
         raise UserError(f"{directory} holds no runs; give the directory in which the workdirs are")
     runs, configs, damaged = read_runs(workdirs)
-    width = (
-        shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    )  # in a file nothing is shortened
+    # in a file nothing is shortened
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     say(fitted([HEADER, *rows(runs), *(_damaged(path) for path in damaged)], width))
     if a.keys:
         say("")

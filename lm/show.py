@@ -9,9 +9,9 @@ import numpy as np
 from lm.command_line.checkpoint import add_run, add_trust
 from lm.config import Config, from_dict
 from lm.data import Corpus, batches, open_corpus, trusted
-from lm.errors import UserError, with_exit_code
-from lm.parser import Parser
-from lm.text_tables import for_terminal, say, write
+from lm.system.errors import UserError, with_exit_code
+from lm.system.parser import Parser
+from lm.system.text_tables import for_terminal, say, write
 from lm.workdir.saved_run import read_run
 
 

@@ -38,9 +38,8 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     seed: jax.Array  # uint32
     skipped: jax.Array  # int32: updates rejected by on_nonfinite = "skip" or on_spike = "skip"
-    halted: (
-        jax.Array
-    )  # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
+    # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
+    halted: jax.Array
     ema: dict | None = (
         None  # with config.train.ema: the average of the parameters, at least float32
     )

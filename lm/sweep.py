@@ -4,15 +4,15 @@ import os
 import sys
 from pathlib import Path
 
-from lm import runtime
 from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
-from lm.errors import UserError, lasting_output, with_exit_code
-from lm.files import refuse_url
 from lm.sweeps import cpu_memory
 from lm.sweeps.addition import add_change
 from lm.sweeps.plan import load_sweep
+from lm.system import runtime
+from lm.system.errors import UserError, lasting_output, with_exit_code
+from lm.system.files import refuse_url
 
 
 @with_exit_code

@@ -4,14 +4,14 @@ import argparse
 import os
 import sys
 
-from lm import runtime
 from lm.command_line.loading import print_note
 from lm.command_line.training import as_python, parse_arguments, process_id
 from lm.config import Config, to_dict
 from lm.cost.devices import parse_device
-from lm.errors import lasting_output, with_exit_code
-from lm.files import to_json
-from lm.text_tables import say, write
+from lm.system import runtime
+from lm.system.errors import lasting_output, with_exit_code
+from lm.system.files import to_json
+from lm.system.text_tables import say, write
 from lm.workdir.mirror import Mirror
 from lm.workdir.saved_run import check_init_from, check_workdir
 

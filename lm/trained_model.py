@@ -13,21 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm import log_probabilities, model, parameters
+from lm import model, parameters
 from lm.config import Resolved, checks, saved_config
 from lm.data import tokenizers
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
-from lm.files import expanded
-from lm.generation import options
+from lm.generation import log_probabilities, options
 from lm.generation.decoding import Decoder, make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer, read_settings
 from lm.huggingface.weights import load_params
-from lm.text_tables import say
+from lm.system.errors import UserError
+from lm.system.files import expanded
+from lm.system.text_tables import say
 from lm.workdir import checkpoints
 from lm.workdir.saved_run import SETTINGS, check_meta, is_step
 
@@ -113,9 +113,8 @@ class TrainedModel:
         ids = self.encode(text)
         if not 0 < len(ids) <= self.seq_len:
             raise UserError(f"text: {len(ids)} tokens; this model accepts 1 to {self.seq_len}")
-        padded_1T = np.zeros(
-            (1, self.seq_len), np.int32
-        )  # one compiled program for texts of all lengths
+        # one compiled program for texts of all lengths
+        padded_1T = np.zeros((1, self.seq_len), np.int32)
         padded_1T[0, : len(ids)] = ids
         return np.asarray(_logits(self.params, padded_1T, self.config.model)[0, : len(ids)])
 

@@ -199,7 +199,7 @@ def config_file(tmp_path):
 def problems():
     """Return problems(path, *overrides), which returns the messages with which a config is refused."""
     from lm.command_line.loading import load
-    from lm.errors import UserError
+    from lm.system.errors import UserError
 
     def of(path, *overrides):
         with pytest.raises(UserError) as caught:

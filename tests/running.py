@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm.files import write_text
+from lm.system.files import write_text
 from lm.workdir.metrics import read_metrics
 
 
@@ -72,9 +72,8 @@ class Command:
             patch.setenv("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")
             context.set_forkserver_preload(PRELOADED)
             forkserver.ensure_running()
-            patch.setitem(
-                sys.modules, "__main__", types.ModuleType("__main__")
-            )  # pytest is not imported
+            # pytest is not imported
+            patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
             files = [reduction.DupFd(file.fileno()) for file in (stdout, stderr or stdout)]
             values = (
                 module,
@@ -288,9 +287,8 @@ def several(
         )
         own = (word.replace("{i}", str(i)) for word in more)
         with open(workdir.parent / f"{workdir.name}.{place}.log", "w") as output:
-            env = bench.env | {
-                "JAX_PLATFORMS": "cpu"
-            }  # one GPU cannot be shared by processes of one run
+            # one GPU cannot be shared by processes of one run
+            env = bench.env | {"JAX_PLATFORMS": "cpu"}
             words = (*own, *(address if n > 1 else ()))
             running.append(
                 bench.start(workdir, *words, at=(at or {}).get(i), env=env, stdout=output)

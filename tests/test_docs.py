@@ -27,9 +27,8 @@ NEW_KEYS = {
     "changing-the-model.md": {"model.head_scale", "train.head_l2"},
     "getting-started.md": {"model.n_head"},
 }
-NEW_PATHS = {
-    "sweeps.md": {"configs/sweeps/qk_norm.py"}
-}  # files that a page tells the reader to write
+# files that a page tells the reader to write
+NEW_PATHS = {"sweeps.md": {"configs/sweeps/qk_norm.py"}}
 
 
 def without_code(text: str) -> str:
@@ -83,9 +82,8 @@ def test_the_site_builds(tmp_path, monkeypatch):
 
     pytest.importorskip("material", reason="the extra [docs] is not installed")
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
-    build(
-        load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path))
-    )  # strict: a warning is an error
+    # strict: a warning is an error
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
     assert (tmp_path / "index.html").exists()
 
 

@@ -16,12 +16,12 @@ from running import ROOT
 
 from lm import sweep
 from lm.config import DataConfig
-from lm.data import cache, prepare, sources
-from lm.errors import TemporaryError, UserError, lasting_output, with_exit_code
-from lm.files import expanded, name_errors
-from lm.parser import Parser
+from lm.data import prepare, sources
 from lm.sweeps import runner
-from lm.text_tables import for_terminal, say, table
+from lm.system.errors import TemporaryError, UserError, lasting_output, with_exit_code
+from lm.system.files import expanded, name_errors, user_cache
+from lm.system.parser import Parser
+from lm.system.text_tables import for_terminal, say, table
 from lm.training.progress import Progress
 
 
@@ -122,7 +122,7 @@ def test_no_name_changes_the_terminal_or_the_direction_of_the_text(way, capsys):
 
 
 PRINTS = {
-    "lm/text_tables.py": "the rule itself",
+    "lm/system/text_tables.py": "the rule itself",
     "lm/config/reference.py": "the schema",
     "lm/__main__.py": "a constant",
 }
@@ -200,7 +200,7 @@ def test_a_user_without_home_and_name_gets_no_traceback(tmp_path):
 def test_a_file_never_gets_the_number_of_a_closed_stream(tmp_path):
     """Libraries write their messages to these numbers, and would write them into a checkpoint."""
     script = (
-        "from lm.errors import with_exit_code; import sys; "
+        "from lm.system.errors import with_exit_code; import sys; "
         "sys.exit(with_exit_code(lambda: 0 if open(sys.argv[1], 'w').fileno() > 2 else 5)())"
     )
     command = f'exec "{sys.executable}" -c "{script}" {tmp_path}/file <&- >&- 2>&-'
@@ -227,13 +227,13 @@ def test_without_a_home_directory_what_needs_one_is_refused(monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", unknown)
     for advice, need in (
         ("set HOME", lambda: expanded("~/runs")),
-        ("set XDG_CACHE_HOME", lambda: cache.user_cache(None)),
+        ("set XDG_CACHE_HOME", lambda: user_cache(None)),
         ("set HOME", lambda: sources.find_tfds("tiny_shakespeare", DataConfig(), print)),
     ):
         with pytest.raises(UserError, match=advice):
             need()
     assert expanded("~other") == "~other"  # a file of this name
-    assert str(cache.user_cache("/cache")) == "/cache"
+    assert str(user_cache("/cache")) == "/cache"
 
 
 @pytest.mark.parametrize(

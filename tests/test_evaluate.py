@@ -16,13 +16,13 @@ from tiny import with_keys
 import lm
 from lm import show
 from lm.baselines.ngrams import ngram_losses
+from lm.command_line.exchange import import_checkpoint
 from lm.data import tokenizers, trusted
 from lm.data.entropy_floor import BelowEntropy
-from lm.errors import UserError
 from lm.evaluate import file_name, main
-from lm.exchange import import_checkpoint
 from lm.scoring import evaluate
 from lm.scoring.texts import find_baselines, open_text, score_text, with_seq_len
+from lm.system.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +172,8 @@ def test_mistakes_are_errors(bench, capsys, monkeypatch, tmp_path):
     write_bad_texts()
     shutil.copytree(bench.reference(), "linked", ignore=lambda *_: ["evaluation"])
     os.symlink(tmp_path, "linked/evaluation")  # by somebody who sent the directory
-    monkeypatch.setattr(
-        "lm.scoring.predictions.score_batch", None
-    )  # found before anything is computed
+    # found before anything is computed
+    monkeypatch.setattr("lm.scoring.predictions.score_batch", None)
     for arguments, message in (
         (["--workdir=absent"], "absent; python -m lm.runs"),
         (["--workdir=absent", "--batch-size=-1"], "--batch-size: -1 must be at least 1"),
@@ -355,9 +354,8 @@ def test_the_text_of_a_run_is_opened_where_it_was_trained_or_with_a_flag(
         2,
         True,
     )
-    code, output = command(
-        main, *arguments, f"--data=text:{bench.text}", "--no-baselines"
-    )  # it is named, for now
+    # it is named, for now
+    code, output = command(main, *arguments, f"--data=text:{bench.text}", "--no-baselines")
     assert code == 0
     assert command(main, *arguments)[0] == 2
     assert command(main, *arguments, "--trust-data")[0] == 0

@@ -16,11 +16,11 @@ from tokenizers.models import WordLevel
 
 import lm
 from lm.data import tokenizers
-from lm.errors import UserError
+from lm.generation.log_probabilities import score, windows
 from lm.generation.text import Continuation
 from lm.harness import main
 from lm.huggingface.tokenizer_files import read_settings
-from lm.log_probabilities import score, windows
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
 pytestmark = pytest.mark.slow  # importing lm_eval takes seconds
@@ -62,7 +62,7 @@ def trained(kind="char", **model):
 @pytest.fixture
 def adapt(monkeypatch):
     """Return adapt(trained, **options), which makes a HarnessModel of a model in memory."""
-    from lm.evaluation_harness import HarnessModel
+    from lm.scoring.evaluation_harness import HarnessModel
 
     def adapt(run, **options):
         monkeypatch.setattr(lm, "load", lambda workdir, step="best": run)
@@ -104,9 +104,8 @@ def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
     )
     samples = {name: found["samples"][f"local_{name}"] for name in KINDS}
     for sample, question in zip(samples["choice"], QUESTIONS, strict=True):
-        context = run.encode(
-            question["context"].rstrip()
-        ).tolist()  # spaces belong to the continuation
+        # spaces belong to the continuation
+        context = run.encode(question["context"].rstrip()).tolist()
         for (log_p, _), choice in zip(sample["filtered_resps"], question["choices"], strict=True):
             ids = run.encode(question["context"] + choice).tolist()
             (window,) = windows(
@@ -330,8 +329,7 @@ def test_mistakes_are_user_errors(adapt, command):
         adapt(trained()).generate_until(
             instances([("the", {"do_sample": True, "top_p": 0.0})]), True
         )
-    adapt(trained()).generate_until(
-        instances([("the", {"do_sample": False, "top_p": 0.0})]), True
-    )  # which is not used
+    # which is not used
+    adapt(trained()).generate_until(instances([("the", {"do_sample": False, "top_p": 0.0})]), True)
     with pytest.raises(UserError, match="without a context"):  # there is no end of text
         adapt(trained()).generate_until(instances([("", {})]), True)

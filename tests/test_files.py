@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from running import ROOT
 
-from lm import files
 from lm.data import storage
-from lm.errors import UserError
-from lm.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
+from lm.system import files
+from lm.system.errors import UserError
+from lm.system.files import COUNT, NUMBER, parse_json, read_json, remove_while_written
 
 SHAPE = {"name": str, "losses": {str: NUMBER}, "shards": [{"size": COUNT, "split": (str, None)}]}
 GOOD = '{"name": "a", "losses": {"3": 1.5, "4": "NaN"}, "shards": [{"size": 1, "split": null}], "more": 1}'
@@ -109,16 +109,16 @@ def test_a_directory_is_removed_although_a_file_appears_meanwhile(tmp_path, monk
 
 # What is read in another way, and why.
 READ_OTHERWISE = {
-    "lm/files.py": "the rule itself",
+    "lm/system/files.py": "the rule itself",
     "lm/cost/compiled.py": "what its own compiler wrote",
     "lm/data/python_docs.py": "a file of the package",
     "lm/data/storage.py": "the text that the user named",
-    "lm/git.py": "what a package says of itself",
+    "lm/system/git.py": "what a package says of itself",
     "lm/generate.py": "the prompts that the user named",
     "lm/sweeps/plan.py": "the sweep file, which is run anyway",
     "lm/interpret/page.py": "files of the package",
     "lm/training/memory.py": "the system's limits",
-    "lm/locks.py": "the system's processes",
+    "lm/system/locks.py": "the system's processes",
     "lm/workdir/provenance.py": "the system's processor",
 }
 
@@ -181,7 +181,7 @@ def test_directories_are_visited_once_whatever_links_lead_to_them(tmp_path, monk
         if walks.search(path.read_text())
     }
     # The second walks what this process has just written.
-    assert found == {"lm/files.py", "lm/data/cache.py"}
+    assert found == {"lm/system/files.py", "lm/data/cache.py"}
 
 
 def test_pipes_devices_and_huge_files_are_refused_and_names_lead_nowhere(tmp_path):

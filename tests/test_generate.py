@@ -155,9 +155,8 @@ def test_texts_are_printed_in_order_once_they_are_finished(echo, capsys, monkeyp
             printed.append(capsys.readouterr().out)
 
     monkeypatch.setattr(Echo, "stream", stream)
-    assert (
-        main(["--workdir=run", "--prompt=a", "--prompt=a"]) == 0
-    )  # the same prompt twice has two numbers
+    # the same prompt twice has two numbers
+    assert main(["--workdir=run", "--prompt=a", "--prompt=a"]) == 0
     assert printed == ["", "---- prompt 1, sample 1 ----\na1\n---- prompt 2, sample 1 ----\na2\n"]
 
 

@@ -9,7 +9,8 @@ import pytest
 from huggingface_checkpoints import checkpoint
 
 import lm
-from lm import exchange, train
+from lm import train
+from lm.command_line import exchange
 from lm.command_line.loading import load as load_config
 from lm.data.tokenizers import CharTokenizer
 from lm.hf import main

@@ -26,13 +26,13 @@ from lm import ideas, layer_stack, model, optimizers, parameters, past, step
 from lm.config import MESH_AXES, ModelConfig, checks
 from lm.cost import flops
 from lm.declarations import Parameter, small_weight
-from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.huggingface.config_files import export_fields
 from lm.ideas import OFF, attention_gate
 from lm.parallel import collectives, sharding
 from lm.step import _sums, batch_fields, init_state, train_steps
+from lm.system.errors import UserError
 from lm.training.layer_statistics import layer_statistics
 from lm.training.unused import unused_parameters
 
@@ -168,9 +168,8 @@ APART = [  # these do not go together
 ]
 BASE = {"n_layers": 4, "scan_layers": True}
 B, T = 2, 8
-TOKENS = np.arange(B * T).reshape(
-    B, T
-)  # all different: each token has its own row of the embedding table
+# all different: each token has its own row of the embedding table
+TOKENS = np.arange(B * T).reshape(B, T)
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3]] * B)
 
 
@@ -239,10 +238,11 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
         for name, row in VARIANTS.items()
         if not any(row.keys.items() <= on.items() for on in PAIRS)
     }
+    # of others
     assert missing == {
         "YaRN, another base in layers with a window",
         "parallel branches, multipliers",
-    }  # of others
+    }
     on = [
         {(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()}
         for c in PAIRS
@@ -283,9 +283,8 @@ def unused(fsdp: int, micro_batch_size=None, **model):
     with jax.sharding.use_abstract_mesh(AbstractMesh((1, fsdp, 1, 1), MESH_AXES, axis_types=types)):
         state = jax.eval_shape(functools.partial(init_state, config), 0)
         inputs = {"tokens": jax.ShapeDtypeStruct((2, 4, T + 1), "int32")}
-        steps = jax.jit(
-            lambda *inputs: train_steps(*inputs, config)
-        )  # of its own: JAX keeps traces of functions
+        # of its own: JAX keeps traces of functions
+        steps = jax.jit(lambda *inputs: train_steps(*inputs, config))
         return unused_parameters(steps.trace(state, None, inputs, np.int32(1)), state)
 
 
@@ -375,9 +374,8 @@ def test_cached_decoding_equals_the_full_forward_pass(row):
     params = redrawn(c)
     decoder = decoding.make_decoder(params, c, seq_len=T)
     expected = jitted(c)(params, TOKENS, np.ones((B, T), int))
-    without_batch = jax.eval_shape(
-        lambda params: model.hidden(params, c, TOKENS[0]), params
-    )  # as in lm.interpret
+    # as in lm.interpret
+    without_batch = jax.eval_shape(lambda params: model.hidden(params, c, TOKENS[0]), params)
     assert without_batch.shape == expected.shape[1:]
     lengths_B, starts_B = np.array([3, 2]), np.array([0, 1])
     h_BTD, cache = jax.jit(
@@ -455,10 +453,11 @@ def test_products_of_activations_are_counted_where_they_are(site, layers, monkey
 
 
 def test_all_are_exported_as_they_are_or_refused():
+    # change no function
     others = [
         {"multi_token_prediction": True},
         {"ffn": "moe", "qk_norm": True, "ffn_bias": True},
-    ]  # change no function
+    ]
     for row in (*VARIANTS.values(), *(Row(keys, exports=True) for keys in others)):
         if row.exports:
             export_fields(config_of(row))
@@ -571,9 +570,8 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
             return v_BTGK + padded[..., after : after + v_BTGK.shape[-3], :, :]
 
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", Shifted)  # any key that is true
-    c = tiny(
-        model={"d_ff": 20 + shift}
-    ).model  # of no other test, whose compiled programs would lack the idea
+    # of no other test, whose compiled programs would lack the idea
+    c = tiny(model={"d_ff": 20 + shift}).model
     with pytest.raises(UserError, match=r"here\.last"):
         decoding.make_decoder(redrawn(c), c, seq_len=T)
 
@@ -957,9 +955,8 @@ def test_two_caches_of_one_name_in_a_module_are_refused(name, monkeypatch):
         ]
         return sum(sums).reshape(v_BTGK.shape)
 
-    monkeypatch.setitem(
-        ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply)
-    )  # any key that is true
+    # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply))
     c = tiny().model
     decoder = decoding.Decoder(
         layer_stack.split_layers(redrawn(c), c, model.block_table(c)), c, T, c.vocab_size

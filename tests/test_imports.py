@@ -19,9 +19,8 @@ ALL_MODULES = [
     for folder in ("lm", "launch", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
-DRIVES_COMMANDS = (
-    ROOT / "benchmarks" / "faults"
-)  # like a test, it calls commands and judges what they do
+# like a test, it calls commands and judges what they do
+DRIVES_COMMANDS = ROOT / "benchmarks" / "faults"
 
 
 @functools.cache
@@ -58,9 +57,8 @@ def test_the_packages_and_the_modules_import_one_way():
             {f"{name}.".split(".")[1] for name in found} - {package}
         )
     for one_way in (graph, packages):
-        list(
-            TopologicalSorter(one_way).static_order()
-        )  # raises CycleError, which lists the modules
+        # raises CycleError, which lists the modules
+        list(TopologicalSorter(one_way).static_order())
 
 
 def test_no_module_imports_a_command():

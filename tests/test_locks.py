@@ -14,9 +14,9 @@ import time
 import pytest
 from running import ROOT
 
-from lm import locks
-from lm.errors import TemporaryError
-from lm.locks import InUse, lock
+from lm.system import locks
+from lm.system.errors import TemporaryError
+from lm.system.locks import InUse, lock
 
 
 def failing(number: int):
@@ -43,7 +43,7 @@ def fail(*_):
     raise OSError(getattr(errno, sys.argv[2]), "")
 if sys.argv[2] != "flock":
     fcntl.flock = fail
-from lm.locks import lock
+from lm.system.locks import lock
 held = lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.log_probabilities import Window, score, windows
+from lm.generation.log_probabilities import Window, score, windows
 
 T = 8  # the context
 
@@ -53,8 +53,7 @@ def test_each_token_is_scored_once_with_at_most_seq_len_inputs(n_context, n, seq
     assert [i for window in found for i in window.ids[len(window.ids) - window.n_scored :]] == ids
     for window in found:
         assert window.n_scored < len(window.ids) <= seq_len + 1
-        assert list(window.ids) == list(
-            range(window.ids[0], window.ids[0] + len(window.ids))
-        )  # consecutive
+        # consecutive
+        assert list(window.ids) == list(range(window.ids[0], window.ids[0] + len(window.ids)))
     if full_last and found:
         assert len(found[-1].ids) == min(seq_len + 1, n_context + n)

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from lm import malloc
+from lm.system import malloc
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def mallopt_calls(monkeypatch):
 MEASURED = """
 import ctypes, random, resource, threading
 import numpy as np
-from lm import malloc
+from lm.system import malloc
 
 assert malloc.can_set_malloc()
 malloc.retain_freed_memory()

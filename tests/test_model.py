@@ -19,9 +19,8 @@ from lm.config import ModelConfig
 from lm.layers.losses import head_logits
 
 T = 8
-TOKENS = np.arange(T * T).reshape(
-    T, T
-)  # all different: each token has its own row of the embedding table
+# all different: each token has its own row of the embedding table
+TOKENS = np.arange(T * T).reshape(T, T)
 OTHER = T * T  # an id that is not in TOKENS
 
 # --- Every key of ModelConfig is in exactly one list. Those of ideas are tested in
@@ -60,16 +59,18 @@ ARCHITECTURE = {  # key: (values that both models share, two values of the key)
     "mup_base_d_head": ({"parametrization": "mup"}, 16, 4),
     "param_dtype": ({}, "float32", "bfloat16"),
 }
+# the counts and shapes of parameters, tests/test_parameters.py
 SIZES = {
     "d_model",
     "d_head",
     "vocab_size",
-}  # the counts and shapes of parameters, tests/test_parameters.py
+}
+# and norm_algorithm, among its exact algorithms
 IMPLEMENTATION = {
     "scan_layers",
     "attention",
     "remat",
-}  # and norm_algorithm, among its exact algorithms
+}
 TRAINING_ONLY = {
     "moe_balance",
     "router_z",
@@ -85,17 +86,19 @@ def test_every_model_key_is_in_exactly_one_list():
     compared = {key for factor in FACTORS for level in factor for key in level}
     compared -= {"norm_placement", *SIZES, *IMPLEMENTATION}  # "post" is missing
     compared |= {"compute_dtype"}  # below
+    # with transformers, tests/huggingface
     compared |= {
         "n_experts",
         "experts_per_token",
         "normalize_experts",
-    }  # with transformers, tests/huggingface
+    }
     of_ideas = {key for site in ideas.SITES.values() for key in site}  # and others of experts:
+    # every parameter has an effect, tests/test_ideas.py
     of_ideas |= {
         "shared_expert",
         "moe_first_layer",
         "residual",
-    }  # every parameter has an effect, tests/test_ideas.py
+    }
     of_ideas -= {*ARCHITECTURE, *compared, "multi_token_prediction"}
     lists = [set(ARCHITECTURE), compared, SIZES, of_ideas, IMPLEMENTATION, TRAINING_ONLY]
     assert sum(map(len, lists)) == len(set.union(*lists))
@@ -239,9 +242,8 @@ def test_receptive_field_is_causal_and_logits_equal_numpy(i):
     grads = np.asarray(grads)[:OTHER].reshape(T, T, -1)
     np.testing.assert_array_equal((grads != 0).any(-1), field_of(c))
 
-    _, after = hidden_and_gradient(
-        np.where(np.eye(T, dtype=bool), OTHER, TOKENS)
-    )  # row i: token i replaced
+    # row i: token i replaced
+    _, after = hidden_and_gradient(np.where(np.eye(T, dtype=bool), OTHER, TOKENS))
     changed = (np.asarray(before) != np.asarray(after)).any(-1)
     np.testing.assert_array_equal(changed, field_of(c).T)
 
@@ -261,9 +263,8 @@ def logits_of(**keys):
 
 @functools.cache
 def logits_of_config(c):
-    return np.asarray(
-        model.logits(redrawn(c), c, TOKENS)
-    )  # not jitted: most operations are compiled once for all keys
+    # not jitted: most operations are compiled once for all keys
+    return np.asarray(model.logits(redrawn(c), c, TOKENS))
 
 
 @pytest.mark.parametrize("key", ARCHITECTURE)

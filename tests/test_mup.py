@@ -12,9 +12,9 @@ from tiny import state_of, tiny
 
 from lm import model, parameters
 from lm.config import OptimizerConfig
-from lm.errors import UserError
 from lm.optimizers import width_scales
 from lm.step import train_step
+from lm.system.errors import UserError
 
 MUP = {"parametrization": "mup", "mup_base_d_model": 16, "mup_base_d_head": 4}
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 19, (4, 9)))
@@ -53,10 +53,11 @@ def test_learning_rates_follow_the_table():
     """
     table = parameters.parameter_table(wide(4, head_bias=True, **MUP).model)
     table |= {"alpha": parameters.Parameter((), "", "weight", decay=False, matrix=False)}
+    # they sum over 3 numbers at any width
     low_rank = {
         "up_RD": ((3, 64), "RD"),
         "mix_RC": ((3, 3), "RC"),
-    }  # they sum over 3 numbers at any width
+    }
     table |= {path: parameters.Parameter(*shape, "weight", "R") for path, shape in low_rank.items()}
     for name, hidden, others in (
         ("adamw", 0.25, 1.0),
@@ -72,10 +73,11 @@ def test_learning_rates_follow_the_table():
         assert scales["head/b_V"] == scales["alpha"] == scales["mix_RC"] == 1.0
     zeros = parameters.parameter_table(wide(4, zero_init_residual=True, **MUP).model)
     scales = parameters.flat(width_scales(OptimizerConfig(name="muonh"), zeros, 4.0))
+    # Adam updates the first
     assert (scales["layers/ffn/w_down_FD"], scales["layers/ffn/w_gate_DF"]) == (
         0.25,
         1.0,
-    )  # Adam updates the first
+    )
     with pytest.raises(UserError, match="soap, but muP here has no rates for it; use adamw"):
         width_scales(OptimizerConfig(name="soap"), table, 4.0)
 

@@ -251,11 +251,12 @@ def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
     """LAPACK splits the matrices of a batch over XLA's threads, and each thread waits: all of them,
     if all make one.
     """
+    # as many threads as devices
     env = bench.env | {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "2",
         "NPROC": "2",
-    }  # as many threads as devices
+    }
     keys = "--config.optimizer.name=soap", "--config.model.n_layers=4", "--config.train.steps=2"
     with bench.start(tmp_path / "run", *keys, env=env) as run:
         try:
@@ -298,9 +299,8 @@ def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
     state, batch = state_of(config), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
     means, grads = jit_gradients(state, batch, config)
     after, _ = jax.jit(lambda state: train_step(state, batch, config))(state)
-    jax.eval_shape(
-        lambda state: layer_statistics(state, batch, config), state
-    )  # which measures updates, too
+    # which measures updates, too
+    jax.eval_shape(lambda state: layer_statistics(state, batch, config), state)
     squares = sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(grads))
     expected = jax.tree.map(lambda p, g: p - means["loss"] / squares * g, state.params, grads)
     chex.assert_trees_all_close(after.params, expected, rtol=1e-4, atol=1e-5)

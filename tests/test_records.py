@@ -24,11 +24,11 @@ from lm import compare, report, runs, show
 from lm.config import DataConfig, from_dict
 from lm.data import open_corpus, prepare, shards
 from lm.data.cache import CHECKSUMS, sha256_of
-from lm.errors import TemporaryError, UserError
-from lm.files import to_json, with_checksum
 from lm.sweeps import record as sweep_record
 from lm.sweeps import results
 from lm.sweeps.report import publish
+from lm.system.errors import TemporaryError, UserError
+from lm.system.files import to_json, with_checksum
 from lm.training.loss_curve import loss_curve
 from lm.workdir import metrics
 from lm.workdir.checkpoints import _record_digest, read_metas
@@ -53,10 +53,11 @@ WRONG = (
     {},
     {"a": {"b": 1}},
 )
+# a wrong line costs its run alone, and a resumed run writes the summary again
 SUFFERED = (
     results.RUNS,
     "summary.json",
-)  # a wrong line costs its run alone, and a resumed run writes the summary again
+)
 AMOUNT = [10, slow(100)]
 
 

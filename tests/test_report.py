@@ -15,12 +15,12 @@ from running import slow
 from synthetic_sweep import START, sweep
 
 from lm import report as command
-from lm.errors import UserError
-from lm.files import to_json
 from lm.sweeps import analysis, figures, others, report
 from lm.sweeps import record as records
 from lm.sweeps.analysis import analyze
 from lm.sweeps.results import append_runs
+from lm.system.errors import UserError
+from lm.system.files import to_json
 
 SIZES = {"small": (100, 0.4), "large": (400, 0.0)}
 

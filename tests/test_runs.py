@@ -13,8 +13,8 @@ import pytest
 from running import ROOT, summary_of
 
 from lm import __main__, compare, runs
-from lm.files import to_json, with_checksum, write_text
-from lm.locks import lock
+from lm.system.files import to_json, with_checksum, write_text
+from lm.system.locks import lock
 from lm.training.loss_curve import loss_curve
 from lm.workdir.metrics import (
     MetricsWriter,
@@ -82,9 +82,8 @@ def test_runs_are_listed_with_their_text_size_loss_and_status(runs_of, bench, co
     (tmp_path / "runs" / "damaged").mkdir()
     (tmp_path / "runs" / "damaged" / "config.json").write_text("{")
     (tmp_path / "runs" / "exported").mkdir()
-    (tmp_path / "runs" / "exported" / "config.json").write_text(
-        '{"model_type": "llama"}'
-    )  # of Hugging Face: no run
+    # of Hugging Face: no run
+    (tmp_path / "runs" / "exported" / "config.json").write_text('{"model_type": "llama"}')
     with lock(held):
         code, output = command(__main__.main, "runs")
     lines = {line.split()[0]: re.split("  +", line) for line in output.splitlines() if line}

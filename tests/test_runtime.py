@@ -5,8 +5,8 @@ import os
 import jax
 import pytest
 
-from lm import runtime
-from lm.errors import UserError
+from lm.system import runtime
+from lm.system.errors import UserError
 
 
 @pytest.fixture

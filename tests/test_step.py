@@ -79,9 +79,8 @@ def test_steps_per_dispatch_and_gathering_on_the_host_do_not_change_a_bit():
     many, one = (tiny(model=ONE, train={"steps_per_dispatch": k}) for k in (3, 1))
     compiled = jit_steps._cache_size()
     state, metrics = rolled(many, 7)
-    assert (
-        jit_steps._cache_size() == compiled + 1
-    )  # the last dispatch, of one step, reuses the program
+    # the last dispatch, of one step, reuses the program
+    assert jit_steps._cache_size() == compiled + 1
     state_one, metrics_one = rolled(one, 7, resident=False)
     assert int(state.step) == 7
     chex.assert_trees_all_equal(state, state_one)
@@ -130,9 +129,8 @@ def test_on_nonfinite_stop_keeps_the_last_finite_state_and_its_step():
     assert metrics["finite"].tolist() == [True, True, False, True]
     assert (int(state.step), bool(state.halted), int(state.skipped)) == (2, True, 0)
     chex.assert_trees_all_equal(state.replace(halted=before.halted), before)
-    again, _ = jit_steps(
-        state, None, stacked(batches[:2] * 2), 4, config
-    )  # later dispatches do not change it
+    # later dispatches do not change it
+    again, _ = jit_steps(state, None, stacked(batches[:2] * 2), 4, config)
     chex.assert_trees_all_equal(again, state)
 
 
@@ -169,9 +167,8 @@ def test_finite_gradients_that_overflow_the_update_are_rejected(name, monkeypatc
         return loss, jax.tree.map(lambda g: g * scale, grads)
 
     monkeypatch.setattr(step, "losses_and_gradients", scaled)
-    monkeypatch.setattr(
-        optax.tree, "norm", lambda grads: jnp.float32(1)
-    )  # the norm would overflow as well
+    # the norm would overflow as well
+    monkeypatch.setattr(optax.tree, "norm", lambda grads: jnp.float32(1))
     state = state_of(config)
     after, metrics = jax.jit(functools.partial(step.train_step, config=config))(
         state, batch_of(config)
@@ -257,9 +254,8 @@ def test_eval_step_has_no_dropout_and_counts_weights():
         batch_of(config, weights=np.repeat(np.float32([[1, 0]] * 4), [5, 3], axis=1)),
     )
     loss, count = jit_eval(params, None, batch, config)
-    plain, _ = jit_loss_sum(
-        params, batch, tiny(model=ONE)
-    )  # no z-loss, so that validation losses stay comparable
+    # no z-loss, so that validation losses stay comparable
+    plain, _ = jit_loss_sum(params, batch, tiny(model=ONE))
     assert float(count) == 20
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
 
@@ -272,9 +268,8 @@ def test_dropout_depends_on_example_step_and_seed_only():
     losses = [float(jit_gradients(s, batch, config)[0]["loss"]) for s in states]
     assert losses[0] == losses[3]
     assert len(set(losses)) == 3
-    same = np.tile(
-        batch["tokens"][:1], (4, 1)
-    )  # four copies of one example; the weights select one
+    # four copies of one example; the weights select one
+    same = np.tile(batch["tokens"][:1], (4, 1))
     rows = np.eye(4, dtype=np.float32)
     chosen = [
         jit_gradients(state, {"tokens": same, "weights": np.tile(row[:, None], 8)}, config)

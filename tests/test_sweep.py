@@ -118,9 +118,8 @@ def test_repeated_kills_do_not_change_the_results(bench, tmp_path):
             assert process.wait(timeout=300) == (-end if end == signal.SIGKILL else 128 + end)
         assert before.items() <= results(workdir).items()  # finished runs do not change
         if end != signal.SIGKILL:
-            assert list(
-                workdir.glob("unfinished/*/checkpoints/[0-9]*")
-            )  # the runs in progress were saved
+            # the runs in progress were saved
+            assert list(workdir.glob("unfinished/*/checkpoints/[0-9]*"))
     for directory in (workdir, tmp_path / "whole"):
         done = subprocess.run(command(directory), capture_output=True, timeout=600, **pipes)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -165,13 +165,14 @@ def test_all_checkpoints_are_scored_on_the_same_windows(train, tmp_path):
     keys += ["--config.eval.max_batches=2", "--config.checkpoint.keep=1"]
     for steps in (20, 28):
         assert train(tmp_path / "run", *keys, f"--config.train.steps={steps}", "--resume")[0] == 0
+    # step 12 anew
     assert set(validation_losses(metrics_of(tmp_path / "run"))) == {
         12,
         16,
         20,
         24,
         28,
-    }  # step 12 anew
+    }
     assert best in checkpoint_steps(tmp_path / "run")
 
 
@@ -185,10 +186,11 @@ def test_a_run_stops_when_its_patience_ends_and_does_not_go_on(train, tmp_path):
     code, output = train(tmp_path / "run", *keys)
     assert (code, "no smaller validation loss" in output) == (0, True)
     summary = summary_of(tmp_path / "run")
+    # the loss of step 2 stays the smallest
     assert (summary["status"], summary["steps"]) == (
         "stopped",
         6,
-    )  # the loss of step 2 stays the smallest
+    )
     assert train(tmp_path / "run", *keys, "--resume")[0] == 0
     assert summary_of(tmp_path / "run")["steps"] == summary["steps"]
 

@@ -81,9 +81,8 @@ def test_mistakes_that_need_the_data(train, tmp_path):
         "--config.init_from=gone",
         "--config.optimizer.schedule=wsd",
     )
-    code, output = train(
-        tmp_path / "run", *branch
-    )  # a branch does not need the run that its source began from
+    # a branch does not need the run that its source began from
+    code, output = train(tmp_path / "run", *branch)
     assert (code, "--branch_from" in output, "init_from" in output) == (2, True, False)
     prompt, long = "--config.eval.sample_prompt=Zeus", "--config.train.seq_len=1000"
     code, output = train(tmp_path / "run", "--config.eval.sample_tokens=5", prompt, long)

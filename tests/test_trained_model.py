@@ -11,8 +11,8 @@ import lm
 from lm import model
 from lm.data import open_corpus
 from lm.data.hf_tokenizer import train_bpe
-from lm.errors import UserError
 from lm.generation import options
+from lm.system.errors import UserError
 
 
 @pytest.fixture(scope="module")

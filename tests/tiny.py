@@ -44,9 +44,8 @@ def redrawn(c: ModelConfig, seed: int = 0) -> dict:
         x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
         fan_in = 1 if p.kind == "embedding" else p.fan_in
         values = (p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5)
-        return jnp.asarray(
-            values.astype(np.float32).astype(jnp.dtype(c.param_dtype))
-        )  # compiles nothing
+        # compiles nothing
+        return jnp.asarray(values.astype(np.float32).astype(jnp.dtype(c.param_dtype)))
 
     table = parameters.parameter_table(c)
     return parameters.nest({path: draw(path, p) for path, p in table.items()})

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 
 from benchmarks.calibration import cells, designs
-from lm.errors import with_exit_code
-from lm.text_tables import markdown_table
+from lm.system.errors import with_exit_code
+from lm.system.text_tables import markdown_table
 
 LEVELS = (0.05, 0.005, 1e-4)
 DIFFERENCES = (0.01, 0.02)  # nats per token

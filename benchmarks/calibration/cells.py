@@ -19,9 +19,8 @@ def simulate(n_cells: int, tau: float, n_seeds: int, n_sweeps: int, draw) -> dic
     effects_WC = (
         draw.normal(0, tau, (n_sweeps, n_cells + 1)) if tau else np.zeros((n_sweeps, n_cells + 1))
     )
-    spread_C = SD * np.append(
-        np.linspace(0.6, 1.4, n_cells), 1.0
-    )  # some cells are noisier than others
+    # some cells are noisier than others
+    spread_C = SD * np.append(np.linspace(0.6, 1.4, n_cells), 1.0)
     found = {"p": [], "mean": [], "prediction": []}
     for effects_C in effects_WC:
         *rows, new = effects_C[:, None] + draw.normal(0, spread_C[:, None], (n_cells + 1, n_seeds))

@@ -19,10 +19,11 @@ NOISE_SD = 0.009  # of each run
 N_RATES = 5
 MIDDLE = N_RATES // 2
 
+# of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
 DECAY_CURVATURE, CROSS = (
     0.01,
     0.4,
-)  # of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
+)
 
 # The tuning seeds of each rule.
 RULES = {

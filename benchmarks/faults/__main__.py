@@ -26,7 +26,7 @@ from benchmarks.faults import (
 from benchmarks.faults.judge import VERDICTS, Trial
 from benchmarks.faults.runs import ROOT, Bench
 from benchmarks.page import fill
-from lm.text_tables import markdown_table
+from lm.system.text_tables import markdown_table
 
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"

@@ -34,7 +34,7 @@ def open_corpus(settings: dict) -> tuple[Outcome, dict]:
     """
     from lm import data
     from lm.config import DataConfig
-    from lm.errors import with_exit_code
+    from lm.system.errors import with_exit_code
 
     found = {}
 

@@ -56,8 +56,8 @@ def _load(arguments: list[str], fault: str, path: Path = CONFIG) -> Trial:
     """Load a config. An accepted config must not change when it is saved and loaded."""
     from lm.command_line.training import parse_arguments
     from lm.config import from_dict, to_dict
-    from lm.errors import with_exit_code
-    from lm.files import parse_json, to_json
+    from lm.system.errors import with_exit_code
+    from lm.system.files import parse_json, to_json
 
     changed = []
 

@@ -57,9 +57,8 @@ class Bench:
         """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns
         its workdir.
         """
-        keys = (
-            "--config.train.steps_per_dispatch=1",
-        )  # step 10 is sent to the device before step 9 is logged
+        # step 10 is sent to the device before step 9 is logged
+        keys = ("--config.train.steps_per_dispatch=1",)
         with stopped_at(9):
             outcome = self.train(self.base / "interrupted", *keys, seconds=COMPILING)
         assert outcome.code == 128 + signal.SIGTERM, outcome.output

@@ -13,10 +13,11 @@ from lm.sweeps.results import read_runs
 
 SWEEP = ROOT / "tests" / "configs" / "tiny_sweep.py"
 N_KILLS = 3
+# of a run, because they differ when it is trained again
 LEFT_OUT = {
     "seconds": 0,
     "tokens_per_second": None,
-}  # of a run, because they differ when it is trained again
+}
 
 
 def damaged_for_report(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -79,8 +80,8 @@ def _analyzed(workdir: Path) -> tuple[Outcome, str]:
     """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the
     report.
     """
-    from lm.errors import with_exit_code
     from lm.report import read_finished
+    from lm.system.errors import with_exit_code
 
     found = []
 

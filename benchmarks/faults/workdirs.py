@@ -74,9 +74,8 @@ def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
             place(path, outside)
 
         def losses(_, outside=outside, before=before) -> list[str]:
-            changed = (
-                before.items() - _listing(outside).items()
-            )  # a linked directory may get new files
+            # a linked directory may get new files
+            changed = before.items() - _listing(outside).items()
             return ["a file outside of the workdir was changed"] if changed else []
 
         yield bench.trial(f"{name} is {kind}", name, injure, losses)

@@ -21,11 +21,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from lm.data.corpus import Corpus, Split
-from lm.errors import UserError
+from lm.system.errors import UserError
 
-MAX_UNIGRAM_TOKENS = (
-    2**22
-)  # of each split, for `unigram_loss`: enough for frequencies, and fast to read
+# of each split, for `unigram_loss`: enough for frequencies, and fast to read
+MAX_UNIGRAM_TOKENS = 2**22
 MAX_TRAIN_TOKENS = 2**24  # counted for `ngram_losses`
 MAX_SCORED_TOKENS = 2**24
 ORDERS = {"bigram": 2, "trigram": 3}
@@ -150,9 +149,8 @@ def kneser_ney(
         backoffs = discount * np.diff(first, append=len(keys)) / totals
         targets = ngram_keys(scored[0], scored[1], n, vocab_size)
         complete = targets >= 0
-        distinct, place = np.unique(
-            targets[complete], return_inverse=True
-        )  # sorted keys are found faster
+        # sorted keys are found faster
+        distinct, place = np.unique(targets[complete], return_inverse=True)
         left = np.maximum(_look_up(keys, counts, distinct, 0) - discount, 0)
         known = left / _look_up(histories, totals, distinct // vocab_size, 1)
         backoff = _look_up(histories, backoffs, distinct // vocab_size, 1.0)

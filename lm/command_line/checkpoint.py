@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from lm.config.values import path_argument, short
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def parse_step(text: str) -> int | str:

@@ -18,10 +18,10 @@ from lm.config import checks
 from lm.config.convert import flatten, from_flat, suggestion, to_dict
 from lm.config.schema import Config, OptimizerConfig, schema
 from lm.config.values import parse
-from lm.errors import UserError
-from lm.files import expanded
 from lm.huggingface.config_files import read_training_config
-from lm.text_tables import say
+from lm.system.errors import UserError
+from lm.system.files import expanded
+from lm.system.text_tables import say
 
 COMMANDS = {"get_config": "python -m lm.train", "get_sweep": "python -m lm.sweep"}
 

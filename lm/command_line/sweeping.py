@@ -3,7 +3,7 @@
 import argparse
 
 from lm.config.schema import PLATFORMS
-from lm.parser import Parser
+from lm.system.parser import Parser
 
 BUDGETS = ("quick", "full")  # the names that a sweep file may use
 DESCRIPTION = """\

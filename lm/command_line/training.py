@@ -9,8 +9,8 @@ from lm.command_line.loading import load
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, show
-from lm.errors import UserError
-from lm.parser import Parser
+from lm.system.errors import UserError
+from lm.system.parser import Parser
 from lm.workdir.saved_run import holds_run
 
 EPILOG = """\

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 
 from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, layer_windows, schema
 from lm.config.values import checked, close_match, divisors, short, show
-from lm.files import MAX_NAME, is_name
+from lm.system.files import MAX_NAME, is_name
 
 MAX_UNROLLED = 1000  # layers; each one takes about 0.2 s to compile
+# values of model.residual whose layers do not read one sum
 OTHER_STREAMS = (
     "depth_attention",
     "hyper_connections",
-)  # values of model.residual whose layers do not read one sum
+)
 Problem = tuple[str, str]
 
 
@@ -125,9 +126,8 @@ def position_encoding(config: Config) -> Iterator[Problem]:
 
 
 def rope(m: ModelConfig) -> Iterator[Problem]:
-    d_head = m.d_head or (
-        0 if m.d_model % m.n_heads else m.d_model // m.n_heads
-    )  # 0: `heads` reports it
+    # 0: `heads` reports it
+    d_head = m.d_head or (0 if m.d_model % m.n_heads else m.d_model // m.n_heads)
     keys = "model.d_head model.d_model model.n_heads model.positions"
     if d_head % 2 and m.rope_width is None:
         yield (

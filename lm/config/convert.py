@@ -9,8 +9,8 @@ import ml_collections
 
 from lm.config.schema import Config, schema, sections
 from lm.config.values import checked, close_match
-from lm.errors import UserError
-from lm.text_tables import without_secrets
+from lm.system.errors import UserError
+from lm.system.text_tables import without_secrets
 
 
 class _Sections(ml_collections.ConfigDict):

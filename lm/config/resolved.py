@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lm.config.convert import from_dict
 from lm.config.schema import Config, ModelConfig, TrainConfig
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 class ResolvedModel(ModelConfig):

@@ -12,14 +12,13 @@ import types
 import typing
 from typing import Any
 
-from lm.files import expanded
+from lm.system.files import expanded
 
 BOUNDS = {
     "low": (">=", operator.ge), "above": (">", operator.gt), "high": ("<=", operator.le), "below": ("<", operator.lt)
 }  # fmt: skip
-MAX_INT = (
-    2**31 - 1
-)  # steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
+# steps, ids and sizes are 32-bit on the device; a key's own `high` may allow more
+MAX_INT = 2**31 - 1
 
 
 def parse(text: str, type_: Any) -> Any:

@@ -20,9 +20,8 @@ from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
 from lm.update_rules.matrices import split_sides
 
-Bytes = defaultdict[
-    tuple[str, tuple[str, ...]], float
-]  # that each device sends, by kind of collective and mesh axes
+# that each device sends, by kind of collective and mesh axes
+Bytes = defaultdict[tuple[str, tuple[str, ...]], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +129,8 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
 
     sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
     layers = sum(size(p) for p in sharded.values() if p.layers is not None)
-    embeddings = sum(
-        size(p) for p in sharded.values() if p.kind == "embedding"
-    )  # looked up in param_dtype
+    # looked up in param_dtype
+    embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
     others = sum(size(p) for path, p in table.items() if path not in sharded and not p.small)
@@ -246,9 +244,8 @@ def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
         if rule and rule.takes(p):
             axes = split_sides(p, sizes).values()
             n, n_devices = p.n_matrices, math.prod(sizes[axis] for axis in axes)
-            per_device = (
-                math.ceil(n / n_devices) * p.size / n
-            )  # some devices have none where they are not divisible
+            # some devices have none where they are not divisible
+            per_device = math.ceil(n / n_devices) * p.size / n
             payloads.update(
                 dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize)
             )

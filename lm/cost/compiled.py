@@ -24,7 +24,7 @@ from lm.cost import hlo, traffic
 from lm.cost.communication import Bytes
 from lm.cost.devices import DEVICES
 from lm.cost.memory import train_state_bytes
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 # Programs that can be compiled, and the function of each.
 PROGRAMS = {
@@ -44,10 +44,11 @@ LOG, SHOWN = "compiler.txt", 8
 # array, times the number of arrays), see lm/cost/devices.py and
 # https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
 CLOCKS = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
+# module, extra of pyproject.toml
 PLUGINS = {
     "tpu": ("libtpu", "tpu"),
     "gpu": ("jax_cuda13_plugin", "cuda"),
-}  # module, extra of pyproject.toml
+}
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server of Google Cloud
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -93,9 +94,8 @@ class Compiled:
     sent: Bytes  # per step
     overlapped: Bytes  # per step: the part that is sent at the same time as other operations
     kernels: list[traffic.Kernel]  # what moves bytes between the device and its memory
-    compute: (
-        float | None
-    )  # its estimate of the seconds of a step without communication and kernels; None: unknown
+    # its estimate of the seconds of a step without communication and kernels; None: unknown
+    compute: float | None
     seconds: float  # that the compiler took
 
 

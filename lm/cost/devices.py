@@ -6,7 +6,7 @@ All figures are the vendors'. Where a figure is an assumption of this project, a
 import dataclasses
 import re
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

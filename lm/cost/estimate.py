@@ -15,14 +15,15 @@ from lm.cost import flops
 from lm.cost.communication import Bytes, Transfer, seconds, transfers
 from lm.cost.devices import DEVICES, Device
 from lm.cost.memory import Memory, memory_per_device, moved_activation_bytes
-from lm.errors import UserError
 from lm.parallel.mesh import check_mesh
+from lm.system.errors import UserError
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
+# axes whose communication can run at the same time as matrix products
 OVERLAPPING = {
     "replica",
     "fsdp",
-}  # axes whose communication can run at the same time as matrix products
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,8 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
         memory_per_device(config, device, sizes),
         tuple(transfers(config, sizes, n_slices)),
     )
-    update = (
-        3 * memory.parameters + 2 * memory.optimizer
-    )  # bytes that the optimizer moves, gradients included
+    # bytes that the optimizer moves, gradients included
+    update = 3 * memory.parameters + 2 * memory.optimizer
     moved = moved_activation_bytes(config, sizes)
     products = product_seconds(config, device, n_devices) + moved / device.bandwidth
     hidden = sum(seconds(t, device, sizes) for t in sent if overlaps(t, device))

@@ -38,9 +38,8 @@ class Collective:
 
     kind: str  # one of KINDS
     shapes: tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each result on one device
-    group: tuple[
-        int, ...
-    ]  # numbers of the devices of one group, in the order of the mesh; or of TPU slices
+    # numbers of the devices of one group, in the order of the mesh; or of TPU slices
+    group: tuple[int, ...]
     times: int  # how often one run of the program executes the instruction
     overlapped: bool  # whether other operations run at the same time
     over_slices: bool = (

@@ -16,10 +16,10 @@ from jax.sharding import AbstractMesh
 from lm import ideas, layer_stack, parameters
 from lm.config import MeshConfig, Resolved, ResolvedModel, query_heads
 from lm.cost.devices import Device
-from lm.errors import UserError
 from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
+from lm.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +170,8 @@ def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """
     m, (param, compute) = config.model, _itemsizes(config)
     copied = sizes["fsdp"] > 1 or compute != param
-    hidden = (
-        3 * tokens_per_micro_batch(config, sizes) * m.d_model
-    )  # the last states, their chunks, their gradient
+    # the last states, their chunks, their gradient
+    hidden = 3 * tokens_per_micro_batch(config, sizes) * m.d_model
     return compute * (copied * _local_vocabulary(m, sizes) * m.d_model + hidden) + logit_bytes(
         config, sizes
     )
@@ -197,9 +196,8 @@ def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> floa
     whole = local_size(config, sizes, lambda p: p.layers, gathered=True) / m.n_layers
     weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
     if sizes["fsdp"] > 1 and device.platform == "gpu":
-        weights = (
-            2 * 4 * whole
-        )  # float32 gradients, scattered at the end of the layer from transposed copies
+        # float32 gradients, scattered at the end of the layer from transposed copies
+        weights = 2 * 4 * whole
     elif (
         sizes["fsdp"] > 1
     ):  # gradients of the feed-forward layer are scattered before attention has its own
@@ -210,9 +208,8 @@ def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> floa
         config.data.packing == "documents"
         and attention_implementation(config, device, sizes)[0] == "cudnn"
     ):
-        activations += (
-            2 * config.train.seq_len
-        )  # the mask of all queries and keys, and its gradient
+        # the mask of all queries and keys, and its gradient
+        activations += 2 * config.train.seq_len
     return weights + compute * activations * tokens_per_micro_batch(config, sizes)
 
 
@@ -237,9 +234,8 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
         attention_implementation(config, device, sizes)[0] == "splash"
     ):  # its arrays have heads of whole lanes
         lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
-    gathered = (
-        2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
-    )  # keys and values
+    # keys and values
+    gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / _itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
@@ -270,9 +266,8 @@ def carried_features(config: Resolved) -> int:
     m = config.model
     x_1D = jax.ShapeDtypeStruct((1, m.d_model), m.compute_dtype)
     carried = jax.eval_shape(functools.partial(ideas.carried, m), x_1D)
-    return sum(
-        a.size for a in carried.values() if a.ndim
-    )  # terms of the loss have one number for all tokens
+    # terms of the loss have one number for all tokens
+    return sum(a.size for a in carried.values() if a.ndim)
 
 
 def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
@@ -334,9 +329,8 @@ def attention_implementation(
 
 
 def _windows(config: Resolved) -> tuple[int | None, ...]:
-    packed = (
-        config.data.packing == "documents"
-    )  # the model is then given positions, and keeps all windows
+    # the model is then given positions, and keeps all windows
+    packed = config.data.packing == "documents"
     return layer_stack.windows(config.model, None if packed else config.train.seq_len)
 
 

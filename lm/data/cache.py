@@ -10,36 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import platformdirs
-
-from lm import files
-from lm.errors import UserError
-from lm.locks import flock
+from lm.system import files
+from lm.system.errors import UserError
+from lm.system.locks import flock
 
 # version of the files in the cache; part of their names, so that each version has its own files
 LAYOUT = 4
 CHECKSUMS = "checksums.json"  # in each entry: the sha256 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash
-
-
-def user_cache(cache_dir: str | None) -> Path:
-    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or
-    ~/.cache).
-
-    Raises:
-        UserError: the user has no home directory.
-    """
-    files.refuse_url(cache_dir, "config.data.cache_dir")
-    if cache_dir is not None:
-        return Path(files.expanded(cache_dir))
-    try:
-        return Path(files.expanded(platformdirs.user_cache_dir("lm")))
-    except (UserError, RuntimeError):
-        raise UserError(
-            "there is no place for caches: this user has no home directory; set "
-            "XDG_CACHE_HOME=DIR, or give --config.data.cache_dir=DIR"
-        ) from None
 
 
 def key_of(*parts) -> str:
@@ -95,10 +74,11 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
     if directory.is_dir() and find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
+        # files may appear late
         damage, deadline = (
             None,
             time.monotonic() + (files.LATE_SECONDS if waited else 0),
-        )  # files may appear late
+        )
         while (
             files.appears(directory, 0)
             and (damage := find_damage(directory))

@@ -22,8 +22,8 @@ import numpy as np
 from lm.config.values import short
 from lm.data.hf_tokenizer import ENDS_OF_TURN
 from lm.data.tokenizer_base import Tokenizer
-from lm.errors import UserError
-from lm.files import expanded, read_bytes, read_json
+from lm.system.errors import UserError
+from lm.system.files import expanded, read_bytes, read_json
 
 START, END = "<|im_start|>", "<|im_end|>"
 MARKERS = (START, END)

@@ -30,9 +30,8 @@ def check_column(columns: Sequence[tuple[str, str]], field: str) -> None:
         raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {names}")
     if len(found) > 1:
         raise ValueError(f"it has {len(found)} columns {field!r}; rename all but one")
-    is_chat = (
-        "list<" in found[0] and "struct<" in found[0]
-    )  # a list of structs, or a struct of lists
+    # a list of structs, or a struct of lists
+    is_chat = "list<" in found[0] and "struct<" in found[0]
     if not is_chat and not re.fullmatch(f"{TEXTS}|dictionary<values=({TEXTS}),.*", found[0]):
         raise ValueError(
             f"its column {field!r} has no text but {found[0]} (set --config.data.field)"
@@ -88,9 +87,8 @@ def _open_parquet(file: str) -> Any:
 
 def _size(parquet: Any, group: Any, field: str) -> int:
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    indices = [
-        i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")
-    ]  # of a chat: two
+    # of a chat: two
+    indices = [i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]
     return sum(group.column(i).total_uncompressed_size for i in indices)
 
 

@@ -40,9 +40,8 @@ class ConcatenatedArray:
         out = np.empty(index.shape + self.shape[1:], self.dtype)
         if not index.size:
             return out
-        rows = index.reshape(
-            -1, index.shape[-1] if index.ndim > 1 else 1
-        )  # windows; most lie in one part
+        # windows; most lie in one part
+        rows = index.reshape(-1, index.shape[-1] if index.ndim > 1 else 1)
         found = out.reshape(*rows.shape, *self.shape[1:])
         first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
         for i in np.unique(first[first == last]):

@@ -8,7 +8,7 @@ import numpy as np
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.mixtures import Part
 from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,15 +15,16 @@ from typing import Any
 from lm.config import SPLITS
 from lm.data import columns, storage
 from lm.data.text_files import shorten
-from lm.errors import UserError
-from lm.files import COUNT, check_shape, parse_json
+from lm.system.errors import UserError
+from lm.system.files import COUNT, check_shape, parse_json
 
+# of Hugging Face's datasets
 METADATA = {
     "dataset_info.json",
     "dataset_infos.json",
     "dataset_dict.json",
     "state.json",
-}  # of Hugging Face's datasets
+}
 WORDS = {
     "train": "train",
     "training": "train",

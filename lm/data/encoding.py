@@ -8,11 +8,11 @@ import numpy as np
 from lm.data import chats
 from lm.data.chats import Chat, Encoded
 from lm.data.tokenizer_base import Tokenizer
-from lm.errors import UserError
+from lm.system.errors import UserError
 
-BATCH = (
-    2**20
-)  # characters encoded at once, unless a piece has more; BPE takes about 140 bytes of memory per character
+# characters encoded at once, unless a piece has more; BPE takes about 140 bytes of memory per
+# character
+BATCH = 2**20
 MAX_PIECES = 1024
 
 

@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from lm.data.corpus import Split
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 MARGIN = -math.log(1e-9)  # c: nats in total
 ROUNDING = 1e-5  # nats per token: float32 sums and softmaxes

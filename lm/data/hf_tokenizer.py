@@ -12,24 +12,26 @@ from functools import cached_property
 import numpy as np
 
 from lm.data.tokenizer_base import Tokenizer, utf8
-from lm.errors import UserError, first_line
+from lm.system.errors import UserError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
+# of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
 ENDS_OF_TEXT = (
     END_OF_TEXT,
     "<|end_of_text|>",
     "</s>",
     "<eos>",
-)  # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
+)
 # A word of the byte-level BPE is a run of one of these kinds. Training takes time with the square
 # of its length.
 LONG_WORD = re.compile(r"[^\W\d_]{4096}|\d{4096}|(?:[^\w\s]|_){4096}|\s{4096}")
+# of Qwen's, Llama 3's and Gemma's chats
 ENDS_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
     "<|eom_id|>",
     "<end_of_turn>",
-)  # of Qwen's, Llama 3's and Gemma's chats
+)
 
 
 @contextlib.contextmanager
@@ -68,9 +70,8 @@ class HFTokenizer(Tokenizer):
         self.model = tokenizers.Tokenizer.from_str(tokenizer)
         self.switched_off = self._switch_off()
         self.json = self.model.to_str() if self.switched_off else tokenizer
-        self.model.encode_special_tokens = (
-            not special_tokens
-        )  # the library's name for encoding them as text
+        # the library's name for encoding them as text
+        self.model.encode_special_tokens = not special_tokens
         vocabulary = self.model.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ValueError("its vocabulary is empty")

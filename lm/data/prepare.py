@@ -11,11 +11,11 @@ import os
 import sys
 from pathlib import Path
 
-from lm.errors import UserError, lasting_output, with_exit_code
-from lm.files import expanded, refuse_url
-from lm.git import git_state
-from lm.parser import Parser
-from lm.text_tables import say
+from lm.system.errors import UserError, lasting_output, with_exit_code
+from lm.system.files import expanded, refuse_url
+from lm.system.git import git_state
+from lm.system.parser import Parser
+from lm.system.text_tables import say
 
 EXAMPLES = """examples:
   python -m lm.data.prepare --input parquet:fineweb/ --tokenizer bpe:32000 --output data/fineweb --deduplicate

@@ -20,8 +20,8 @@ from lm.config import SPLITS
 from lm.config.values import short
 from lm.data import chats, columns, data_sets, storage, tfds_directory
 from lm.data.text_files import BOM, choose_texts, copying, not_utf8, reader_of, wrong_format
-from lm.errors import UserError
-from lm.files import expanded, parse_json
+from lm.system.errors import UserError
+from lm.system.files import expanded, parse_json
 
 FORMS = "text:PATH, jsonl:PATH, csv:PATH, parquet:PATH, arrow:PATH, hf:DIR, tfds:DIR"
 SUFFIXES = {
@@ -35,9 +35,8 @@ SUFFIXES = {
 }
 CACHES = r"cache-\w+\.arrow"  # of its `map` and `filter`, beside the data: copies and indices
 TO_THE_END = 2**62  # bytes or records
-BLOCK = (
-    2**26
-)  # bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
+# bytes of a document of a text file that cannot be cut into spans: it is compressed or behind a URL
+BLOCK = 2**26
 
 
 @dataclasses.dataclass(frozen=True)

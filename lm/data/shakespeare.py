@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lm.config import SPLITS
 from lm.data import cache
-from lm.errors import Unavailable
-from lm.urls import answered
+from lm.system.errors import Unavailable
+from lm.system.urls import answered
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -47,9 +47,8 @@ def download() -> bytes:
         OSError,
         http.client.HTTPException,
     ) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
-        reason = " ".join(
-            str(getattr(e, "reason", e)).split()
-        )  # a quoted answer may contain line ends
+        # a quoted answer may contain line ends
+        reason = " ".join(str(getattr(e, "reason", e)).split())
         raise _unavailable(reason or type(e).__name__) from None
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise _unavailable(

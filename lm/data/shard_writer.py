@@ -25,14 +25,14 @@ import numpy as np
 from tqdm import tqdm
 
 from lm.config import SPLITS
-from lm.data import cache, chats, hf_tokenizer, storage, tokenizers
+from lm.data import chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
 from lm.data.unit_shards import hash_unit, write_unit
-from lm.errors import UserError
-from lm.files import read_json, to_json, write_text
-from lm.locks import lock
-from lm.text_tables import plural, say, without_secrets
+from lm.system.errors import UserError
+from lm.system.files import read_json, to_json, user_cache, write_text
+from lm.system.locks import lock
+from lm.system.text_tables import plural, say, without_secrets
 
 FORMAT = 6  # of the shards; a directory of another format is not resumed
 TOKENIZER_SAMPLE = 2**27  # characters that bpe:SIZE is trained on, from evenly spaced units
@@ -56,9 +56,8 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
         raise UserError(f"--output: {o.output} is not a directory; use an empty or new one")
     if not (o.output / MANIFEST).exists() and any(o.output.glob("[!.]*")):
         raise UserError(f"--output: {o.output} contains other files; use an empty or new directory")
-    _check_arguments(
-        o, spans
-    )  # before the directory is marked, so that a corrected command can use it
+    # before the directory is marked, so that a corrected command can use it
+    _check_arguments(o, spans)
     o.output.mkdir(parents=True, exist_ok=True)
     with lock(o.output, "--output"):
         for partial in o.output.glob(".*.partial"):  # of a call that was killed
@@ -139,11 +138,10 @@ def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dic
         k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")
     }
     inputs = without_secrets(o.input)
-    job["input"] = (
-        inputs[0] if len(inputs) == 1 else inputs
-    )  # of one, as it was recorded before there could be more
+    # of one, as it was recorded before there could be more
+    job["input"] = inputs[0] if len(inputs) == 1 else inputs
     with ThreadPoolExecutor() as pool:
-        hashing = pool.map(lambda file: storage.describe(file, cache.user_cache(None)), files)
+        hashing = pool.map(lambda file: storage.describe(file, user_cache(None)), files)
         found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
     try:
         manifest = read_json(

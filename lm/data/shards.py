@@ -16,8 +16,8 @@ from lm.data.concatenated import ConcatenatedArray
 from lm.data.corpus import Corpus, Split
 from lm.data.data_sets import splits_in
 from lm.data.text_files import shorten
-from lm.errors import UserError
-from lm.files import (
+from lm.system.errors import UserError
+from lm.system.files import (
     COUNT,
     PointerError,
     expanded,
@@ -51,13 +51,13 @@ MANIFEST_SHAPE = {
 # Headers of llm.c's files: 256 int32 numbers, which begin with a magic number, a version and the
 # number of tokens.
 LLMC_HEADER = 256
+# for the vocabularies of GPT-2 and Llama 3
 LLMC_DTYPES = {
     (20240520, 1): np.uint16,
     (20240801, 7): np.uint32,
-}  # for the vocabularies of GPT-2 and Llama 3
-LARGEST_VOCABULARY = (
-    2**20
-)  # of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
+}
+# of known tokenizers; pairs of uint16 ids that are read as uint32 have larger values
+LARGEST_VOCABULARY = 2**20
 # Of npy, zip, gzip, zstd, Parquet, HDF5, and Megatron's index.
 SIGNATURES = (
     b"\x93NUMPY",
@@ -350,9 +350,8 @@ def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
     expected = offset + n * np.dtype(dtype).itemsize
     if (size := path.stat().st_size) != expected:
         raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
-    return (
-        np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)
-    )  # an empty file cannot be mapped
+    # an empty file cannot be mapped
+    return np.memmap(path, dtype, "r", offset, (n,)) if n else np.empty(0, dtype)
 
 
 def _is_foreign(header: np.ndarray) -> bool:
@@ -361,9 +360,8 @@ def _is_foreign(header: np.ndarray) -> bool:
     """
     first, start = int(header[0]) if len(header) else 0, header[:2].tobytes()
     year, month, day = first // 10_000, first // 100 % 100, first % 100
-    is_dated = (
-        2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31
-    )  # as llm.c's magic numbers are
+    # as llm.c's magic numbers are
+    is_dated = 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31
     is_padded = len(header) == LLMC_HEADER and header.any() and not header[8:].any()
     return is_dated or is_padded or start.startswith(SIGNATURES)
 

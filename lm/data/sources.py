@@ -14,9 +14,9 @@ from lm.data import cache, python_docs, readers, shakespeare, storage, tfds_dire
 from lm.data.chats import Chat
 from lm.data.markov import ORDERS, VERSION, MarkovChain
 from lm.data.text_files import printable
-from lm.errors import UserError
-from lm.files import expanded, refuse_url
-from lm.text_tables import without_secrets
+from lm.system.errors import UserError
+from lm.system.files import expanded, refuse_url, user_cache
+from lm.system.text_tables import without_secrets
 
 DEFAULT_FRACTIONS = (0.9, 0.05, 0.05)
 LIMIT = 2**29  # bytes of files, except text, that are tokenized at the start of a run
@@ -98,7 +98,7 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
     files, spans = readers.find_spans(source, readers.TO_THE_END, config.field, say)
     if not spans:
         raise UserError(f'config.data.source: "{source}" contains no text')
-    described = [storage.describe(file, cache.user_cache(config.cache_dir)) for file in files]
+    described = [storage.describe(file, user_cache(config.cache_dir)) for file in files]
     size = sum(file["size"] for file in described)
     if kind not in ("text", "tfds") and size > LIMIT:
         _refuse_size(f"{size / 2**20:,.0f} MiB", LIMIT, source, config)

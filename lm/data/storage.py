@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from lm.data import cache
-from lm.errors import TemporaryError, UserError, first_line
-from lm.files import HEAD_OF_POINTER, folders_below, is_file, matching_files, refuse_pointer
-from lm.text_tables import without_secrets
-from lm.urls import file_system, is_url, optional
+from lm.system.errors import TemporaryError, UserError, first_line
+from lm.system.files import HEAD_OF_POINTER, folders_below, is_file, matching_files, refuse_pointer
+from lm.system.text_tables import without_secrets
+from lm.system.urls import file_system, is_url, optional
 
 
 @contextlib.contextmanager

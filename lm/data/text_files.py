@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Callable
 
 from lm.data import chats, storage
-from lm.errors import UserError
-from lm.files import PointerError
+from lm.system.errors import UserError
+from lm.system.files import PointerError
 
 MAX_LISTED_FILES = 4
 HEAD = 2**16  # bytes of a file that are looked at before it is read
@@ -153,9 +153,8 @@ def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
         can_edit = not (storage.is_url(path) or storage.compression(path))
         command = f"; to remove them: sed -i 's/\\r$//' {shlex.quote(path)}" if can_edit else ""
         say(f"{path} has Windows line ends, which are kept{command}")
-    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][
-        :20
-    ]  # the last line may be cut
+    # the last line may be cut
+    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]
     for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
         if records:
             what = (

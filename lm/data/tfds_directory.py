@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lm.errors import UserError
-from lm.files import open_regular, read_json
+from lm.system.errors import UserError
+from lm.system.files import open_regular, read_json
 
 AGAIN = "delete the directory and prepare it again"
 # What is read of the metadata. The lengths are strings, as all int64 in JSON of proto3.

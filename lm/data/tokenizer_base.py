@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 class Tokenizer:
@@ -18,9 +18,8 @@ class Tokenizer:
     vocab_size: int
     end_of_text: int | None = None  # the id that ends a document
     begin_of_text: tuple[int, ...] = ()  # the ids that begin a document or a prompt
-    special_tokens: tuple[
-        str, ...
-    ] = ()  # names of the special tokens that are encoded as tokens, in any order
+    # names of the special tokens that are encoded as tokens, in any order
+    special_tokens: tuple[str, ...] = ()
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of a text; raises UserError for a text that has none."""

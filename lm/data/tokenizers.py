@@ -17,8 +17,8 @@ import numpy as np
 
 from lm.data.hf_tokenizer import HFTokenizer, train_bpe
 from lm.data.tokenizer_base import Tokenizer, utf8
-from lm.errors import UserError, first_line
-from lm.files import COUNT, PointerError, check_shape, expanded, parse_json, read_bytes
+from lm.system.errors import UserError, first_line
+from lm.system.files import COUNT, PointerError, check_shape, expanded, parse_json, read_bytes
 
 UNK = "<unk>"
 # a lossless tokenizer returns it

@@ -21,9 +21,9 @@ from lm.data.corpus import Corpus, Split, Targets, join
 from lm.data.encoding import Piece, encode
 from lm.data.markov import LETTERS
 from lm.data.tokenizers import CharTokenizer, Tokenizer
-from lm.errors import Unavailable, UserError
-from lm.files import COUNT, read_bytes, read_json
-from lm.text_tables import plural, without_secrets
+from lm.system.errors import Unavailable, UserError
+from lm.system.files import COUNT, read_bytes, read_json, user_cache
+from lm.system.text_tables import plural, without_secrets
 
 FORMAT = 1  # of the tokens; part of their fingerprints
 
@@ -167,14 +167,12 @@ def _join_sources(found: list[sources.Source]) -> sources.Source:
 
 
 def _entry(config, kind: str, *parts) -> Path:
-    return cache.user_cache(config.cache_dir) / kind / cache.key_of(cache.LAYOUT, *parts)[:32]
+    return user_cache(config.cache_dir) / kind / cache.key_of(cache.LAYOUT, *parts)[:32]
 
 
 def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
-    corpus = shards.open_shards(
-        config.source.partition(":")[2], cache.user_cache(config.cache_dir), say
-    )
+    corpus = shards.open_shards(config.source.partition(":")[2], user_cache(config.cache_dir), say)
     if config.targets != "all" and any(split.n_chats for split in corpus.splits.values()):
         raise UserError(
             f"config.data.targets: {config.targets}, but the shards in {corpus.name} do not mark "

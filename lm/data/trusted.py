@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lm.data import cache
-from lm.errors import UserError
-from lm.files import expanded, write_text
-from lm.text_tables import SECRET
-from lm.urls import is_url
+from lm.system.errors import UserError
+from lm.system.files import expanded, user_cache, write_text
+from lm.system.text_tables import SECRET
+from lm.system.urls import is_url
 
 # tfds:NAME, NAME/CONFIG and NAME:VERSION, which stay inside of the folder of data sets.
 NAMES = r"python_docs|markov(:\d+)?|tfds:\w[\w+-]*(/\w[\w.+-]*)?(:\d+\.\d+\.\d+)?"
@@ -97,4 +97,4 @@ def _mark(place: str) -> Path:
     if not colon or is_url(place):
         form, path = "", place
     absolute = path if is_url(path) else os.path.abspath(expanded(path))
-    return cache.user_cache(None) / "trusted" / cache.key_of(form, absolute)
+    return user_cache(None) / "trusted" / cache.key_of(form, absolute)

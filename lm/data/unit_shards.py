@@ -18,7 +18,7 @@ from lm.data.chats import Chat
 from lm.data.encoding import Piece, cut, encode
 from lm.data.readers import Span, read_documents
 from lm.data.shards import SPLIT_IN_FILE_NAME
-from lm.files import write_bytes
+from lm.system.files import write_bytes
 
 PIECE = 2**17  # characters encoded by one thread, and the rest of a line
 SHARD = 2**24  # tokens of a shard, about; the rest of a unit goes to further shards

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from lm.data import chats
 from lm.data.chats import Part, Turn
 from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
 from lm.generation.decoding import CachedText, Decoder
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation
-from lm.text_tables import plural
+from lm.system.errors import UserError
+from lm.system.text_tables import plural
 
 
 class Conversation:
@@ -92,11 +92,12 @@ class Conversation:
             )
         room = max(least, seq_len - min(self.n_tokens, seq_len // 2))
         ids = self.text.ids if self.text else self.head
+        # if 0, 1, ... messages with answers are forgotten
         kept_from = [
             len(self.head),
             *self.starts[1:],
             len(ids),
-        ]  # if 0, 1, ... messages with answers are forgotten
+        ]
         n = next(n for n, first in enumerate(kept_from) if least + len(ids) - first <= room)
         if n:
             say(

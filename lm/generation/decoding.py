@@ -21,13 +21,13 @@ import numpy as np
 
 from lm import layer_stack, model, parameters
 from lm.config import Resolved, ResolvedModel
-from lm.errors import UserError
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import Prefill, decode
+from lm.generation.log_probabilities import padded
 from lm.layers.losses import head_logits
-from lm.log_probabilities import padded
 from lm.parallel.sharding import replicate_inside
 from lm.past import OwnPosition, Past
+from lm.system.errors import UserError
 
 _static = functools.partial(flax.struct.field, pytree_node=False)
 
@@ -50,9 +50,8 @@ class Decoder:
     params: dict  # unstacked, in the dtype of computation
     config: ResolvedModel = _static()
     seq_len: int = _static()  # the length of the context
-    n_ids: int = (
-        _static()
-    )  # only ids below are drawn: config.model.vocab_size can exceed that of the tokenizer
+    # only ids below are drawn: config.model.vocab_size can exceed that of the tokenizer
+    n_ids: int = _static()
 
     def generate(
         self, prompts: Sequence, n_tokens: int, sampling: Sampling, **options
@@ -164,9 +163,8 @@ class CachedText:
                 self.decoder, prompts_BT, lengths_B, np.int32(0), draws, n_slots=n_slots
             )
         else:
-            new_T = np.zeros(
-                self.decoder.seq_len, np.int32
-            )  # of one shape, for one compiled program
+            # of one shape, for one compiled program
+            new_T = np.zeros(self.decoder.seq_len, np.int32)
             new = self.ids[self._n_read :]
             new_T[: len(new)] = new
             state = _read(self.decoder, self._state, new_T, np.int32(len(new)))
@@ -235,9 +233,8 @@ def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
     wrong in silence.
     """
     tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
-    same_T = ~np.isin(
-        np.arange(len(tokens_T)), (0, len(tokens_T) - 1)
-    )  # looks back or ahead see changes at the ends
+    # looks back or ahead see changes at the ends
+    same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))
     changed_T = np.where(same_T, tokens_T, (tokens_T + 1) % c.vocab_size)
     one, other = (
         np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T)

@@ -38,9 +38,8 @@ def filter_logits(logits, sampling: Sampling):
     if sampling.top_p is not None:
         descending = jnp.flip(jnp.sort(logits, axis=-1), axis=-1)
         p = jax.nn.softmax(descending, axis=-1)
-        before = (
-            jnp.cumsum(p, axis=-1) - p
-        )  # total probability of all likelier tokens; the first token is always kept
+        # total probability of all likelier tokens; the first token is always kept
+        before = jnp.cumsum(p, axis=-1) - p
         smallest = jnp.min(
             jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
         )

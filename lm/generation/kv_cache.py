@@ -68,9 +68,8 @@ class Prefill(Past):
     """See whole prompts, and fill the cache."""
 
     lengths_B: Any = None  # the number of tokens of each prompt; tokens after them are padding
-    n_slots: int = flax.struct.field(
-        pytree_node=False, default=0
-    )  # tokens per text that the cache can hold
+    # tokens per text that the cache can hold
+    n_slots: int = flax.struct.field(pytree_node=False, default=0)
 
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         n_slots = self.n_slots if window is None else min(window, self.n_slots)

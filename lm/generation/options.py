@@ -10,7 +10,7 @@ from typing import Any
 
 from lm.config.schema import MAX_SAMPLE, key
 from lm.config.values import checked, short
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> 
 
     >>> check_options({"top_p": 1.5, "seed": 3})
     Traceback (most recent call last):
-    lm.errors.UserError: top_p: 1.5 is out of range; it must be <= 1.0
+    lm.system.errors.UserError: top_p: 1.5 is out of range; it must be <= 1.0
     """
     problems = []
     for name, value in values.items():
@@ -80,9 +80,10 @@ def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> 
 def _check(name: str, value: Any) -> None:
     if name not in ("prompts", "stop"):
         field = Options.__dataclass_fields__[name]
+        # a NumPy scalar
         value = (
             value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value
-        )  # a NumPy scalar
+        )
         checked(value, typing.get_type_hints(Options)[name], field)
         return
     used_up = iter(value) is value  # an iterator has no texts after this check

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
 from lm.generation.decoding import Decoder
 from lm.generation.filters import Sampling
+from lm.system.errors import UserError
 
 EVERY = 16  # tokens to draw before the text is checked for stop strings
 INCOMPLETE = "\ufffd"  # tokenizers decode an incomplete character to this one
@@ -25,9 +25,8 @@ class Continuation:
     prompt: str
     sample: int  # the index of the sample
     text: str = ""  # the text so far, without a last part that further tokens may change
-    ids: list[int] = dataclasses.field(
-        default_factory=list
-    )  # the drawn ids, up to the end of the text
+    # the drawn ids, up to the end of the text
+    ids: list[int] = dataclasses.field(default_factory=list)
     # None while the text grows; then "length", "stop" (the stop string is removed) or "end_of_text"
     # (of a document, or of a turn in a chat).
     finish: str | None = None

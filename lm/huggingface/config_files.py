@@ -10,8 +10,6 @@ from typing import Any
 from lm.config import Config, Resolved, ResolvedModel, as_resolved, checks, layer_windows
 from lm.config.convert import from_flat
 from lm.config.values import MAX_INT
-from lm.errors import UserError
-from lm.files import open_regular, read_json
 from lm.huggingface.conversions import ROPE_KEYS, ROPE_SCALINGS, over_layers, shortest_pattern
 from lm.huggingface.families import (
     FAMILIES,
@@ -22,15 +20,18 @@ from lm.huggingface.families import (
     Family,
 )
 from lm.huggingface.folding import fold
+from lm.system.errors import UserError
+from lm.system.files import open_regular, read_json
 
 MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
 # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 MAX_SEQ_LEN = 2048
+# theirs -> param_dtype
 DTYPES = {
     "float32": "float32",
     "bfloat16": "bfloat16",
     "float16": "float32",
-}  # theirs -> param_dtype
+}
 
 
 # ---- From config.json ----------------------------------------------------------------------------
@@ -48,9 +49,8 @@ def find_file(directory: str | Path, name: str, limit: int | None = None) -> Pat
     path, inside = Path(directory) / name, Path(directory).resolve()
     if not os.path.lexists(path):
         return None
-    target = Path(
-        os.path.realpath(path)
-    )  # unlike resolve(), this does not raise for a link to itself
+    # unlike resolve(), this does not raise for a link to itself
+    target = Path(os.path.realpath(path))
     within = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
     if target.parent not in within:
         raise UserError(

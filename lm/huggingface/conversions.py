@@ -15,12 +15,10 @@ class Conversion(NamedTuple):
     """Keys and fields that are converted together."""
 
     keys: tuple[str, ...]  # our keys
-    read: Callable[
-        [Fields], Fields
-    ]  # the fields -> our keys; raises ValueError if we have no equivalent
-    write: Callable[
-        [ResolvedModel], Fields
-    ]  # an export is refused if its fields read back as another model
+    # the fields -> our keys; raises ValueError if we have no equivalent
+    read: Callable[[Fields], Fields]
+    # an export is refused if its fields read back as another model
+    write: Callable[[ResolvedModel], Fields]
 
 
 # ---- The activation ------------------------------------------------------------------------------
@@ -198,9 +196,8 @@ def _rope_parameters(fields: Fields, by_window: bool) -> tuple[Fields, Fields]:
             )
         full, windowed = both.get("full_attention") or {}, both.get("sliding_attention") or {}
         return _without_null(full | (fields.get("rope_scaling") or {})), _without_null(windowed)
-    name = (
-        "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    )  # as transformers 5 prefers
+    # as transformers 5 prefers
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     found = fields.get(name) or {}
     if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
         raise ValueError(
@@ -318,9 +315,8 @@ def windows(
         if slides and switch:
             fields["max_window_layers"] = c.n_layers
         if slides and not switch:
-            fields["sliding_window"] = (
-                fields["sliding_window"] or DEFAULT_WINDOW
-            )  # transformers needs an integer
+            # transformers needs an integer
+            fields["sliding_window"] = fields["sliding_window"] or DEFAULT_WINDOW
         return fields
 
     return Conversion(("window_pattern",), read, write)

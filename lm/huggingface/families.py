@@ -148,9 +148,8 @@ SIZES = {
     "d_ff": Field("intermediate_size"),
     "norm_eps": Field("rms_norm_eps", 1e-6),
 }
-WITHOUT_D_HEAD = {
-    key: field for key, field in SIZES.items() if key != "d_head"
-}  # n_heads divides d_model
+# n_heads divides d_model
+WITHOUT_D_HEAD = {key: field for key, field in SIZES.items() if key != "d_head"}
 TIED, NOT_TIED = (
     {"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False)
 )

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from lm.errors import UserError
-from lm.files import name_errors, read_json, write_text
 from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file
+from lm.system.errors import UserError
+from lm.system.files import name_errors, read_json, write_text
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -164,9 +164,8 @@ def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYT
 
 
 def _write_file(path: Path, planned: list[Planned]) -> None:
-    header: dict[str, Any] = {
-        "__metadata__": {"format": "pt"}
-    }  # transformers refuses files without a format
+    # transformers refuses files without a format
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     for tensor in planned:

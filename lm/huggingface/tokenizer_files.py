@@ -6,9 +6,9 @@ from pathlib import Path
 from lm.config import Resolved
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, make
-from lm.errors import UserError
-from lm.files import parse_json, read_bytes, to_json
 from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file, find_tokenizer
+from lm.system.errors import UserError
+from lm.system.files import parse_json, read_bytes, to_json
 
 # Files with settings that an exported model should have again. Of config.json these are the family
 # and the token ids.
@@ -16,10 +16,11 @@ SETTINGS = (
     "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja",
 )  # fmt: skip
+# those that have the ids at which a generated text ends
 ENDS = (
     "generation_config.json",
     "config.json",
-)  # those that have the ids at which a generated text ends
+)
 # The first of TOKEN_KEYS in transformers' own classes, where the settings name none.
 CLASS_TOKENS: dict[str, tuple[str | None, ...]] = {
     "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>"),

@@ -12,13 +12,13 @@ import numpy as np
 
 from lm import parameters
 from lm.config import Resolved, ResolvedModel
-from lm.errors import UserError
 from lm.huggingface.config_files import family_of, read_fields
 from lm.huggingface.families import Family
 from lm.huggingface.folding import fold
 from lm.huggingface.safetensors_files import Planned, TensorFiles
 from lm.parameters import Parameter
-from lm.text_tables import some
+from lm.system.errors import UserError
+from lm.system.text_tables import some
 
 MAX_SHOWN = 5  # problems in an error message
 # Ends of the names of buffers in old checkpoints, which are not parameters.
@@ -37,9 +37,8 @@ class Place:
 
     name: str  # of the tensor
     paths: tuple[str, ...]  # of our parameters
-    index: tuple[
-        int, ...
-    ]  # where the values are in stacks over layers, and over experts; (): they are not stacked
+    # where the values are in stacks over layers, and over experts; (): they are not stacked
+    index: tuple[int, ...]
     parameters: tuple[Parameter, ...]  # their declarations, without the axes of these stacks
     transposed: bool  # whether it is stored as (out, in) features
     by_head: bool  # see `Family`
@@ -232,6 +231,7 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = Non
     ]
 
 
+# parameters of queries and keys, by features
 ROTATED = (
     "w_q_",
     "w_k_",
@@ -239,7 +239,7 @@ ROTATED = (
     "b_k_",
     "q_scale_",
     "k_scale_",
-)  # parameters of queries and keys, by features
+)
 
 
 def _halves(c: ResolvedModel) -> np.ndarray:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from lm.config import Resolved
 from lm.data.tokenizers import Tokenizer
-from lm.files import to_json, write_text
 from lm.huggingface.config_files import export_fields
 from lm.huggingface.safetensors_files import write_tensors
 from lm.huggingface.tokenizer_files import to_tokenizer_json, tokenizer_settings
 from lm.huggingface.weights import exported_tensors
+from lm.system.files import to_json, write_text
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -70,9 +70,8 @@ def apply(here, qkv):
     step_BTH = jax.nn.softplus(decay_BTH + p["decay_step_H"].astype(jnp.float32))
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
     inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
-    chunk_of_heads = recomputed(
-        jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1))
-    )  # keeps inputs and states only
+    # keeps inputs and states only
+    chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))
     o_BTHK = here.recurrence(
         "delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK
     )
@@ -95,9 +94,8 @@ def chunk(S_KV, inputs, document_T):
     q_TK, k_TK, v_TV, log_a_T, b_T = inputs
     seen_TS = jnp.tri(len(b_T), dtype=bool) & (document_T[:, None] == document_T)
     g_T, b_T1 = jnp.sum(jnp.where(seen_TS, log_a_T, 0), axis=1), b_T[:, None]
-    decay_TS = jnp.exp(
-        jnp.where(seen_TS, g_T[:, None] - g_T, -jnp.inf)
-    )  # masked before exp, which could overflow
+    # masked before exp, which could overflow
+    decay_TS = jnp.exp(jnp.where(seen_TS, g_T[:, None] - g_T, -jnp.inf))
     decay_T1 = jnp.where(document_T == 0, jnp.exp(g_T), 0)[:, None]
     system_TS = b_T1 * decay_TS * (k_TK @ k_TK.T)  # below the diagonal, which is 1
     u_TV = inverse(system_TS) @ (b_T1 * (v_TV - decay_T1 * (k_TK @ S_KV)))
@@ -123,9 +121,8 @@ def inverse(L_TS):
     while size < n_rows:
         a_NIO, b_NIO = blocks_NIO[0::2], blocks_NIO[1::2]
         n = len(a_NIO)
-        own = jnp.eye(n, dtype=bool)[
-            :, None, :, None
-        ]  # rows and columns of the same pair of blocks
+        # rows and columns of the same pair of blocks
+        own = jnp.eye(n, dtype=bool)[:, None, :, None]
         c_NIO = jnp.sum(
             jnp.where(own, L_TS.reshape(n, 2 * size, n, 2 * size)[:, size:, :, :size], 0), axis=2
         )

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from lm.declarations import weight
-from lm.errors import UserError
 from lm.layers.feed_forward import ACTIVATIONS, gated
 from lm.layers.linear import einsum
+from lm.system.errors import UserError
 
 OTHERS = "glu"  # the feed-forward layer of the layers before config.model.moe_first_layer
 
@@ -87,9 +87,8 @@ def apply(here, x_BTD):
 def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
     """Return the weighted sum of the chosen experts' outputs for each token, (B, T, D)."""
     n_experts, k = len(p["w_gate_EDF"]), experts_BTk.shape[-1]
-    order = jnp.argsort(
-        experts_BTk.reshape(-1), stable=True
-    )  # of pairs of a token and one of its experts
+    # of pairs of a token and one of its experts
+    order = jnp.argsort(experts_BTk.reshape(-1), stable=True)
     sizes_E = jnp.bincount(experts_BTk.reshape(-1), length=n_experts).astype(jnp.int32)
     rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // k]
     w_gate, w_up, w_down = (

@@ -23,9 +23,9 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from lm import model, parameters
 from lm.config import ResolvedModel
 from lm.config.values import close_match
-from lm.errors import UserError
 from lm.layers.losses import head_logits
 from lm.past import Past
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
 # The axes of the intermediates by the last part of their names; see lm/layers/__init__.py for the
@@ -117,9 +117,8 @@ def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
     This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
     logit lens"), for example to the intermediate "layers/0/residual".
     """
-    ids_T = jnp.zeros(
-        residual_TD.shape[:-1], jnp.int32
-    )  # the last layer's output is replaced for all tokens
+    # the last layer's output is replaced for all tokens
+    ids_T = jnp.zeros(residual_TD.shape[:-1], jnp.int32)
     return patch(run, ids_T, {f"layers/{run.config.model.n_layers - 1}/residual": residual_TD})
 
 

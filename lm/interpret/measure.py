@@ -11,16 +11,17 @@ import numpy as np
 
 from lm.config import query_heads
 from lm.data.tokenizers import HFTokenizer, Tokenizer
-from lm.errors import UserError
 from lm.interpret.intermediates import capture, logit_lens, names
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
 MAX_TOKENS = 1024  # on a page
 MAX_WEIGHTS = 2**24  # attention weights on a page, one byte each
+# likely next tokens for each position, and for each position and layer of the logit lens
 N_NEXT, N_LENS = (
     10,
     5,
-)  # likely next tokens for each position, and for each position and layer of the logit lens
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +30,8 @@ class Ranking:
 
     ids_TR: np.ndarray
     p_TR: np.ndarray  # their probabilities
-    actual_T: (
-        np.ndarray
-    )  # the probability of the token that follows in the text; NaN after the last one
+    # the probability of the token that follows in the text; NaN after the last one
+    actual_T: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +69,14 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     n_pairs = len(ids_T) * (len(ids_T) + 1) // 2  # of a query and a key before it
     layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
     known = names(run)
-    branches = [
-        f"{name}_post_norm/output" for name in ("attention", "ffn")
-    ]  # what a branch adds to the stream
+    # what a branch adds to the stream
+    branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]
     branches = [
         name if f"layers/0/{name}" in known else name.replace("_post_norm", "") for name in branches
     ]
     residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
-    weights = {
-        i: name for i in layers if (name := f"layers/{i}/attention/weights") in known
-    }  # of those with attention
+    # of those with attention
+    weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}
     asked = [*residuals, *weights.values()]
     asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
     logits_TV, acts = capture(run, ids_T, asked)

@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 
 from lm.interpret.measure import Measurements, Ranking
-from lm.text_tables import for_terminal, html_page
+from lm.system.text_tables import for_terminal, html_page
 from lm.trained_model import TrainedModel
 
 

@@ -72,9 +72,8 @@ def transposed_matmul(a, b):
         return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)
     if _is_plain(a):
         if a.shape[-1] == b.shape[-1] and a.shape[-1] in (64, 128):
-            return (
-                jax.lax.optimization_barrier(a.T) @ b
-            )  # at these widths faster than without a transpose
+            # at these widths faster than without a transpose
+            return jax.lax.optimization_barrier(a.T) @ b
         return jnp.tensordot(a, b, (0, 0))
     return _product(jnp.swapaxes(a, -1, -2), b, False)
 

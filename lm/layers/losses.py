@@ -20,9 +20,8 @@ from lm.layers.linear import project_to_float32, softcap
 class Head:
     """The output head: logits = after(p, softcap(h w + b))."""
 
-    w: (
-        jax.Array
-    )  # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
+    # (D, V), or (V, D) if `transposed`, like the embedding table that a tied head shares
+    w: jax.Array
     b_V: jax.Array | None = None
     # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})

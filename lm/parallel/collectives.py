@@ -219,9 +219,8 @@ def save_all_but_gathered(primitive, *_, **options) -> bool:
     else.
     """
     gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
-    return (
-        not gathered and primitive.name != "name"
-    )  # the output of "name" is as large as its input
+    # the output of "name" is as large as its input
+    return not gathered and primitive.name != "name"
 
 
 def gather_per_micro_batch(params, micro_batch):

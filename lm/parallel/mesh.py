@@ -17,7 +17,7 @@ import numpy as np
 from lm.config import MESH_AXES, Config, MeshConfig
 from lm.config.checks import need_whole_sequences
 from lm.config.values import divisors
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 if TYPE_CHECKING:
     import jax

@@ -22,10 +22,10 @@ from typing import Any
 
 import jax
 
-from lm.errors import TemporaryError, UserError, first_line, keep_stdout_to_python
-from lm.files import to_json
 from lm.parallel import rendezvous
-from lm.text_tables import say
+from lm.system.errors import TemporaryError, UserError, first_line, keep_stdout_to_python
+from lm.system.files import to_json
+from lm.system.text_tables import say
 
 HEARTBEAT_SECONDS = (
     30  # after this time without a heartbeat a process counts as lost, and all others end
@@ -119,9 +119,8 @@ def has_several_tasks(environment) -> bool:
     >>> has_several_tasks({"OMPI_COMM_WORLD_SIZE": "2"}), has_several_tasks({})
     (True, False)
     """
-    slurm = (
-        int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
-    )  # of the step: a shell of salloc -n4 is one task
+    # of the step: a shell of salloc -n4 is one task
+    slurm = int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     return slurm or int(environment.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
 
 

@@ -12,7 +12,7 @@ import socket
 import time
 
 from lm.config.values import is_address
-from lm.errors import TemporaryError, UserError
+from lm.system.errors import TemporaryError, UserError
 
 CONNECT_SECONDS = 10  # time limit to connect, and to send a line
 RETRY_SECONDS = 0.2
@@ -48,9 +48,8 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
 def _collect(port: int, n: int, timeout: float) -> None:
     """Wait for all other processes; a problem is sent to those that have connected, and raised."""
     deadline = time.monotonic() + timeout
-    waiting: dict[
-        int, socket.socket
-    ] = {}  # by process id; a restarted process replaces its connection
+    # by process id; a restarted process replaces its connection
+    waiting: dict[int, socket.socket] = {}
     answer = "1 process 0 was interrupted"
     with _listen(port) as server, contextlib.ExitStack() as opened:
         try:

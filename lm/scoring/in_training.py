@@ -11,8 +11,8 @@ import jax
 
 from lm.config import MESH_AXES
 from lm.data.tokenizers import known_prompt
-from lm.errors import UserError
 from lm.parallel.mesh import current_mesh, make_mesh
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 from lm.training.run import Run
 from lm.training.scores import Scorer
@@ -49,7 +49,7 @@ def task_scorer(run: Run, directory: Path) -> Scorer:
         raise UserError(
             "config.eval.harness_every: tasks are texts, and this data has no tokenizer; use 0"
         )
-    from lm import evaluation_harness  # imports lm_eval, which takes seconds
+    from lm.scoring import evaluation_harness  # imports lm_eval, which takes seconds
 
     tasks = evaluation_harness.load_tasks(c.eval.harness_tasks or ())
     config = dataclasses.replace(c, model=dataclasses.replace(c.model, attention="auto"))

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from lm.config import Resolved
 from lm.data import Split
 from lm.data.batches import eval_windows, gather, n_eval_windows
-from lm.log_probabilities import padded, score_batch
+from lm.generation.log_probabilities import padded, score_batch
 from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
 
 TOKENS = 2**13  # in a batch, unless its size is given

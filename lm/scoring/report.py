@@ -5,7 +5,7 @@ import math
 from lm.data import shards
 from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
-from lm.text_tables import plural, table
+from lm.system.text_tables import plural, table
 
 
 def short_names(results: list[TextResult]) -> list[str]:

@@ -8,15 +8,15 @@ from lm.baselines.ngrams import ngram_losses
 from lm.data import Corpus, Split, mixtures, open_corpus, trusted
 from lm.data.corpus import largest_id
 from lm.data.entropy_floor import check_loss
-from lm.errors import UserError
-from lm.files import read_json
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
-from lm.text_tables import without_secrets
+from lm.system.errors import UserError
+from lm.system.files import read_json
+from lm.system.text_tables import without_secrets
 from lm.trained_model import TrainedModel
 from lm.workdir.saved_run import WEIGHTS_OF
 
-# Shapes of run.json and config.json; see `lm.files.read_json`.
+# Shapes of run.json and config.json; see `lm.system.files.read_json`.
 _RUN = {"data": ({"fingerprint": str}, None)}
 _CONFIG = {"train": {"seq_len": int}}
 
@@ -45,9 +45,8 @@ class TextResult:
     text: Text
     plain: Scores  # in consecutive windows, as in the evaluation of a run
     sliding: Scores | None  # in sliding windows; None without a stride
-    baselines: dict[
-        str, float
-    ]  # losses of unigram to trigram models of the run's train split, in nats per token
+    # losses of unigram to trigram models of the run's train split, in nats per token
+    baselines: dict[str, float]
 
 
 def evaluate(

@@ -13,18 +13,19 @@ from typing import NamedTuple
 
 from lm.command_line.loading import parse_settings
 from lm.config.values import short
-from lm.errors import UserError
-from lm.locks import lock
 from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, read_page_record, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
+from lm.system.errors import UserError
+from lm.system.locks import lock
 
+# one value per study: they decide the tokens
 SHARED = (
     "train.steps",
     "train.batch_size",
     "train.seq_len",
-)  # one value per study: they decide the tokens
+)
 RESULTS, STUDIES = Path("docs/results"), Path("configs/studies")
 
 

@@ -20,21 +20,23 @@ from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
 from lm.sweeps.tuning import Choice
 
+# kinds of comparisons; CELL: secondary, in one of several cells
 CLAIM, CELL, PLACEBO = (
     "claim",
     "cell",
     "placebo",
-)  # kinds of comparisons; CELL: secondary, in one of several cells
+)
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
 # Largest difference in nats of a run trained again: on the same kind of processor, and, by
 # rounding, on another one.
 SAME_MACHINE, OTHER_MACHINE = 0.001, 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
+# verdicts besides those of statistics.VERDICTS
 NO_CONCLUSION, NO_RESULT = (
     "no conclusion",
     "no result",
-)  # verdicts besides those of statistics.VERDICTS
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +153,8 @@ class Analysis:
     runs: list[Run]  # all that are finished
     variants: dict[str, Variant]  # by name, those with final runs
     claims: list[Claim]  # in the order of the record: means first, then cell by cell, then placebos
-    warnings: dict[
-        str, list[str]
-    ]  # by kind, what a reader should know: names of variants, or of pairs
+    # by kind, what a reader should know: names of variants, or of pairs
+    warnings: dict[str, list[str]]
     failed: dict[str, str]  # by name, the error of each variant without final runs
 
     def by_source(self) -> list[tuple[str, str, str, Estimate]]:
@@ -267,9 +268,8 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     runs = [run for run in runs if run.variant in record["variants"]]
 
     def place(run: Run) -> tuple:
-        point = [
-            (value is not None, value) for value in run.point.values()
-        ]  # None is before all numbers
+        # None is before all numbers
+        point = [(value is not None, value) for value in run.point.values()]
         return order.index(run.variant), run.phase == "final", point, run.seed
 
     runs = sorted(runs, key=place)

@@ -14,9 +14,8 @@ PARAMETERS = 2**22  # of a model whose gradients stay in the caches while micro-
 
 def n_cores() -> int:
     """Return the number of cores that this process may use."""
-    return (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )  # not on macOS
+    # not on macOS
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def micro_batch_size(config: Config, n_parameters: int) -> int | None:

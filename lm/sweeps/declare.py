@@ -11,10 +11,11 @@ from typing import Any
 from lm.sweeps.tuning import LEARNING_RATE
 
 PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
+# tests/sweeps/test_placebo.py has the proof
 PLACEBO_KEYS = (
     "model.rope_pairing",
     "model.sinusoidal_order",
-)  # tests/sweeps/test_placebo.py has the proof
+)
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]

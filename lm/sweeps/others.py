@@ -14,17 +14,18 @@ from typing import NamedTuple
 from scipy.stats import somersd
 
 from lm.config.values import close_match
-from lm.errors import UserError
-from lm.files import read_bytes
 from lm.sweeps.analysis import Claim
+from lm.system.errors import UserError
+from lm.system.files import read_bytes
 
+# as signs of a difference in loss
 VERDICTS = {
     "better": -1,
     "same": 0,
     "mixed": 0,
     "worse": 1,
     "unstable": 1,
-}  # as signs of a difference in loss
+}
 MIN_ROWS = 4  # for a rank correlation
 
 

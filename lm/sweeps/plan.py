@@ -22,17 +22,18 @@ from lm.command_line.sweeping import BUDGETS
 from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
-from lm.errors import UserError
-from lm.files import MAX_NAME, expanded, is_name
 from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
+from lm.system.errors import UserError
+from lm.system.files import MAX_NAME, expanded, is_name
 
 MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
+# rounding errors may exceed a smaller margin, and no difference exceeds a larger one
 MARGINS = (
     0.0001,
     1,
-)  # rounding errors may exceed a smaller margin, and no difference exceeds a larger one
+)
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
 # Keys of lm.train that runs of a sweep ignore (lm/sweeps/stacked.py).
 UNUSED = (
@@ -72,12 +73,10 @@ class Plan:
     sweep: Sweep  # what the file returned
     budget_name: str
     budget: Budget
-    variants: dict[
-        str, PlannedVariant
-    ]  # by full name, every variant in every cell, and the placebo
-    comparisons: tuple[
-        tuple[str, str], ...
-    ]  # pairs of full names; each pair in all cells before the next pair
+    # by full name, every variant in every cell, and the placebo
+    variants: dict[str, PlannedVariant]
+    # pairs of full names; each pair in all cells before the next pair
+    comparisons: tuple[tuple[str, str], ...]
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from lm.config import flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import short
-from lm.errors import UserError
-from lm.files import COUNT, SCALAR, is_file_name, is_name, read_json, to_json, write_text
-from lm.locks import lock
-from lm.text_tables import without_secrets
+from lm.system.errors import UserError
+from lm.system.files import COUNT, SCALAR, is_file_name, is_name, read_json, to_json, write_text
+from lm.system.locks import lock
+from lm.system.text_tables import without_secrets
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
@@ -24,7 +24,7 @@ EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes",
 
 
 # The shape of sweep.json, also of a published page, which has configs of baselines alone; see
-# `lm.files.parse_json`.
+# `lm.system.files.parse_json`.
 _VARIANT = {
     "arm": str, "cell": str, "changes": {str: str}, "tune": {str: [SCALAR]}, "seeds": [COUNT], "tuning_seeds": [COUNT],
     "n_params": COUNT, "flops_per_token": float, "tokens": COUNT, "warm_starts?": {str: str}, "config?": dict,

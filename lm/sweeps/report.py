@@ -22,8 +22,6 @@ from markupsafe import Markup
 from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
-from lm.errors import UserError
-from lm.files import is_file_name, make_folder, to_json, write_bytes, write_text
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
@@ -32,7 +30,9 @@ from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.record import read_page_record
 from lm.sweeps.results import STUCK, choice_of, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
-from lm.text_tables import csv_table, for_terminal, html_page
+from lm.system.errors import UserError
+from lm.system.files import is_file_name, make_folder, to_json, write_bytes, write_text
+from lm.system.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
 
 # By figure, its name and its caption.

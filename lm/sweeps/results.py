@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config.values import short
-from lm.errors import UserError
-from lm.files import (
+from lm.sweeps.tuning import Choice, Outcome, choose, outcome
+from lm.system.errors import UserError
+from lm.system.files import (
     COUNT,
     NUMBER,
     SCALAR,
@@ -33,8 +34,7 @@ from lm.files import (
     without_links,
     write_text,
 )
-from lm.sweeps.tuning import Choice, Outcome, choose, outcome
-from lm.text_tables import csv_table, csv_text, say
+from lm.system.text_tables import csv_table, csv_text, say
 
 STUCK = 0.95  # a run that ends above this fraction of the unigram baseline's loss is stuck
 RUNS = "runs.jsonl"
@@ -67,9 +67,8 @@ class Run:
     processor: str = ""  # where it was trained; "" if not known
     device: str = ""
     commit: str = ""
-    sources: dict[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # test loss by source, and loss of probe/NAME
+    # test loss by source, and loss of probe/NAME
+    sources: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, tuple, int]:
@@ -84,7 +83,7 @@ class Run:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(Run) if field.name != "point"]
-# The shape of a row; see `lm.files.parse_json`. The other columns are tuned values.
+# The shape of a row; see `lm.system.files.parse_json`. The other columns are tuned values.
 _LOSS = (float, None)
 _RUN = {
     "phase": ("tuning", "final", "again"), "variant": str, "seed": COUNT, "status": ("finished", "diverged"),
@@ -92,6 +91,7 @@ _RUN = {
     "curve?": [[COUNT, NUMBER]], "seconds?": float, "tokens_per_second?": (float, None), "at_once?": COUNT,
     "processor?": str, "device?": str, "commit?": str, "sources?": {str: NUMBER},
 }  # fmt: skip
+# columns that are no numbers
 _TEXTS = (
     "phase",
     "variant",
@@ -99,7 +99,7 @@ _TEXTS = (
     "processor",
     "device",
     "commit",
-)  # columns that are no numbers
+)
 
 
 def _to_lines(runs: Iterable[Run]) -> str:

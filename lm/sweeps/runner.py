@@ -17,15 +17,15 @@ from pathlib import Path
 import jax
 
 from lm.cost.units import duration
-from lm.files import to_json, without_links, write_text
-from lm.locks import InUse, lock
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import PATIENCE, SWEEP, open_sweep, sweep_record
 from lm.sweeps.results import Run, append_runs, drop_damaged_lines, outcomes_of, read_runs
 from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
-from lm.text_tables import plural
+from lm.system.files import to_json, without_links, write_text
+from lm.system.locks import InUse, lock
+from lm.system.text_tables import plural
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.provenance import describe_start
@@ -342,9 +342,8 @@ class _Runner:
         """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded
         if so.
         """
-        directory = (
-            self.workdir / ".claims" / name
-        )  # never deleted: that would break the lock of another process
+        # never deleted: that would break the lock of another process
+        directory = self.workdir / ".claims" / name
         directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock(directory)

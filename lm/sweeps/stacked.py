@@ -368,9 +368,8 @@ class StackedRuns:
         for found in evaluations:
             if halted_at and found["step"] >= halted_at:
                 continue
-            sums = [
-                (float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)
-            ]  # "NaN" if restored
+            # "NaN" if restored
+            sums = [(float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)]
             if found["split"].startswith("probe/"):
                 sources[found["split"]] = math.fsum(s for s, _ in sums) / sum(found["counts"])
                 continue

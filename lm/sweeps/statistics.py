@@ -120,9 +120,8 @@ class MeanOverCells(NamedTuple):
     mean: Estimate  # over these cells; its variance comes from the seeds of each cell
     # the standard deviation of the true effects over cells (method of moments, at least 0)
     tau: float
-    prediction: tuple[
-        float, float
-    ]  # 95 % interval for the estimate in another cell of this kind, with as many seeds
+    # 95 % interval for the estimate in another cell of this kind, with as many seeds
+    prediction: tuple[float, float]
 
 
 def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:

@@ -112,15 +112,13 @@ def vertex(values: Sequence[float], losses: Sequence[float], best: int) -> float
 class Choice(NamedTuple):
     """What the finished tuning runs of a variant say."""
 
-    missing: tuple[
-        Point, ...
-    ] = ()  # the points that are still to be trained; the rest is unset then
+    # the points that are still to be trained; the rest is unset then
+    missing: tuple[Point, ...] = ()
     best: Point | None = None  # of the grid
     point: Point | None = None  # where the final runs train
     at_edge: tuple[str, ...] = ()  # the keys whose best value is still at the edge of its list
-    added: tuple[
-        tuple[str, float, float], ...
-    ] = ()  # of missing points: key, its best value, the one beyond the edge
+    # of missing points: key, its best value, the one beyond the edge
+    added: tuple[tuple[str, float, float], ...] = ()
 
 
 def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = True) -> Choice:

@@ -15,12 +15,12 @@ from lm.config import MESH_AXES, Resolved, flatten, to_dict
 from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus, batches
-from lm.errors import UserError, first_line
 from lm.step import init_state, train_steps
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.stacked import split_config, with_values
 from lm.sweeps.tuning import LEARNING_RATE
-from lm.text_tables import plural, table
+from lm.system.errors import UserError, first_line
+from lm.system.text_tables import plural, table
 from lm.training.batch_source import BatchSource
 from lm.training.memory import check_arrays
 from lm.training.run import resolve_config
@@ -38,9 +38,8 @@ class Variant:
     corpus: Corpus
     n_params: int
     flops: float  # of training, per token
-    warm_starts: dict[int, WarmStart] = dataclasses.field(
-        default_factory=dict
-    )  # by seed, what a run starts from
+    # by seed, what a run starts from
+    warm_starts: dict[int, WarmStart] = dataclasses.field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -96,9 +95,8 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
     rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
-    skips = {
-        name: config.train.on_spike == "skip" for name, config in rated.items()
-    }  # in no digest: it may change
+    # in no digest: it may change
+    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}
     refuse_duplicates(
         variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()}
     )
@@ -298,9 +296,8 @@ def fingerprint(
     """
     t = config.train
     program, values = split_config(config)  # the config with seed 0
-    program = with_values(
-        program, values | {"learning_rate": 1.0}
-    )  # other hyperparameters become constants
+    # other hyperparameters become constants
+    program = with_values(program, values | {"learning_rate": 1.0})
     split = corpus.split("train")
     source = BatchSource(split, program)
     init = jax.jit(functools.partial(init_state, program))

@@ -29,9 +29,8 @@ class BatchSource:
 
     def __init__(self, split: Split, config: Resolved):
         self.split, self.config = split, config
-        self.mesh = mesh = (
-            current_mesh()
-        )  # a background thread, in which no mesh is set, makes the inputs
+        # a background thread, in which no mesh is set, makes the inputs
+        self.mesh = mesh = current_mesh()
         # The split's arrays on every device; None if they take too much memory, or are too long for
         # int32 indices.
         self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())

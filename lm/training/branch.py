@@ -14,8 +14,8 @@ import jax
 
 from lm import ideas
 from lm.config import Config, as_resolved, to_dict
-from lm.errors import UserError
-from lm.files import COUNT, files_below, read_json, to_json, write_text
+from lm.system.errors import UserError
+from lm.system.files import COUNT, files_below, read_json, to_json, write_text
 from lm.workdir.checkpoints import verify
 from lm.workdir.config_changes import compare_configs, stable_steps
 from lm.workdir.directory import fill

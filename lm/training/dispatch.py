@@ -33,9 +33,8 @@ class Done(NamedTuple):
 
     dispatch: Dispatch
     metrics: dict[str, np.ndarray]  # stacked over its steps
-    state: (
-        Any | None
-    )  # the train state after it; None if the next dispatch was already sent, which consumes the state
+    # the train state after it; None if the next dispatch was already sent, which consumes the state
+    state: Any | None
 
 
 def due(step: int, config: Resolved) -> set[str]:

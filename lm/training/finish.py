@@ -9,10 +9,10 @@ from pathlib import Path
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
 from lm.cost.units import duration
-from lm.errors import UserError
-from lm.files import with_checksum
 from lm.step import TrainState, evaluated_params
-from lm.text_tables import for_terminal
+from lm.system.errors import UserError
+from lm.system.files import with_checksum
+from lm.system.text_tables import for_terminal
 from lm.training.diagnostics import nonfinite_report
 from lm.training.diagnostics_figure import diagnostics_png, scores_png
 from lm.training.loop import Loop
@@ -22,9 +22,8 @@ from lm.training.step_log import nonfinite_cause
 from lm.workdir.directory import Workdir
 from lm.workdir.metrics import best_step, iter_metrics
 
-Sample = Callable[
-    [Run, dict, int, Path], str | None
-]  # (run, parameters, step, directory of the run) -> text
+# (run, parameters, step, directory of the run) -> text
+Sample = Callable[[Run, dict, int, Path], str | None]
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample: Sample) -> str:

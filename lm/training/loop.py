@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from lm.data import batches
-from lm.errors import UserError, first_line
 from lm.kernels import platform
 from lm.parallel import processes, sharding
 from lm.step import TrainState, ema_params, evaluated_params, train_steps
+from lm.system.errors import UserError, first_line
 from lm.training.batch_source import BatchSource
 from lm.training.diagnostics import details
 from lm.training.dispatch import dispatches, due, pipeline
@@ -61,9 +61,8 @@ class Loop:
             return status is not None or self.signals.to_stop()
 
         with contextlib.ExitStack() as profile, self.clock.during("steps"):
-            status = self._between_dispatches(
-                state, first, profile
-            )  # a resumed run finishes what was due
+            # a resumed run finishes what was due
+            status = self._between_dispatches(state, first, profile)
             for done in pipeline(
                 self.program,
                 state,
@@ -235,9 +234,8 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     jitted = jax.jit(
         train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings
     )
-    inputs = source.train(
-        0, 1
-    )  # only their shapes are used; a mixture may have no window beyond the last step
+    # only their shapes are used; a mixture may have no window beyond the last step
+    inputs = source.train(0, 1)
     traced = jitted.trace(state, source.resident, inputs, np.int32(1), config)
     options = platform.compiler_options(platform.target(), config.train.compiler_options) or None
     try:

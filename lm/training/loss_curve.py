@@ -55,10 +55,11 @@ def _draw(
     labels: tuple[str, str],
     alpha: float = 1,
 ) -> None:
+    # of millions of lines, 16 bytes each are kept
     steps, losses = (
         array.array("d"),
         array.array("d"),
-    )  # of millions of lines, 16 bytes each are kept
+    )
     evaluations = []
     for line in lines:
         if "split" in line:

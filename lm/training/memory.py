@@ -17,7 +17,7 @@ from lm import parameters
 from lm.config import Resolved
 from lm.cost.memory import micro_batches_per_step, train_state_bytes
 from lm.cost.units import si
-from lm.errors import UserError, first_line
+from lm.system.errors import UserError, first_line
 
 _MODEL = "config.model.{d_model, n_layers, d_ff, n_heads}"
 STATE = "parameters, gradients and optimizer state"

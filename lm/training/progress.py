@@ -6,13 +6,14 @@ import os
 from tqdm import tqdm
 
 from lm.cost.units import duration, si
-from lm.text_tables import message
+from lm.system.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
+# the speed is a mean over so many measurements, or over more in so many seconds
 MEAN_LINES, MEAN_SECONDS = (
     10,
     30,
-)  # the speed is a mean over so many measurements, or over more in so many seconds
+)
 
 
 class Progress:
@@ -26,9 +27,8 @@ class Progress:
 
     def __init__(self, total_steps: int, stream):
         self._total, self._stream, self._last_lasting = total_steps, stream, 0
-        self._measured: collections.deque[tuple[float, float]] = (
-            collections.deque()
-        )  # tokens, seconds
+        # tokens, seconds
+        self._measured: collections.deque[tuple[float, float]] = collections.deque()
         self._last_speed: float | None = None
         self._last_tokens: int | None = None
         is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -19,13 +19,13 @@ from lm.cost import flops
 from lm.cost.memory import attention_implementation
 from lm.data import Corpus, mixtures, trusted
 from lm.data.tokenizers import known_prompt
-from lm.errors import UserError
-from lm.files import expanded, matching_files, to_json
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.step import optimizer
-from lm.text_tables import table
-from lm.urls import is_url
+from lm.system.errors import UserError
+from lm.system.files import expanded, matching_files, to_json
+from lm.system.text_tables import table
+from lm.system.urls import is_url
 
 
 @dataclasses.dataclass(frozen=True)

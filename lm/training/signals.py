@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import jax
 
-from lm.errors import first_line
 from lm.parallel import processes
+from lm.system.errors import first_line
 
 
 class Signals:

@@ -15,9 +15,8 @@ def unused_parameters(traced: jax.stages.Traced, state: TrainState) -> str | Non
     barrier, as in micro-batches over fsdp, all count as read.
     """
     program = traced.jaxpr.jaxpr
-    loop = next(
-        equation for equation in program.eqns if equation.primitive.name == "while"
-    )  # over the steps
+    # over the steps
+    loop = next(equation for equation in program.eqns if equation.primitive.name == "while")
     results = zip(leaves_by_path(traced.out_info), program.outvars, strict=True)
     losses = {id(x) for name, x in results if name == "1/loss" or name.startswith("1/loss/")}
     _, reads = dce_jaxpr(loop.params["body_jaxpr"].jaxpr, [id(x) in losses for x in loop.outvars])

@@ -18,11 +18,11 @@ from lm import parameters
 from lm.config import Resolved, ResolvedModel, init_run, saved_config
 from lm.data import Corpus
 from lm.data.tokenizers import Tokenizer
-from lm.errors import UserError
 from lm.huggingface.config_files import is_checkpoint, normalized, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import read_params
 from lm.parallel import processes, sharding
+from lm.system.errors import UserError
 from lm.trained_model import read_meta
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
@@ -36,14 +36,12 @@ class WarmStart:
     """Parameters of another model that take the place of initial values."""
 
     values: dict[str, jax.Array]  # by path
-    rows: dict[
-        str, list[int]
-    ]  # the rows that are loaded, by path, of stacks that are loaded in part
+    # the rows that are loaded, by path, of stacks that are loaded in part
+    rows: dict[str, list[int]]
     title: str  # where they come from
     groups: str  # a line for each group of parameters of both models
-    settings: dict[
-        str, str
-    ]  # files of the Hugging Face checkpoint they come from, for an export; {}: none
+    # files of the Hugging Face checkpoint they come from, for an export; {}: none
+    settings: dict[str, str]
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""

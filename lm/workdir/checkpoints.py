@@ -22,8 +22,10 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath  # the only type of path that ocp.path.step.Metadata accepts
 
-from lm.errors import TemporaryError, UserError, first_line
-from lm.files import (
+from lm.parallel.processes import from_first, gather
+from lm.parameters import flat, nest
+from lm.system.errors import TemporaryError, UserError, first_line
+from lm.system.files import (
     COUNT,
     appears,
     check_files,
@@ -33,17 +35,15 @@ from lm.files import (
     remove_while_written,
     to_json,
 )
-from lm.parallel.processes import from_first, gather
-from lm.parameters import flat, nest
-from lm.text_tables import say, some
+from lm.system.text_tables import say, some
 from lm.update_rules.schedule_free import average
 from lm.workdir.checksums import leaf_checksums, leaves_by_path
 from lm.workdir.metrics import best_step, missing_lines, read_evaluations, validation_losses
 from lm.workdir.orbax_errors import Corrupted, disk_failure, quieten_orbax, unreadable
 from lm.workdir.saved_run import checkpoint_steps, require_run
 
-# The shape of a record; see `lm.files.parse_json`. `lm.workdir.saved_run.check_meta` checks the
-# caller's meta.
+# The shape of a record; see `lm.system.files.parse_json`. `lm.workdir.saved_run.check_meta` checks
+# the caller's meta.
 _RECORD = {
     "step": COUNT, "sha256": str, "meta": {"config?": {"optimizer?": {"name?": str}, "log?": {"every": COUNT}}},
     "leaves": {str: {"shape": [COUNT], "dtype": str, "checksum": str}},
@@ -97,9 +97,8 @@ class Checkpoints:
     def should_preserve(self, checkpoints, *, context=None) -> list[bool]:
         """Return which checkpoints to keep; Orbax calls this after each save."""
         steps = [checkpoint.step for checkpoint in checkpoints]
-        linked = {
-            step for step in steps if (self._directory / str(step)).is_symlink()
-        }  # by the owner of the workdir
+        # by the owner of the workdir
+        linked = {step for step in steps if (self._directory / str(step)).is_symlink()}
         kept = {
             *sorted(steps)[-self._keep :],
             best_step(steps, self.val_losses),
@@ -354,9 +353,8 @@ def _choose(directory: Path, step: int | str) -> int:
     if not steps:
         require_run(directory.parent)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            read_json(
-                directory.parent / "config.json"
-            )  # a damaged one says more: it may be that of a downloaded model
+            # a damaged one says more: it may be that of a downloaded model
+            read_json(directory.parent / "config.json")
         raise UserError(f"{directory} holds no checkpoint")
     if step == "latest":
         return steps[-1]

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 
 from lm.config import Config, flatten
-from lm.files import to_json
-from lm.text_tables import without_secrets
+from lm.system.files import to_json
+from lm.system.text_tables import without_secrets
 
 
 def _leaves(
@@ -47,9 +47,8 @@ def compare_configs(
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.
     """
-    defaults = {
-        path: value for path, value, _ in _leaves(Config())
-    }  # of keys that are newer than the run
+    # of keys that are newer than the run
+    defaults = {path: value for path, value, _ in _leaves(Config())}
     was = defaults | without_secrets(flatten(old, "config."))
     differences: tuple[list[str], list[str]] = ([], [])
     for path, now, execution in _leaves(config):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm.config import to_dict
-from lm.errors import UserError
-from lm.files import check_in_place, check_replaceable, to_json, write_bytes
-from lm.locks import lock
+from lm.system.errors import UserError
+from lm.system.files import check_in_place, check_replaceable, to_json, write_bytes
+from lm.system.locks import lock
 from lm.workdir.config_changes import experiment_digest
 from lm.workdir.provenance import compare_starts, describe_start
 from lm.workdir.saved_run import ARRIVING, check_workdir
@@ -42,9 +42,8 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files = workdir / ARRIVING / "files"
     with lock(workdir):
-        was_begun = (
-            files.parent.exists()
-        )  # by a process that was killed, and may have moved files already
+        # by a process that was killed, and may have moved files already
+        was_begun = files.parent.exists()
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
         try:

@@ -18,8 +18,8 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lm.errors import UserError
-from lm.files import (
+from lm.system.errors import UserError
+from lm.system.files import (
     COUNT,
     LARGEST,
     NUMBER,
@@ -40,7 +40,7 @@ from lm.workdir.tensorboard import EventFile
 # What differs between two otherwise bit-identical runs.
 TIMING_FIELDS = frozenset({"tokens_per_second", "flops_per_second", "mfu", "mfu_full_square"})
 
-# The shape of a line; see `lm.files.parse_json`.
+# The shape of a line; see `lm.system.files.parse_json`.
 _VALUE = (*NUMBER, [NUMBER])
 LINE = {
     "step": COUNT, "loss?": NUMBER, "split?": str, "windows?": COUNT, "ema_loss?": NUMBER, "best_loss?": NUMBER,

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from lm.config import to_dict
-from lm.errors import TemporaryError, UserError, first_line
-from lm.files import (
+from lm.system.errors import TemporaryError, UserError, first_line
+from lm.system.files import (
     COUNT,
     MAX_NAME,
     expanded,
@@ -31,7 +31,7 @@ from lm.files import (
     with_checksum,
     without_checksum,
 )
-from lm.urls import file_system, is_url, local_path
+from lm.system.urls import file_system, is_url, local_path
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.directory import fill
 from lm.workdir.saved_run import checkpoint_steps, holds_run
@@ -46,21 +46,23 @@ _RECORDS = (
     "summary.json",
     "wandb_id.txt",
 )
+# nothing is computed from them
 _SHOWN = (
     "loss.png",
     "diagnostics.png",
     "scores.png",
     "samples",
     "tensorboard",
-)  # nothing is computed from them
+)
 _MANIFEST = {
     "config": {"train": {"steps": COUNT}}, "writer": str, "steps": [COUNT],
     "files": {str: {"size": COUNT, "sha256": str}},
 }  # fmt: skip
+# until the next look for a new checkpoint; after a copy that failed
 POLL_SECONDS, RETRY_SECONDS = (
     1.0,
     30.0,
-)  # until the next look for a new checkpoint; after a copy that failed
+)
 
 
 _FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIR"
@@ -109,9 +111,8 @@ class Mirror:
         self._start = secrets.token_hex(4)  # part of the names of this process's manifests
         self._manifest: dict = {"steps": [], "files": {}}  # the newest one
         self._copied: list[int] | None = None  # the steps of the last copy
-        self._described: dict[
-            str, dict
-        ] = {}  # sizes and hashes of files of checkpoints, which do not change
+        # sizes and hashes of files of checkpoints, which do not change
+        self._described: dict[str, dict] = {}
         self._say: Callable[[str], None] = print
         self._hold: Callable[[list[int]], None] = lambda steps: None
         self._stop = threading.Event()
@@ -241,9 +242,8 @@ class Mirror:
             deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(
                 checkpoints
             )
-            return (
-                "" if deleted and not self._stop.is_set() else _reason(error)
-            )  # while the run deleted a checkpoint
+            # while the run deleted a checkpoint
+            return "" if deleted and not self._stop.is_set() else _reason(error)
         finally:
             self._hold([])
 

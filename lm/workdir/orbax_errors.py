@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from lm.errors import TemporaryError, first_line
+from lm.system.errors import TemporaryError, first_line
 
 
 class Corrupted(Exception):

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import flatten
-from lm.errors import UserError
-from lm.files import files_below
-from lm.locks import is_locked
+from lm.system.errors import UserError
+from lm.system.files import files_below
+from lm.system.locks import is_locked
 from lm.workdir.metrics import best_step, iter_metrics, read_evaluations, validation_losses
 from lm.workdir.saved_run import WEIGHTS_OF, SavedRun, count_parameters, read_run
 
@@ -20,9 +20,8 @@ class Overview:
     path: Path
     name: str  # of its config
     config: dict[str, Any]  # by dotted name, without name and notes
-    data: (
-        dict[str, str] | None
-    )  # {"name", "fingerprint"} of the text that it was really trained on; None: not known
+    # {"name", "fingerprint"} of the text that it was really trained on; None: not known
+    data: dict[str, str] | None
     parameters: int | None  # None: not known
     status: str  # "running", "finished", "imported", or where and how it stopped
     steps: int  # the last one in the metrics

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from lm.errors import UserError
-from lm.git import describe_code
-from lm.text_tables import without_secrets
+from lm.system.errors import UserError
+from lm.system.git import describe_code
+from lm.system.text_tables import without_secrets
 
 # Variables that change the bits of a run: a resumption under others is refused; or may change them,
 # and is reported.

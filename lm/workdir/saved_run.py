@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import init_run
-from lm.errors import UserError
-from lm.files import (
+from lm.huggingface.config_files import is_checkpoint, read_config
+from lm.system.errors import UserError
+from lm.system.files import (
     COUNT,
     NUMBER,
     check_shape,
@@ -20,7 +21,6 @@ from lm.files import (
     refuse_url,
     without_checksum,
 )
-from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.metrics import last_step
 
@@ -32,7 +32,7 @@ SETTINGS = "huggingface"
 # start of the name of the data in run.json: an imported run has no text of its own
 WEIGHTS_OF = "weights of "
 
-# Shapes of the JSON files of a run; see `lm.files.read_json`.
+# Shapes of the JSON files of a run; see `lm.system.files.read_json`.
 _CONFIG = {
     "name?": str,
     "train": {"steps": COUNT},
@@ -66,9 +66,8 @@ class SavedRun:
 
     config: dict  # config.json
     newest_checkpoint: int | None  # the newest step with a checkpoint, None if there is none
-    data: (
-        dict[str, str] | None
-    )  # {"name", "fingerprint"} of the tokens it trained on; None if unknown
+    # {"name", "fingerprint"} of the tokens it trained on; None if unknown
+    data: dict[str, str] | None
     starts: list[dict]  # versions, commit and command of each start
     summary: dict[str, Any]  # summary.json, {} if it is missing or damaged
     damage: str = ""  # what is wrong with summary.json, which a resumed run writes again

@@ -13,7 +13,7 @@ from running import ROOT
 from lm.baselines import ngrams
 from lm.baselines.ngrams import kneser_ney, ngram_losses, unigram_loss
 from lm.data import Corpus, Split
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 REFERENCE = json.loads((ROOT / "tests" / "references" / "ngrams.json").read_text())
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import compare, generation, page, shapes, startup, train_speed
 from benchmarks.calibration import __main__ as calibration
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 TABLES = {"train_speed": train_speed.table, "train_speed_16": train_speed.table, "startup": startup.table,
           "generation": generation.table}  # fmt: skip
@@ -44,9 +44,8 @@ def test_only_publishing_writes_and_it_replaces_the_table_of_that_name(tmp_path,
     path = tmp_path / "performance.md"
     before = "above\n<!-- a -->\nold a\n<!-- end -->\n<!-- b -->\nold b\n<!-- end -->\nbelow\n"
     path.write_text(before)
-    monkeypatch.setattr(
-        compare.importlib.util, "find_spec", lambda name: True
-    )  # of torch and transformers
+    # of torch and transformers
+    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(compare, "PAGE", path)
     monkeypatch.setattr(compare, "RESULTS", tmp_path / "results")
 

@@ -7,7 +7,7 @@ from benchmarks import compiled_plan
 from benchmarks.compiled_plan import ROWS, main
 from lm.cost.communication import Bytes
 from lm.cost.compiled import Compiled
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 PAGE = Path(__file__).parents[2] / "benchmarks" / "NOTES.md"
 C = Compiled(

@@ -27,9 +27,8 @@ def test_the_peer_computes_the_same_and_torch_compile_sees_no_mask(family, monke
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)  # a GPU would compute in TF32
     monkeypatch.setitem(shapes.SHAPES, "tiny", TINY[family])
     config = shapes.config_of("tiny", "unread", {})
-    params = redrawn(
-        config.model
-    )  # no zeros or ones: a forgotten or exchanged parameter changes the logits
+    # no zeros or ones: a forgotten or exchanged parameter changes the logits
+    params = redrawn(config.model)
     theirs = built(shapes.transformers_fields(config), shapes.transformers_params(config, params))
     peer = Peer(TINY[family], theirs, None)
 

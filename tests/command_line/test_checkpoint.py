@@ -3,7 +3,7 @@
 import pytest
 
 from lm.command_line.checkpoint import parse_step
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def test_a_step_is_best_latest_or_a_number():

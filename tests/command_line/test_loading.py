@@ -13,7 +13,7 @@ from tiny import with_keys
 from lm.command_line.loading import load, load_values
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.config.convert import from_flat
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def test_defaults_pass_their_own_checks(config_file):

@@ -14,7 +14,7 @@ from lm.command_line.loading import load
 from lm.command_line.training import parse_arguments
 from lm.config import schema
 from lm.data import prepare
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 @pytest.mark.parametrize("command", ["lm.train", "lm.sweep"])

@@ -44,9 +44,8 @@ def test_a_config_has_the_published_number_of_parameters(name, vocab_size, count
 
 @pytest.mark.parametrize("name", ["cs336_tinystories", "gpt2_124m"])
 def test_a_config_without_its_data_is_refused_in_one_line(name, tmp_path, monkeypatch, command):
-    monkeypatch.setattr(
-        memory, "device_memory", lambda device: None
-    )  # some configs may not fit on this machine
+    # some configs may not fit on this machine
+    monkeypatch.setattr(memory, "device_memory", lambda device: None)
     code, output = command(main, *arguments(name))
     assert (code, output.count("\n"), "config.data.source" in output) == (2, 1, True), output
     assert not (tmp_path / "runs").exists()

@@ -42,14 +42,12 @@ def test_times_of_rings_by_hand():
         return seconds(gather, device, sizes(*mesh))
 
     assert time(H100, 8, ("fsdp",), (8, 8, 1, 1)) == pytest.approx(1)  # the links of a node
-    assert time(H100, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(
-        450 / (8 * 50)
-    )  # all ports of a node
+    # all ports of a node
+    assert time(H100, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(450 / (8 * 50))
     assert time(H100, 8, ("replica",), (8, 8, 1, 1)) == pytest.approx(450 / 50)  # one port
     pcie = Device("NVIDIA", {}, 0, 0, link=32e9, group=8, network=25e9, per_host=8)
-    assert time(pcie, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(
-        450 / 32
-    )  # the link is slower than 8 ports
+    # the link is slower than 8 ports
+    assert time(pcie, 64, ("fsdp",), (1, 64, 1, 1)) == pytest.approx(450 / 32)
 
 
 def test_over_slices_each_device_sends_its_part_of_the_sum_of_its_slice():

@@ -20,8 +20,8 @@ from lm.cost.devices import DEVICES
 from lm.cost.estimate import estimate, factorizations, product_seconds
 from lm.cost.hlo import parse_collectives
 from lm.cost.report import describe, describe_compiled
-from lm.errors import UserError
 from lm.kernels.platform import compiler_options
+from lm.system.errors import UserError
 
 SIZES = {"replica": 1, "fsdp": 4, "tensor": 2, "sequence": 1}
 MODEL = {
@@ -287,17 +287,15 @@ def test_the_report_has_the_compilers_figures_beside_those_of_the_plan():
     assert "0 B" in lines["sent per device and step: all-reduce over fsdp"]
     assert "0.5 s" in lines["time of a step without communication and kernels"]
     assert "7.00 kB" in lines["params/embedding"]
-    assert re.search(
-        r"3 x +2.46 GB +3 ms$", lines["layers/*/ffn/mul (element by element)"]
-    )  # a v5e: 819 GB/s
+    # a v5e: 819 GB/s
+    assert re.search(r"3 x +2.46 GB +3 ms$", lines["layers/*/ffn/mul (element by element)"])
     assert "13 x" in lines["all kernels"]
     of_step = float(lines["time of a step: products at 91% of the peak, then the rest"].split()[-2])
     assert of_step == pytest.approx(3 + 1e3 * product_seconds(CONFIG, DEVICES["v5e"], 8), rel=0.01)
     assert "replaced in place" in describe_compiled(e, dataclasses.replace(c, aliased=10**6))
     short = dataclasses.replace(e, config=tiny(model={"compute_dtype": "bfloat16"}))
-    assert re.search(
-        r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M
-    )  # columns do not touch
+    # columns do not touch
+    assert re.search(r"kernels +0.5 s [\d.]+e-10 s$", describe_compiled(short, c), re.M)
     decode = describe_compiled(e, dataclasses.replace(c, program="decode", state=0, compute=None))
     assert decode.startswith("Compiled for one of 8 v5e chips in 12 s ")
     assert not {"plan", "state"} & set(decode.split())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lm.cost.devices import DEVICES, parse_device, peak_flops
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def test_peaks_are_exact_and_dense():
@@ -12,9 +12,8 @@ def test_peaks_are_exact_and_dense():
     assert peak_flops("NVIDIA H100 80GB HBM3", np.dtype("float32")) == 494.7e12
     for unknown in (("cpu", "float32"), ("NVIDIA H100", "bfloat16"), ("TPU v4", "float32")):
         assert peak_flops(*unknown) is None
-    assert len({device.kind for device in DEVICES.values()}) == len(
-        DEVICES
-    )  # each kind is listed once
+    # each kind is listed once
+    assert len({device.kind for device in DEVICES.values()}) == len(DEVICES)
 
 
 def test_parse_device():

@@ -18,7 +18,7 @@ from lm.cost.devices import DEVICES
 from lm.cost.estimate import estimate, factorizations, search_meshes
 from lm.cost.memory import moved_activation_bytes
 from lm.cost.report import plan
-from lm.errors import UserError
+from lm.system.errors import UserError
 from lm.train import main
 from lm.training.run import missing_data
 
@@ -215,7 +215,7 @@ def test_a_plan_may_use_attention_that_this_machine_lacks(command, tmp_path):
 
 
 def test_an_unknown_device_is_an_error_before_jax_is_imported(command, monkeypatch):
-    monkeypatch.setattr("lm.runtime.start_jax", lambda *a, **k: pytest.fail("started jax"))
+    monkeypatch.setattr("lm.system.runtime.start_jax", lambda *a, **k: pytest.fail("started jax"))
     code, output = command(
         main, f"--config={ROOT / 'configs/gpt2_124m.py'}", "--plan", "--device=h900"
     )
@@ -238,11 +238,12 @@ def test_a_plan_ends_with_the_options_of_the_compiler_and_names_batch_and_data_t
     )
     assert "tokens:data/openwebtext is not on this machine" in output
     code, output = command(main, config, "--plan", "--device=v5e:64", "--config.mesh.replica=64")
+    # an error stands alone
     assert (code, "512" in output, "openwebtext" in output) == (
         2,
         True,
         False,
-    )  # an error stands alone
+    )
     code, output = command(main, config)
     assert (code, "lm.data.prepare" in output, "config file" in output) == (2, True, True), output
     of_file = load(f"{ROOT}/configs/gpt2_124m.py", [])

@@ -100,7 +100,6 @@ def test_the_count_is_that_of_the_traced_program(keys):
     architecture key.
     """
     c, B, T = tiny(model=SMALL | keys).model, 2, 16
-    counted = (
-        flops.flops_per_token(c, T, full_square=True) / 3 * B * T
-    )  # the backward pass takes twice the forward
+    # the backward pass takes twice the forward
+    counted = flops.flops_per_token(c, T, full_square=True) / 3 * B * T
     assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)

@@ -70,9 +70,8 @@ def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_no
         assert params == 4 * sum(
             p.size // (1 if p.kind == "norm" else shards) for p in table.values()
         )
-        assert (
-            optimizer == 2 * params + 3 * 4
-        )  # two moments; the counters of Adam, the schedule and weight decay
+        # two moments; the counters of Adam, the schedule and weight decay
+        assert optimizer == 2 * params + 3 * 4
         assert predicted == arguments
     m, layers = memory_per_device(tiny(**LARGE), DEVICES["h100"], ONE | {"fsdp": 8}), 0
     for path, p in parameters.parameter_table(tiny(**LARGE).model).items():
@@ -136,9 +135,8 @@ def test_activations_and_logits_by_hand():
         changed = tiny(model={"attention": "einsum", "remat": remat})
         assert activation_bytes(changed, DEVICES["h100"], ONE) == 2 * kept * 32 * 4
         assert layer_bytes(changed, DEVICES["h100"], ONE) == layer * 32 * 4
-    doubled = tiny(
-        model={"attention": "einsum", "attn_differential": True}
-    )  # queries, attention's output and scores
+    # queries, attention's output and scores
+    doubled = tiny(model={"attention": "einsum", "attn_differential": True})
     more = 4 * 4 + 4 * 4 + (1 + 1) * 4 * 8
     assert activation_bytes(doubled, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
     for residual, carried in {
@@ -167,9 +165,8 @@ def test_the_worst_moment_is_the_loss_or_the_backward_pass_of_a_layer(device):
     gathered = {"v5e": 2 * (weights + gains) + 4 * ffn, "h100": 8 * (weights + gains)}[device]
     assert m.layer == gathered + 2 * (LAYER + (1 + 2) * 4 * 8) * 16
     assert m.copies == {"v5e": 2 * weights, "h100": 2 * 4 * last_axis_sharded}[device]
-    whole = {"v5e": embedding, "h100": 2 * embedding}[
-        device
-    ]  # gradients of the head, and of the embedding
+    # gradients of the head, and of the embedding
+    whole = {"v5e": embedding, "h100": 2 * embedding}[device]
     assert m.gradients == 4 * 2 * (weights / 2 + gains) + 4 * whole
     large = memory_per_device(tiny(model=model | {"vocab_size": 5000}), DEVICES[device], sizes)
     assert (large.layer, large.loss) == (0, 2 * 5000 * 16 + 2 * 3 * 16 * 16 + (4 + 2) * 16 * 5000)

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from lm.data import cache
+from lm.system import files
 
 
 def write_whole(work):
@@ -133,9 +134,8 @@ def test_files_that_were_added_or_are_absent_are_damage(tmp_path):
     assert cache.find_damage(target) is None
     (target / "b").write_text("added")
     assert cache.find_damage(target) == "checksums.json does not list b"
-    assert (
-        cache.find_damage(tmp_path / "absent") == "checksums.json is missing"
-    )  # another process is rebuilding it
+    # another process is rebuilding it
+    assert cache.find_damage(tmp_path / "absent") == "checksums.json is missing"
 
 
 def test_the_digest_of_a_large_file_is_cached_until_the_file_changes(tmp_path, monkeypatch):
@@ -170,8 +170,8 @@ def test_the_digest_of_a_large_file_is_cached_until_the_file_changes(tmp_path, m
 
 def test_the_users_cache_directory(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.user_cache(None) == tmp_path / "lm"
+    assert files.user_cache(None) == tmp_path / "lm"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.user_cache(None) == tmp_path / ".cache" / "lm"
-    assert cache.user_cache("~/elsewhere") == tmp_path / "elsewhere"
+    assert files.user_cache(None) == tmp_path / ".cache" / "lm"
+    assert files.user_cache("~/elsewhere") == tmp_path / "elsewhere"

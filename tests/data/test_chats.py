@@ -21,10 +21,10 @@ from lm.data.chats import END, START
 from lm.data.corpus import Corpus, Split, Targets
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.shards import open_shards
-from lm.errors import UserError
 from lm.scoring.predictions import score_split
 from lm.show import examples
 from lm.step import target_weights
+from lm.system.errors import UserError
 from lm.training.run import resolve_config
 
 STORED = json.loads(

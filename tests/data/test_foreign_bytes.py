@@ -27,8 +27,8 @@ from lm.data import columns, open_corpus, sources, tokenizers
 from lm.data.prepare import main as prepare
 from lm.data.readers import find_spans, read_documents
 from lm.data.shards import open_shard
-from lm.errors import UserError
 from lm.huggingface.safetensors_files import TensorFiles
+from lm.system.errors import UserError
 
 DOCUMENTS = [
     f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)

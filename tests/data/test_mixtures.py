@@ -15,8 +15,8 @@ from lm.config.schema import EvalConfig
 from lm.data import Split, batches, mixtures, open_corpus
 from lm.data.concatenated import ConcatenatedArray
 from lm.data.prepare import main as prepare
-from lm.errors import UserError
 from lm.evaluate import main as evaluate
+from lm.system.errors import UserError
 
 SIZES = (4_000, 900, 333)
 
@@ -120,9 +120,8 @@ def test_stages_change_the_shares_at_their_steps_and_the_order_goes_on():
         < 0.01
     )
     own = starts[sources_of(split, starts) == 1]
-    assert (
-        len(np.unique(own[:112])) == 112
-    )  # 112 windows of an epoch, over the border of the stages
+    # 112 windows of an epoch, over the border of the stages
+    assert len(np.unique(own[:112])) == 112
 
 
 def test_a_source_ends_after_its_epochs_and_the_others_share_its_weight():
@@ -181,9 +180,8 @@ def test_a_run_on_a_mixture_reports_each_source_and_resumes_exactly(
         "--config.data.order=epochs",
         "--config.data.mixture_stages=((4,1,1),)",
     )
-    keys += (
-        "--config.data.max_epochs=(0.16,0.26)",
-    )  # 28 and 22 windows for 48 draws: none is left for a 13th step
+    # 28 and 22 windows for 48 draws: none is left for a 13th step
+    keys += ("--config.data.max_epochs=(0.16,0.26)",)
     code, output = train(tmp_path / "whole", *keys, "--config.checkpoint.keep=9")
     assert code == 0, output
     assert "mixture from step 0: a " in output

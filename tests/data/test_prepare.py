@@ -19,8 +19,8 @@ from lm.data import cache, hf_tokenizer, open_corpus, tokenizers
 from lm.data.prepare import main
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.unit_shards import assign
-from lm.errors import UserError
-from lm.locks import lock
+from lm.system.errors import UserError
+from lm.system.locks import lock
 
 DOCUMENTS = [
     f"Document {i} has café and {i * i} words;\nAnd a second line {'x' * (i % 17)}."
@@ -389,9 +389,8 @@ def test_several_inputs_are_one_corpus(dump, tmp_path, capsys):
     record = corpus(tmp_path / "out", tmp_path).record["out"]
     assert (record["input"], record["files"]) == (f"jsonl:{dump} and text:{novel}", 2)
     assert main(arguments(dump, tmp_path / "out", *both)) == 0  # resumes
-    assert (
-        main(arguments(dump, tmp_path / "out", *both[:2], "--deduplicate")) == 2
-    )  # another corpus
+    # another corpus
+    assert main(arguments(dump, tmp_path / "out", *both[:2], "--deduplicate")) == 2
     capsys.readouterr()
     assert (
         main(

@@ -22,10 +22,10 @@ from lm.config import DataConfig
 from lm.data import check_corpus, open_corpus, sources, tokenizers
 from lm.data.prepare import main as prepare
 from lm.data.readers import find_spans, read_documents
-from lm.errors import UserError
-from lm.files import PointerError, read_bytes
 from lm.generate import read_prompts
 from lm.huggingface.config_files import find_file
+from lm.system.errors import UserError
+from lm.system.files import PointerError, read_bytes
 
 DOCUMENTS = [
     f"Document {i} is about café {i * i};\nit has two lines{'.' * (i % 7)}" for i in range(60)
@@ -55,9 +55,8 @@ def write(path, documents=DOCUMENTS, **options):
             rows = csv.writer(file, delimiter="," if path.suffix == ".csv" else "\t")
             rows.writerows([("id", "text"), *enumerate(documents)])
     elif path.suffix == ".gz":
-        path.write_bytes(
-            gzip.compress(lines[:500]) + gzip.compress(lines[500:])
-        )  # as `cat a.gz b.gz` writes
+        # as `cat a.gz b.gz` writes
+        path.write_bytes(gzip.compress(lines[:500]) + gzip.compress(lines[500:]))
     elif path.suffix == ".zst":
         path.write_bytes(pa.compress(lines, "zstd", asbytes=True))
     else:
@@ -125,9 +124,8 @@ def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_pat
         (root / "dataset_dict.json").write_text('{"splits": ["train", "validation", "test"]}')
         (root / "README.md").write_text("# A data set")
         for split, documents in parts.items():
-            write(
-                root / split / "cache-18676890c6a9ddff.arrow", documents
-            )  # as `Dataset.map` leaves there
+            # as `Dataset.map` leaves there
+            write(root / split / "cache-18676890c6a9ddff.arrow", documents)
             write(
                 root / name.format("val" if layout == "lines" and split == "validation" else split),
                 documents,
@@ -141,9 +139,8 @@ def test_splits_of_a_data_set_of_hugging_face_are_those_of_its_directory(tmp_pat
         )
         for split, documents in parts.items():
             assert decoded(f"tokens:{out}", tmp_path, split) == "\n".join([*documents, ""]), layout
-    assert (
-        documents_of(f"hf:{tmp_path}/*/train.jsonl.gz", 2**40) == parts["train"]
-    )  # files that a pattern names
+    # files that a pattern names
+    assert documents_of(f"hf:{tmp_path}/*/train.jsonl.gz", 2**40) == parts["train"]
 
 
 def test_a_data_set_without_a_validation_split_gets_one(tmp_path):
@@ -557,9 +554,8 @@ def save(folder, n_files=1, n_listed=None, **state):
     (folder / "state.json").write_text(
         json.dumps({"_data_files": listed, "_split": "train"} | state)
     )
-    info = {
-        "splits": {"train": {"num_examples": 999_999}}
-    }  # of the data set before a selection of its rows
+    # of the data set before a selection of its rows
+    info = {"splits": {"train": {"num_examples": 999_999}}}
     (folder / "dataset_info.json").write_text(json.dumps(info))
     return names
 

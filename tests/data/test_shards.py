@@ -15,7 +15,7 @@ from running import ROOT
 from lm.config import DataConfig
 from lm.data import check_corpus, open_corpus
 from lm.data.shards import open_shard
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def open_shards(tmp_path, source, tokenizer="none", say=lambda line: None):

@@ -17,7 +17,7 @@ import pytest
 
 from lm.config import SPLITS, DataConfig
 from lm.data import open_corpus, shakespeare, sources, tfds_directory
-from lm.errors import Unavailable, UserError
+from lm.system.errors import Unavailable, UserError
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 STOCK = ROOT / "tiny_shakespeare" / "1.0.0"

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, processors
 from lm.config import DataConfig
 from lm.data import hf_tokenizer, open_corpus, prepare, tokenizers, unit_shards
 from lm.data.hf_tokenizer import END_OF_TEXT, HFTokenizer
-from lm.errors import UserError
 from lm.generation.text import Continuation
+from lm.system.errors import UserError
 
 STORED = json.loads(
     (Path(__file__).parents[1] / "references" / "special_tokens.json").read_text(encoding="utf-8")
@@ -123,9 +123,8 @@ def test_a_name_that_the_model_itself_makes_a_special_token_is_refused():
             match=r"the text has '</s>', which this tokenizer can only encode as the special",
         ):
             off.encode_all(["a", "a </s>"])
-        assert (
-            off.encode("a \u65e5 <unk>").tolist().count(0) == 2
-        )  # unknown text may be encoded as <unk>
+        # unknown text may be encoded as <unk>
+        assert off.encode("a \u65e5 <unk>").tolist().count(0) == 2
         assert 1 in off.with_special_tokens(True).encode("a </s>")
 
 
@@ -242,9 +241,8 @@ def test_shards_are_written_with_special_tokens_if_asked(tmp_path, monkeypatch, 
         f"--tokenizer={spec}",
         f"--output={output}",
     ]
-    assert (
-        prepare.main([*options, "--validation=0", "--special_tokens"]) == 0
-    )  # one unit, in this process
+    # one unit, in this process
+    assert prepare.main([*options, "--validation=0", "--special_tokens"]) == 0
     assert "tokenizer.json --config.data.special_tokens=true" in capsys.readouterr().out
     data = DataConfig(
         source=f"tokens:{output}",

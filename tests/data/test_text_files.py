@@ -13,7 +13,7 @@ import pytest
 from lm.config import DataConfig
 from lm.data import open_corpus
 from lm.data.prepare import main as prepare
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 TEXT = "It was the best of times,\nit was the worst of times. " * 40
 

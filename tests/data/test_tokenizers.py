@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.data import hf_tokenizer, tokenizers
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 ENGLISH = "To be, or not to be: that's the ques-tion.\n\tWhether 'tis  nobler"
 UTF8 = st.text(st.characters(exclude_categories=["Cs"]))  # every code point but surrogates

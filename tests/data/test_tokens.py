@@ -25,7 +25,7 @@ from lm.data import (
 )
 from lm.data import tokens as tokens_module
 from lm.data.markov import LETTERS, MarkovChain
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 TEXT = "It was the best of times,\nit was the worst of times. " * 40
 
@@ -207,9 +207,8 @@ def test_a_damaged_cache_entry_is_rebuilt_with_one_warning(config, tmp_path):
         after = open_corpus(given, seq_len=8, say=lines.append)
         (warning,) = (line for line in lines if "WARNING" in line)
         assert warning.startswith(f"WARNING: the cache entry {path.parent} is corrupted (")
-        assert (
-            path.name in warning or path.name == "checksums.json"
-        )  # whose damage is found in what it lists
+        # whose damage is found in what it lists
+        assert path.name in warning or path.name == "checksums.json"
         assert after.notices == (warning,)
         np.testing.assert_equal(in_memory(after), before)
         assert (after.fingerprint, after.tokenizer.to_json()) == (
@@ -259,9 +258,8 @@ def test_a_lossy_tokenizer_gives_a_warning(config, tmp_path):
 
 
 def test_the_entropy_floor_is_known_for_characters_alone(config, monkeypatch):
-    monkeypatch.setattr(
-        MarkovChain, "text", lambda chain: LETTERS * 20
-    )  # the real one takes longer to generate
+    # the real one takes longer to generate
+    monkeypatch.setattr(MarkovChain, "text", lambda chain: LETTERS * 20)
     for source, order in (("markov", 1), ("markov:2", 2)):
         corpus = quiet(config(source=source))
         assert (corpus.name, corpus.entropy_floor) == (source, MarkovChain(order).entropy_rate)

@@ -11,11 +11,11 @@ import lm
 from lm.chat import check_chats
 from lm.data import chats, tokenizers
 from lm.data.chats import Chat, Turn
-from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.chat import Conversation
 from lm.generation.decoding import CachedText, make_decoder
 from lm.generation.filters import Sampling
+from lm.system.errors import UserError
 
 GREEDY = Sampling(temperature=0.0)
 BPE = tokenizers.make("bpe:300", ["How are you? I am fine."] * 9, markers=chats.MARKERS)

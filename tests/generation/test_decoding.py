@@ -9,12 +9,12 @@ import pytest
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.errors import UserError
 from lm.generation import decoding
 from lm.generation.decoding import make_decoder
 from lm.generation.filters import Sampling
 from lm.generation.kv_cache import Prefill, decode
 from lm.layers.losses import head_logits
+from lm.system.errors import UserError
 
 GREEDY, RANDOM = Sampling(temperature=0.0), Sampling(temperature=1.0)
 PROMPTS = [[1, 2, 3], [5], [4, 0, 18, 7, 7, 2]]

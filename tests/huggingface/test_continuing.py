@@ -19,12 +19,12 @@ from lm.command_line.loading import load
 from lm.data import open_corpus
 from lm.data.hf_tokenizer import END_OF_TEXT
 from lm.data.tokenizers import CharTokenizer
-from lm.errors import UserError
 from lm.hf import main as hf_main
 from lm.huggingface.config_files import read_config
 from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
 from lm.parallel.mesh import make_mesh
+from lm.system.errors import UserError
 from lm.train import main as train_main
 from lm.training import warm_start as module
 from lm.training.warm_start import warm_start
@@ -305,10 +305,11 @@ def test_the_config_of_an_architecture_takes_overrides(model_dir):
     )
     checkpoint(model_dir, dtype="bfloat16")
     m = load(f"hf:{model_dir}", []).model
+    # small updates would be lost in bfloat16
     assert (m.param_dtype, m.compute_dtype) == (
         "float32",
         "bfloat16",
-    )  # small updates would be lost in bfloat16
+    )
 
 
 def test_a_missing_architecture_is_an_error(model_dir):

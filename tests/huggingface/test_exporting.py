@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 from lm import model, parameters
 from lm.config import ModelConfig
 from lm.data import tokenizers
-from lm.errors import UserError
 from lm.huggingface.config_files import export_fields, normalized, read_config
 from lm.huggingface.families import USUAL
 from lm.huggingface.safetensors_files import TensorFiles
 from lm.huggingface.tokenizer_files import to_tokenizer_json
 from lm.huggingface.weights import load_params
 from lm.huggingface.writing import write_checkpoint
+from lm.system.errors import UserError
 
 GPT2 = {
     "norm": "layer", "ffn": "mlp", "activation": "gelu_tanh", "positions": "learned", "n_kv_heads": 4,
@@ -34,12 +34,13 @@ GEMMA2 = {
     "tie_embeddings": True,
 }
 MUP = {"parametrization": "mup", "mup_base_d_model": 5, "mup_base_d_head": 3}
+# which GPT-2 always has; missing ones become zero
 BIASES = {
     "attn_bias",
     "attn_out_bias",
     "ffn_bias",
     "norm_bias",
-}  # which GPT-2 always has; missing ones become zero
+}
 logits = jax.jit(model.logits, static_argnums=1)
 
 
@@ -47,9 +48,8 @@ def written_and_read(config, directory):
     """Return the config and the parameters of an exported and imported model, and the parameters it
     had.
     """
-    params = jax.device_get(
-        redrawn(config.model)
-    )  # JAX would compile a slice for each shape, here and below
+    # JAX would compile a slice for each shape, here and below
+    params = jax.device_get(redrawn(config.model))
     directory.mkdir()
     write_checkpoint(directory, config, params)
     found = read_config(directory)

@@ -19,12 +19,12 @@ from huggingface_checkpoints import EXPECTED, FOLDER, checkpoint, edit_tensors, 
 
 from lm import model, parameters
 from lm.data.tokenizers import CharTokenizer
-from lm.errors import UserError
 from lm.huggingface.config_files import read_config
 from lm.huggingface.families import FAMILIES
 from lm.huggingface.safetensors_files import TensorFiles, write_tensors
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings, to_tokenizer_json
 from lm.huggingface.weights import load_params
+from lm.system.errors import UserError
 
 SLOW = ("gpt2 erf gelu", "linear rope", "llama")  # about a second each
 
@@ -175,9 +175,8 @@ def test_fields_that_config_json_leaves_out_have_the_defaults_of_the_family(tmp_
     }
     m = read_config(checkpoint(tmp_path, "gemma2", **left_out)).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((4096, 0), 50.0, 30.0)
-    (tmp_path / "config.json").write_text(
-        json.dumps(EXPECTED["gemma2"]["config"] | left_out)
-    )  # null: switched off
+    # null: switched off
+    (tmp_path / "config.json").write_text(json.dumps(EXPECTED["gemma2"]["config"] | left_out))
     m = read_config(tmp_path).model
     assert (m.window_pattern, m.attn_softcap, m.logit_softcap) == ((0,), None, None)
 

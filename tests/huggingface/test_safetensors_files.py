@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 from huggingface_checkpoints import checkpoint, planned
 
-from lm.errors import UserError
 from lm.huggingface.safetensors_files import INDEX, TensorFiles, write_tensors
+from lm.system.errors import UserError
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3).T,

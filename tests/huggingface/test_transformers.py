@@ -11,14 +11,14 @@ from huggingface_checkpoints import EXPECTED, RANDOM, checkpoint, drawn
 from tiny import redrawn, tiny
 
 import lm
-from lm import exchange, model
+from lm import model
+from lm.command_line import exchange, writing
 from lm.data import tokenizers
-from lm.errors import UserError
-from lm.huggingface import writing
 from lm.huggingface.config_files import read_config, read_fields
 from lm.huggingface.safetensors_files import write_tensors
 from lm.huggingface.weights import load_params
 from lm.huggingface.writing import write_checkpoint
+from lm.system.errors import UserError
 
 pytestmark = pytest.mark.slow  # the fast suite compares with stored logits (test_importing.py)
 

@@ -13,8 +13,8 @@ from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
 from lm import ideas, model, past
-from lm.errors import UserError
 from lm.interpret import capture, logit_lens, names, patch
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
 HEADS = {"attn_gate": "element", "attn_differential": True, "attn_exclusive": "full"}
@@ -184,9 +184,8 @@ def test_patches_are_jitted_and_differentiated_by_their_values(run, captured):
 
     gradient_HTS = np.asarray(jax.grad(head_output)(weights_HTS))
     expected_HTS = np.zeros_like(gradient_HTS)
-    expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(
-        -1
-    )  # heads 2 and 3 share key head 1
+    # heads 2 and 3 share key head 1
+    expected_HTS[3, 5] = captured[1]["layers/0/attention/v"][:, 1].sum(-1)
     np.testing.assert_allclose(gradient_HTS, expected_HTS, atol=1e-5)
 
 

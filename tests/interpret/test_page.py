@@ -17,11 +17,11 @@ from tiny import redrawn, tiny
 from lm import model
 from lm.data.hf_tokenizer import train_bpe
 from lm.data.tokenizers import ByteTokenizer, CharTokenizer
-from lm.errors import UserError
 from lm.interpret import capture
 from lm.interpret import measure as measuring
 from lm.interpret.measure import choose_layers, label, measure
 from lm.interpret.page import to_html
+from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
 TOKENIZER = CharTokenizer("</script>&\n \u200bab")
@@ -258,9 +258,8 @@ def test_a_page_has_a_limited_number_of_attention_weights(monkeypatch):
     for message, (layers, n_weights) in mistakes.items():
         with pytest.raises(UserError, match=message):
             choose_layers(layers, 2, n_weights)
-    monkeypatch.setattr(
-        measuring, "MAX_WEIGHTS", 4 * 8 * 9 // 2
-    )  # 4 maps of 8 tokens; differential attention has 8
+    # 4 maps of 8 tokens; differential attention has 8
+    monkeypatch.setattr(measuring, "MAX_WEIGHTS", 4 * 8 * 9 // 2)
     config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "attn_differential": True})
     with pytest.raises(UserError, match="shorter prompt"):
         measure(TrainedModel("", 0, config, {}, TOKENIZER), TEXT, layers=[1])

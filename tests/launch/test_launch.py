@@ -22,10 +22,11 @@ from running import ROOT
 
 from launch import gke, slurm
 from launch.arguments import after_dashes, check_sweep, check_train
-from lm import git, parameters
+from lm import parameters
 from lm.command_line import training
 from lm.command_line.loading import load
 from lm.parallel.mesh import check_mesh
+from lm.system import git
 from lm.workdir.directory import Workdir
 
 CONFIG = (
@@ -143,9 +144,8 @@ def test_jobset_follows_the_published_schema(launch, machines, slices, pods, dev
     """Kubeflow publishes models generated from the schemas of JobSet and Kubernetes; they drop
     unknown keys.
     """
-    done = launch(
-        "gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained"
-    )  # which exists only in the pods
+    # which exists only in the pods
+    done = launch("gke", *machines, *CONFIG, "--config.init_from=/runs/pretrained")
     assert done.returncode == 0, done.stderr
     manifest = yaml.safe_load(done.stdout)
     assert as_jobset(manifest) == manifest
@@ -273,9 +273,8 @@ def test_a_manifest_is_printed_only_if_the_step_compiles_for_its_devices(launch,
                 assert (done.returncode, bool(done.stdout)) == (code, code == 0)
                 kept = [argument for argument in config[1:] if "wandb" not in argument]
                 assert ran[-1][3:] == [*kept, *checked, *more]
-                training.parse_arguments(
-                    ran[-1][3:]
-                )  # --mirror needs a workdir, and wandb need not be installed
+                # --mirror needs a workdir, and wandb need not be installed
+                training.parse_arguments(ran[-1][3:])
     for name, arguments in (("gke", TPUS), ("slurm", gpus[:-2])):
         assert "fits into memory; --check" in launch(name, *arguments, *CONFIG).stderr
 
@@ -385,9 +384,8 @@ def test_slurm_refuses_the_workdir_of_another_experiment_at_submission(launch, t
     config = load(str(ROOT / "configs" / "gpt2_124m.py"), [])
     with closing(Workdir(tmp_path / "run")) as run:
         run.start(config)
-    (tmp_path / "run" / "checkpoints" / "0").mkdir(
-        parents=True
-    )  # without one the workdir starts anew
+    # without one the workdir starts anew
+    (tmp_path / "run" / "checkpoints" / "0").mkdir(parents=True)
     done = launch("slurm", "--workdir", str(tmp_path / "run"), *CONFIG, "--config.model.d_ff=64")
     assert (done.returncode, done.stdout) == (2, "")
     assert "config.model.d_ff: None -> 64 (run -> now)" in done.stderr
@@ -534,6 +532,5 @@ def test_skypilot_itself_loads_the_file():
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
     task = sky.Task.from_yaml(str(ROOT / "launch" / "skypilot.yaml"))
     assert task.num_nodes == 1
-    assert (
-        task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"
-    )  # the variable is replaced
+    # the variable is replaced
+    assert task.storage_mounts["/runs"].name == task.envs["BUCKET"] == "my-lm-runs"

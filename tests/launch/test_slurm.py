@@ -205,7 +205,7 @@ def test_sbatch_receives_options_unchanged(bench, slurm, tmp_path):
 
 ONE_TASK_FAILS = """\
 import os, runpy, signal
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def get_config():
@@ -266,8 +266,7 @@ def test_jobs_of_an_array_share_a_sweep(bench, slurm, tmp_path):
         (run["phase"], run["variant"], run["optimizer.learning_rate"], run["seed"]) for run in runs
     )
     assert set(made.values()) == {1}
-    assert (
-        len(made) == 10 + 6
-    )  # 3 rates of each of 3 variants and one more of glu; 2 fresh seeds of each
+    # 3 rates of each of 3 variants and one more of glu; 2 fresh seeds of each
+    assert len(made) == 10 + 6
     for log in logs:  # each job trained some of them
         assert re.search(r"^(tuning|final) \d+/", log.read_text(), re.MULTILINE), log.read_text()

@@ -109,14 +109,12 @@ def test_gradients_equal_those_of_the_formula_and_keep_no_parts_of_the_activatio
         expected = jax.vjp(plain, X, *weights)[1](y)
         for a, b in zip(vjp(y), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-        outer = jax.checkpoint(
-            lambda *a, f=f: f(*a, activation=name), policy=save_all_but_gathered
-        )  # as under fsdp
+        # as under fsdp
+        outer = jax.checkpoint(lambda *a, f=f: f(*a, activation=name), policy=save_all_but_gathered)
         for found in (vjp, jax.vjp(outer, X, *weights)[1]):
             hidden = [a for a in jax.tree.leaves(found) if a.size == 2 * 3 * 7]
-            assert len(hidden) == len(
-                weights
-            )  # the inputs of the activation and of the last product
+            # the inputs of the activation and of the last product
+            assert len(hidden) == len(weights)
 
 
 def test_the_result_has_the_dtype_of_the_input_and_gradients_those_of_the_weights():

@@ -63,8 +63,9 @@ def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
 
 def test_the_backward_pass_keeps_no_matrix_of_the_pairs_of_a_chunk():
     c, tokens_BT = tiny(model={"gated_delta": "all"}).model, np.zeros((1, 2 * CHUNK), int)
+    # as under fsdp
     f = jax.checkpoint(
         lambda params: model.logits(params, c, tokens_BT), policy=save_all_but_gathered
-    )  # as under fsdp
+    )
     kept = jax.tree.leaves(jax.eval_shape(lambda params: jax.vjp(f, params)[1], redrawn(c)))
     assert not [x for x in kept if getattr(x, "shape", ())[-2:] == (CHUNK, CHUNK)]

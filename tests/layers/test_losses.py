@@ -199,7 +199,6 @@ def test_the_chunked_loss_has_no_intermediate_as_large_as_all_logits(transposed)
         )[0]
 
     for f in (loss, jax.value_and_grad(loss, (0, 1))):
-        assert (
-            largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v
-        )  # the unchunked loss has all logits
+        # the unchunked loss has all logits
+        assert largest_intermediate(lambda h, w, f=f: f(h, w, None), h, w) >= n * v
         assert largest_intermediate(lambda h, w, f=f: f(h, w, chunk), h, w) <= chunk * v

@@ -10,9 +10,9 @@ import types
 import jax
 import pytest
 
-from lm import errors
-from lm.errors import TemporaryError, UserError
 from lm.parallel import processes
+from lm.system import errors
+from lm.system.errors import TemporaryError, UserError
 
 
 class Store(dict):

@@ -69,9 +69,8 @@ def test_several_processes_have_the_losses_of_one(bench, tmp_path, n):
     assert summary_of(workdir)["status"] == "finished"
     assert len(list(workdir.glob("samples/*"))) == bool(sampled)
     for i in range(1, n):
-        assert (
-            output_of(workdir, i) == ""
-        )  # also no line of Gloo, and no second warning of the config
+        # also no line of Gloo, and no second warning of the config
+        assert output_of(workdir, i) == ""
     assert "Gloo" not in output_of(workdir, 0)
     assert "step 12/12" in output_of(workdir, 0)
 
@@ -91,9 +90,8 @@ def test_a_mesh_over_two_processes_has_the_losses_of_one(
 ):
     """Each process has `devices` simulated devices."""
     monkeypatch.setitem(bench.env, "JAX_NUM_CPU_DEVICES", str(devices))
-    run(
-        bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0"
-    )  # each process gathers its own rows
+    # each process gathers its own rows
+    run(bench, tmp_path / "run", 2, *mesh, "--config.data.device_bytes=0")
     assert f"device {2 * devices} x cpu" in output_of(tmp_path / "run", 0)
     np.testing.assert_allclose(losses(tmp_path / "run")[:10], losses(alone)[:10], rtol=0, atol=1e-5)
 
@@ -156,9 +154,8 @@ def test_after_a_kill_the_others_exit_and_any_number_of_processes_resumes(
         running[victim].kill()
         began, other = time.monotonic(), 1 - victim
         assert running[other].wait(timeout=90) != 0
-        assert (
-            time.monotonic() - began < 60
-        )  # JAX waits 30 s for a heartbeat; the machine may be busy
+        # JAX waits 30 s for a heartbeat; the machine may be busy
+        assert time.monotonic() - began < 60
     # Our error, if a message to the killed process failed; JAX's, if its 30 s without a heartbeat
     # ended first.
     expected = (

@@ -9,9 +9,9 @@ import threading
 import pytest
 from running import free_ports
 
-from lm.errors import TemporaryError, UserError
 from lm.parallel import rendezvous
 from lm.parallel.rendezvous import meet
+from lm.system.errors import TemporaryError, UserError
 
 
 def meet_all(

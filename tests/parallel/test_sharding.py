@@ -16,9 +16,9 @@ from lm import model, parameters
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
 from lm.cost.hlo import parse_collectives
-from lm.errors import UserError
 from lm.parallel import sharding
 from lm.parallel.mesh import check_mesh, mesh_sizes, over_slices
+from lm.system.errors import UserError
 
 MODELS = {
     "modern": {},
@@ -91,10 +91,11 @@ def meshes_of(model: str) -> list[list[int]]:
     """Return the meshes to test: all that the heads of "modern" allow, the rest for "eight heads",
     else one.
     """
+    # see test_what_cannot_be_sharded
     few, no_sequence = (
         [mesh for mesh in ALL_MESHES if mesh[2] <= 2],
         [[2, 2, 2, 1]],
-    )  # see test_what_cannot_be_sharded
+    )
     many = [mesh for mesh in ALL_MESHES if mesh not in few]
     found = {"modern": few, "eight heads": many, "dropout": no_sequence, "normuon": no_sequence}
     return (found | {"muon": [[1, 8, 1, 1], [1, 4, 2, 1]]}).get(model, [[1, 2, 2, 2]])

@@ -8,8 +8,8 @@ import pytest
 from references import numpy_model
 from tiny import redrawn, tiny, unstack_layers
 
-from lm import log_probabilities
 from lm.data import Split
+from lm.generation import log_probabilities
 from lm.scoring.predictions import score_split
 from lm.scoring.scores import Scores
 
@@ -47,9 +47,8 @@ def assert_scores(scores: Scores, expected: list[tuple[int, float, bool]]) -> No
 
 @pytest.fixture(scope="module")
 def plain() -> Scores:
-    return score_split(
-        PARAMS, CONFIG, TEXT, batch_size=10
-    )  # the same compiled program in several tests
+    # the same compiled program in several tests
+    return score_split(PARAMS, CONFIG, TEXT, batch_size=10)
 
 
 def test_plain_windows_equal_the_reference(plain):
@@ -60,9 +59,8 @@ def test_plain_windows_equal_the_reference(plain):
 
 
 def test_sliding_windows_equal_the_reference():
-    scores = score_split(
-        PARAMS, CONFIG, TEXT, stride=3, batch_size=10
-    )  # ten: the shapes that are compiled already
+    # ten: the shapes that are compiled already
+    scores = score_split(PARAMS, CONFIG, TEXT, stride=3, batch_size=10)
     assert_scores(scores, reference(CONFIG, PARAMS, IDS, 3))
 
 

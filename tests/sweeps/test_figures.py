@@ -24,9 +24,8 @@ def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
         "placebo − plain",
     ]
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
-    shown = [
-        c for c in a.claims if c.variant != "gated"
-    ]  # an outlier, which would hide the others: an arrow
+    # an outlier, which would hide the others: an arrow
+    shown = [c for c in a.claims if c.variant != "gated"]
     assert [list(line.get_xdata()) for line in ticks[1:]] == [list(c.differences) for c in shown]
     dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
     assert dots == [c.difference.mean for c in shown]
@@ -37,17 +36,15 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     record, runs = sweep(SIZES, "size")
     a = analyze(record, changed(runs, DIVERGED, variant="wide, large", seed=201))
     axes = figures.differences(a).axes[0]
-    assert (
-        len([line for line in axes.lines if line.get_marker() == "D"]) == 2
-    )  # of gated, and of the placebo
+    # of gated, and of the placebo
+    assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2
     assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
 
 
 def test_the_axis_has_the_whole_interval_of_a_mean_over_two_cells():
     a = analyze(*sweep(SIZES, "size"))
-    wide = dataclasses.replace(
-        a.claims[0], holm_low=-0.4, holm_high=0.2
-    )  # its two differences are -0.1
+    # its two differences are -0.1
+    wide = dataclasses.replace(a.claims[0], holm_low=-0.4, holm_high=0.2)
     low, high = figures.differences(dataclasses.replace(a, claims=[wide])).axes[0].get_xlim()
     assert low < -0.4 < 0.2 < high
 
@@ -100,11 +97,12 @@ def test_curves_are_drawn_with_the_second_half_enlarged():
     whole, end = figures.curves(
         analyze(record, changed(runs, DIVERGED, variant="wide", seed=3))
     ).axes
+    # wide has no mean
     assert [line.get_label() for line in whole.lines] == [
         "plain",
         "gated",
         "placebo",
-    ]  # wide has no mean
+    ]
     assert [list(axes.lines[0].get_xdata()) for axes in (whole, end)] == [[5, 10], [5, 10]]
 
 

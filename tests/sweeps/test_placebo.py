@@ -70,6 +70,5 @@ def test_a_placebo_trains_as_the_baseline_from_permuted_initial_values(
     assert losses(placebo, permuted(params, table, letter, order)) == pytest.approx(
         expected, rel=1e-5
     )
-    assert losses(placebo, params) != pytest.approx(
-        expected, rel=1e-4
-    )  # the same draws give another run
+    # the same draws give another run
+    assert losses(placebo, params) != pytest.approx(expected, rel=1e-4)

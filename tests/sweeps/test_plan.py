@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from running import ROOT
 
-from lm.errors import UserError
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params, product
 from lm.sweeps import plan as plan_module
 from lm.sweeps.plan import draw_seeds, load_sweep
+from lm.system.errors import UserError
 
 TINY = ROOT / "tests" / "configs" / "tiny_sweep.py"
 STUDY = ROOT / "configs" / "studies" / "changes_2026" / "changes_2026.py"
@@ -63,9 +63,8 @@ def test_every_variant_is_planned_at_every_size(planned):
     assert plan.placebos == (("placebo, s", "mlp, s"), ("placebo, m", "mlp, m"))
     rates = {name: v.lists[LEARNING_RATE] for name, v in plan.variants.items()}
     assert rates["mlp, m"] == (2e-3, 4e-3, 8e-3)
-    assert (
-        rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)
-    )  # a variant's own list is used at all sizes
+    # a variant's own list is used at all sizes
+    assert rates["glu, s"] == rates["glu, m"] == (0.02, 0.04, 0.08)
     assert (plan.variants["glu, m"].match, plan.variants["wild, m"].match) == ("mlp, m", None)
     assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
 

@@ -3,10 +3,10 @@
 import pytest
 from running import ROOT
 
-from lm.errors import UserError
 from lm.sweeps.plan import load_sweep
 from lm.sweeps.record import open_sweep, read_failures, read_record, sweep_record
 from lm.sweeps.variants import resolve_variants
+from lm.system.errors import UserError
 
 START = {"time": "now", "platform": "Linux", "processor": "cpu", "device": "2 x cpu", "argv": ["lm.sweep"],
          "versions": {"jax": "1"}, "git": None}  # fmt: skip

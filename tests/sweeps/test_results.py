@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from lm.errors import UserError
 from lm.sweeps.report import to_csv
 from lm.sweeps.results import (
     RUNS,
@@ -18,6 +17,7 @@ from lm.sweeps.results import (
     runs_from_csv,
     runs_to_csv,
 )
+from lm.system.errors import UserError
 
 POINT = {"optimizer.learning_rate": 0.0113, "optimizer.clip_norm": None, "optimizer.nesterov": True}
 WHERE = {

@@ -12,12 +12,12 @@ import pytest
 from tiny import tiny
 
 from lm.data import Corpus, Split
-from lm.errors import UserError
 from lm.sweeps import runner as module
 from lm.sweeps.record import read_failures
 from lm.sweeps.results import Run, append_runs, read_runs
 from lm.sweeps.runner import _Runner
 from lm.sweeps.tuning import LEARNING_RATE
+from lm.system.errors import UserError
 
 RATES, SEEDS, TUNING_SEEDS = (1e-3, 2e-3, 4e-3), tuple(range(16)), (100, 101)
 BEST = {"rms": 0.0015, "layer": 0.009}  # the second is beyond the edge of its list
@@ -246,9 +246,8 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
             return [result(config) for config in self.configs]
 
     monkeypatch.setattr(module, "StackedRuns", Deadly)
-    monkeypatch.setattr(
-        Path, "unlink", lambda self, missing_ok=False: None
-    )  # a killed process removes no file
+    # a killed process removes no file
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
     keys = [
         ("final", name, (1e-3,), seed)
         for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS))

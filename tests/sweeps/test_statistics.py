@@ -89,9 +89,8 @@ def test_the_spread_over_cells():
     exact = statistics.mean_over_cells([Estimate(x, 0.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     noisy = statistics.mean_over_cells([Estimate(x, 1.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     assert (exact.tau, noisy.tau) == (1.0, 0.0)
-    half = stats.t.ppf(0.975, 2) * math.sqrt(
-        1 + 1 / 3
-    )  # of the prediction of one more draw from a normal distribution
+    # of the prediction of one more draw from a normal distribution
+    half = stats.t.ppf(0.975, 2) * math.sqrt(1 + 1 / 3)
     assert exact.prediction == noisy.prediction == pytest.approx((2 - half, 2 + half))
 
 

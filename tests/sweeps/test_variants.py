@@ -10,12 +10,12 @@ from tiny import tiny
 from lm import model, parameters
 from lm.data.corpus import Corpus, Split
 from lm.declarations import Parameter
-from lm.errors import UserError
 from lm.sweeps import Budget, Sweep
 from lm.sweeps import variants as module
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.tuning import LEARNING_RATE
 from lm.sweeps.variants import Variant, describe_variants, fingerprint, matched, refuse_duplicates
+from lm.system.errors import UserError
 
 DECAY = "optimizer.weight_decay"
 TOKENS = np.arange(400, dtype=np.uint16) * 7 % 19

@@ -13,9 +13,9 @@ from tiny import jit_step, state_of, tiny
 import lm
 from lm import optimizers
 from lm.config import to_dict
-from lm.errors import UserError
 from lm.parameters import flat
 from lm.step import ema_params
+from lm.system.errors import UserError
 from lm.training.finish import joined
 from lm.workdir.checkpoints import Checkpoints, restore_params
 

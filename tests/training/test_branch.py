@@ -13,8 +13,8 @@ from running import assert_same_run
 from tiny import with_keys
 
 from lm.config import Config, OptimizerConfig, to_dict
-from lm.errors import TemporaryError, UserError
-from lm.locks import lock
+from lm.system.errors import TemporaryError, UserError
+from lm.system.locks import lock
 from lm.training.branch import branch
 from lm.workdir.checkpoints import restore_params
 from lm.workdir.metrics import to_line

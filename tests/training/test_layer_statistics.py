@@ -66,9 +66,8 @@ def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     attention = model.attention
     mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like in layers else x_BTD  # noqa: E731
     monkeypatch.setattr(model, "attention", mixed)
-    config = tiny(
-        model={"d_ff": 20 + len(layers)}
-    )  # of no other test, whose compiled programs would lack the mixer
+    # of no other test, whose compiled programs would lack the mixer
+    config = tiny(model={"d_ff": 20 + len(layers)})
     found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
     assert found["attention"] == {}
     assert found["activations"]["layers/attention"].shape == (2,)

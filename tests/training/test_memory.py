@@ -10,10 +10,10 @@ from tiny import tiny
 
 from lm.config import MESH_AXES
 from lm.config.values import divisors
-from lm.errors import TemporaryError, UserError
 from lm.parallel import processes
 from lm.parallel.mesh import check_mesh
 from lm.step import n_micro_batches
+from lm.system.errors import TemporaryError, UserError
 from lm.training import job, memory
 from lm.training.dispatch import dispatches
 from lm.training.memory import check_arrays, report_out_of_memory

@@ -74,9 +74,8 @@ def test_a_run_with_kills_and_both_signals_equals_an_uninterrupted_run(bench, tm
     for at, keys, saved, logged in STARTS:
         done = bench.train(workdir, "--resume", *keys, at=at)
         assert done.returncode == exit_code(at), at
-        assert not re.search(
-            "corrupted|Traceback", done.stdout + done.stderr
-        )  # an unfinished checkpoint is none
+        # an unfinished checkpoint is none
+        assert not re.search("corrupted|Traceback", done.stdout + done.stderr)
         assert max(checkpoint_steps(workdir), default=0) == saved, at
         assert logged is None or steps_logged(workdir) == list(range(1, logged + 1)), at
         assert any((workdir / "checkpoints").glob("*tmp*")) == (at == "KILL save 1"), at

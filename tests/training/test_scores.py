@@ -12,7 +12,7 @@ from running import assert_same_run, checkpoint_steps, metrics_of, summary_of
 from tiny import redrawn, tiny
 
 from lm.data import Corpus, Split, tokenizers
-from lm.errors import UserError
+from lm.system.errors import UserError
 from lm.training import probes
 from lm.training import scores as module
 from lm.training.loss_curve import loss_curve

@@ -12,9 +12,8 @@ from lm.training.signals import Signals
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_are_noted_and_handled_as_before_afterwards(name):
     number, lines = getattr(signal, name), []
-    before = signal.signal(
-        number, signal.default_int_handler
-    )  # pytest may run under nohup, which ignores SIGHUP
+    # pytest may run under nohup, which ignores SIGHUP
+    before = signal.signal(number, signal.default_int_handler)
     with Signals(lines.append) as signals:
         assert not signals.to_stop()
         os.kill(os.getpid(), number)

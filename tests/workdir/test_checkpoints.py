@@ -11,7 +11,7 @@ import optax
 import pytest
 from checkpointing import assert_same, directories, make_state, save_steps
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 from lm.workdir import checkpoints
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
@@ -66,10 +66,11 @@ def test_the_best_step_follows_from_the_metrics(tmp_path, capsys):
         saver.save(5, make_state(5), meta)
     assert restore_params(tmp_path, "best")[0] == 5
     out, err = capsys.readouterr()
+    # a command may write its results to stdout
     assert (out, "steps 1 to 5 are missing" in err) == (
         "",
         True,
-    )  # a command may write its results to stdout
+    )
 
 
 def test_checkpoints_that_are_protected_held_or_linked_by_the_owner_are_kept(tmp_path):
@@ -88,9 +89,8 @@ def test_checkpoints_that_are_protected_held_or_linked_by_the_owner_are_kept(tmp
 
 def test_params_alone_can_be_read(tmp_path, monkeypatch):
     save_steps(tmp_path, [1, 2], {1: 0.5, 2: 0.75})
-    monkeypatch.setattr(
-        checkpoints, "MIN_IN_FLIGHT", 1
-    )  # an array may be larger than what is read at once
+    # an array may be larger than what is read at once
+    monkeypatch.setattr(checkpoints, "MIN_IN_FLIGHT", 1)
     for choice, step in [("latest", 2), ("best", 1), (1, 1), (2, 2)]:
         found, params, meta = restore_params(tmp_path, choice)
         assert (found, meta) == (step, {"data": f"position {step}"})

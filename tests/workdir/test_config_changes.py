@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from tiny import with_keys
 
-from lm import files
 from lm.config import Config, ModelConfig, OptimizerConfig, from_dict, to_dict
 from lm.ideas import moe
 from lm.optimizers import learning_rate_schedule
+from lm.system import files
 from lm.workdir import config_changes
 
 

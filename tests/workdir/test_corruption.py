@@ -14,7 +14,7 @@ import pytest
 from checkpointing import State, assert_same, data_file, directories, make_state, save_steps
 from running import flip_a_bit
 
-from lm.errors import TemporaryError, UserError
+from lm.system.errors import TemporaryError, UserError
 from lm.workdir import checkpoints as module
 from lm.workdir.checkpoints import Checkpoints, restore_params
 
@@ -126,9 +126,8 @@ def test_a_file_that_cannot_be_opened_is_not_corrupted(tmp_path):
             saver.restore(big_state(0))
         path.unlink()
         path.write_bytes(content)
-        (
-            tmp_path / "checkpoints" / "2" / "state" / "_METADATA"
-        ).unlink()  # Orbax's own, which is not needed
+        # Orbax's own, which is not needed
+        (tmp_path / "checkpoints" / "2" / "state" / "_METADATA").unlink()
         assert saver.restore(big_state(0))[0] == 2
 
 

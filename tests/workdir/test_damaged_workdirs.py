@@ -8,8 +8,8 @@ import pytest
 from checkpointing import make_state, save_steps
 from tiny import tiny
 
-from lm.errors import UserError
-from lm.files import with_checksum
+from lm.system.errors import UserError
+from lm.system.files import with_checksum
 from lm.training.warm_start import warm_start
 from lm.workdir.checkpoints import Checkpoints, read_metas, restore_params
 from lm.workdir.directory import Workdir

@@ -12,10 +12,10 @@ import jax
 import pytest
 from tiny import with_keys
 
-from lm import files, git
 from lm.config import Config
-from lm.errors import TemporaryError, UserError
 from lm.sweeps.report import code_lines
+from lm.system import files, git
+from lm.system.errors import TemporaryError, UserError
 from lm.workdir import directory, provenance, saved_run
 from lm.workdir.metrics import MetricsWriter
 
@@ -46,11 +46,11 @@ def _git(folder: Path, *arguments: str) -> None:
 
 
 def changed(clone: Path) -> None:
-    (clone / "lm" / "git.py").write_text("changed")
+    (clone / "lm" / "system" / "git.py").write_text("changed")
 
 
 def large(clone: Path) -> None:
-    (clone / "lm" / "git.py").write_text("changed\n" * 100_000)
+    (clone / "lm" / "system" / "git.py").write_text("changed\n" * 100_000)
 
 
 def binary(clone: Path) -> None:
@@ -78,7 +78,7 @@ def of_another_owner(clone: Path) -> None:
 
 
 def in_another_checkout(clone: Path) -> None:
-    _git(clone, "rm", "--cached", "lm/git.py")
+    _git(clone, "rm", "--cached", "lm/system/git.py")
 
 
 CHECKOUTS = [
@@ -119,8 +119,8 @@ def test_the_code_is_recorded_or_what_is_not_known_of_it(
     tmp_path, monkeypatch, change, known, dirty, note, diff
 ):
     clone = tmp_path / "clone"
-    (clone / "lm").mkdir(parents=True)
-    (clone / "lm" / "git.py").write_text("first")
+    (clone / "lm" / "system").mkdir(parents=True)
+    (clone / "lm" / "system" / "git.py").write_text("first")
     _git(clone, "init", "-b", "main")
     _git(clone, "add", ".")
     _git(clone, "commit", "-m", "first")
@@ -128,7 +128,7 @@ def test_the_code_is_recorded_or_what_is_not_known_of_it(
         pytest.skip("only root gives files away")
     if change:
         change(clone)
-    monkeypatch.setattr(git, "__file__", str(clone / "lm" / "git.py"))
+    monkeypatch.setattr(git, "__file__", str(clone / "lm" / "system" / "git.py"))
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # of a hook
     found = git.describe_code(())
     assert (found["git"] is not None) == known

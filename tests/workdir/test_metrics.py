@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from running import small_disk
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 from lm.training.loss_curve import loss_curve, to_png
 from lm.training.progress import Progress
 from lm.workdir.metrics import (

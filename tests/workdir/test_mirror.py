@@ -19,11 +19,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from running import assert_same_run, checkpoint_steps, flip_a_bit, several
 from tiny import with_keys
 
-from lm import urls
 from lm.config import Config
 from lm.data import shakespeare
-from lm.errors import TemporaryError, UserError
-from lm.files import to_json, with_checksum
+from lm.system import urls
+from lm.system.errors import TemporaryError, UserError
+from lm.system.files import to_json, with_checksum
 from lm.workdir import mirror as mirror_module
 from lm.workdir.checkpoints import Checkpoints
 from lm.workdir.metrics import to_line

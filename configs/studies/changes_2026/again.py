@@ -15,12 +15,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from lm.files import read_json, to_json, write_text
 from lm.sweeps.addition import RESULTS, STUDIES, Published
 from lm.sweeps.plan import load_sweep
 from lm.sweeps.record import read_record
 from lm.sweeps.results import read_runs, runs_from_csv, runs_to_csv
 from lm.sweeps.runner import run_sweep
+from lm.system.files import read_json, to_json, write_text
 
 
 def train(study: str, arm: str, control: str, workdir: Path) -> int:
@@ -59,9 +59,8 @@ def publish(study: str, arm: str, workdir: Path) -> None:
     if missing:
         sys.exit(f"{len(missing)} runs are missing, the first is {missing[0]}; train them first")
     start = {key: here["starts"][0][key] for key in record["starts"][0]}
-    start["argv"] = record["starts"][-1][
-        "argv"
-    ]  # the sweep of the page; this file is no command of its own
+    # the sweep of the page; this file is no command of its own
+    start["argv"] = record["starts"][-1]["argv"]
     record["starts"].append(start)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv([new.get(run.key, run) for run in runs]))

@@ -3,7 +3,7 @@
 Importing this module registers the model "lm" with the harness:
 
     import lm_eval
-    from lm.evaluation_harness import HarnessModel
+    from lm.scoring.evaluation_harness import HarnessModel
 
     lm_eval.simple_evaluate(HarnessModel("runs/mine"), tasks=["hellaswag"])
 """
@@ -29,12 +29,12 @@ from tqdm import tqdm
 import lm
 from lm.data.chats import NO_TEMPLATE
 from lm.data.hf_tokenizer import HFTokenizer
-from lm.errors import UserError, first_line
 from lm.generation.filters import Sampling
+from lm.generation.log_probabilities import Score, score, windows
 from lm.generation.options import check_options
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.tokenizer_files import named_tokens, special_names
-from lm.log_probabilities import Score, score, windows
+from lm.system.errors import UserError, first_line
 from lm.trained_model import TrainedModel
 
 WINDOWS = ("training", "harness")
@@ -255,9 +255,8 @@ class HarnessModel(TemplateLM):
         }
         if drawing["temperature"] != 0:  # at 0, filters change nothing
             drawing |= {"top_p": options.get("top_p")}
-            drawing |= {
-                name: options.get(name) or None for name in ("top_k", "min_p")
-            }  # 0: all, as in transformers
+            # 0: all, as in transformers
+            drawing |= {name: options.get(name) or None for name in ("top_k", "min_p")}
         check_options(drawing, "generation_kwargs.{}".format)
         sampling = Sampling(**drawing)
         n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
@@ -324,9 +323,8 @@ def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[s
     each; None: all.
     """
     for task in tasks["tasks"].values():
-        task.set_fewshot_seed(
-            seed=1234
-        )  # the harness's own; so each evaluation has the same examples in its prompts
+        # the harness's own; so each evaluation has the same examples in its prompts
+        task.set_fewshot_seed(seed=1234)
     # simple_evaluate does the same, and then describes the machine, which takes seconds.
     try:
         found = lm_eval.evaluate(

@@ -6,8 +6,8 @@ import importlib.metadata
 import importlib.util
 import os
 
-from lm import malloc
-from lm.errors import UserError
+from lm.system import malloc
+from lm.system.errors import UserError
 
 ADVICE = {  # what to do if JAX does not find the platform
     "gpu": "install the extra [cuda] and a driver that supports its CUDA version, and check nvidia-smi; in a container "
@@ -59,15 +59,15 @@ def start_jax(
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
         deterministic: choose GPU kernels whose sums are always added in one order.
-        retain_memory: see `lm.malloc`; False for commands that need memory rather than speed.
+        retain_memory: see `lm.system.malloc`; False for commands that need memory rather than
+            speed.
         single_arena: see `malloc.retain_freed_memory`.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     is_file = flags.strip()[:1] not in ("", "-")  # XLA_FLAGS may name a file of flags
     if _compiles_for_gpus() and QUICK_TO_COMPILE not in flags and not is_file:
-        os.environ["XLA_FLAGS"] = flags = (
-            f"{QUICK_TO_COMPILE} {flags}".strip()
-        )  # the last of equal flags counts
+        # the last of equal flags counts
+        os.environ["XLA_FLAGS"] = flags = f"{QUICK_TO_COMPILE} {flags}".strip()
     if deterministic:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true"
     if retain_memory:
@@ -75,7 +75,7 @@ def start_jax(
         _occupy_fragments_after_compilation()
     import jax
 
-    from lm.data.cache import user_cache
+    from lm.system.files import user_cache
 
     for name, value in PROMISED.items():
         jax.config.update(name, value)
@@ -115,9 +115,8 @@ def require_platform(platform: str | None) -> None:
         found = jax.default_backend()
         if platform in (None, found):
             return
-        jax.devices(
-            "cuda" if platform == "gpu" else platform
-        )  # raises an error with the reason; for "gpu" it has none
+        # raises an error with the reason; for "gpu" it has none
+        jax.devices("cuda" if platform == "gpu" else platform)
     except (
         RuntimeError,
         AssertionError,

@@ -42,9 +42,8 @@ def score_batch(
 @functools.partial(jax.jit, static_argnames="c")
 def _hidden(params, batch, c):
     fields = batch_fields(batch)
-    documents = {
-        name: fields[name] for name in ("segments", "positions") if name in fields
-    }  # of packed rows
+    # of packed rows
+    documents = {name: fields[name] for name in ("segments", "positions") if name in fields}
     return (
         fields["weights"],
         fields["targets"],
@@ -119,9 +118,8 @@ def score(
     """
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
     scores: dict[int, Score] = {}
-    longest_first = sorted(
-        range(len(of)), key=lambda i: -len(of[i].ids)
-    )  # memory runs out in the first batch or never
+    # memory runs out in the first batch or never
+    longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))
     for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
         n_rows = min(padded(len(batch), 1), batch_size)
         n_inputs = min(padded(len(of[batch[0]].ids) - 1), seq_len)

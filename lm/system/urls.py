@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 def is_url(path: str) -> bool:

@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 
-from lm.errors import UserError
+from lm.system.errors import UserError
 
 
 class BothSpellings(argparse.ArgumentParser):

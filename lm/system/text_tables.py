@@ -15,9 +15,8 @@ from typing import Any, TextIO
 # Controls but tab and newline; what changes the direction of the text after it; line ends of other
 # systems.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_FORMULA = re.compile(
-    "'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]"
-)  # what makes a cell a formula, and what is escaped so
+# what makes a cell a formula, and what is escaped so
+_FORMULA = re.compile("'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]")
 
 
 def for_terminal(text: str) -> str:

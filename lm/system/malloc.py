@@ -6,10 +6,11 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
+# bytes of the fragments that are occupied; larger ones are few, and useful
 SMALLEST, LARGEST = (
     2**13,
     2**22,
-)  # bytes of the fragments that are occupied; larger ones are few, and useful
+)
 
 
 class Heap(ctypes.Structure):
@@ -64,9 +65,8 @@ def occupy_fragments() -> None:
         [ctypes.c_ssize_t],
     )
     c.malloc_trim(0)
-    end = (
-        c.sbrk(0) - c.mallinfo2().keepcost
-    )  # of the fragments; what follows is the free end of the heap
+    # of the fragments; what follows is the free end of the heap
+    end = c.sbrk(0) - c.mallinfo2().keepcost
     size = LARGEST
     while size >= SMALLEST:
         while (block := c.malloc(size) or end) < end:

@@ -23,14 +23,15 @@ import time
 import zlib
 from pathlib import Path
 
-from lm.errors import TemporaryError, UserError
-from lm.files import open_regular, without_links
+from lm.system.errors import TemporaryError, UserError
+from lm.system.files import open_regular, without_links
 
+# the file system has no flock, and never will
 _UNSUPPORTED = (
     errno.ENOSYS,
     errno.EOPNOTSUPP,
     errno.ENOTSUP,
-)  # the file system has no flock, and never will
+)
 _POLL_SECONDS = 0.05
 _LOOK_SECONDS = 0.1  # `is_locked` holds a lock for less
 # processes that start together see each other's records; all but one then withdraw, rarely all

@@ -18,15 +18,15 @@ import numpy as np
 
 from lm import parameters
 from lm.config import to_dict
-from lm.errors import UserError
-from lm.files import expanded, refuse_url, to_json
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
-from lm.locks import lock
-from lm.text_tables import say, table
+from lm.system.errors import UserError
+from lm.system.files import expanded, refuse_url, to_json
+from lm.system.locks import lock
+from lm.system.text_tables import say, table
 from lm.trained_model import TrainedModel, load, read_meta
 from lm.workdir.checkpoints import Checkpoints, bytes_in_flight, restore_params
 from lm.workdir.directory import Workdir

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lm.files import parse_json
-from lm.text_tables import without_secrets
+from lm.system.files import parse_json
+from lm.system.text_tables import without_secrets
 
 MOST_FILES, MOST_BYTES = 100, 200_000  # of uncommitted changes that are recorded
 SECONDS = 10
@@ -35,15 +35,17 @@ def describe_code(packages: tuple[str, ...]) -> dict:
             package. "notes": lines that say what is not known or not recorded, and which of
             `packages` are not what their versions say.
     """
-    here, notes, changes = Path(__file__).resolve().parent, _other_sources(packages), {}
+    this_file = Path(__file__).resolve()
+    here = this_file.parent.parent
+    notes = _other_sources(packages)
+    changes: dict = {}
     found: dict | None = None
     try:
-        if not _git(here, "ls-files", "--", Path(__file__).name):
+        if not _git(here, "ls-files", "--", str(this_file)):
             raise _UnknownError(f"{here} is not tracked by the git repository around it")
         found = {"commit": _git(here, "rev-parse", "--verify", "HEAD").strip(), "dirty": True}
-        found["branch"] = _git(
-            here, "rev-parse", "--abbrev-ref", "HEAD"
-        ).strip()  # HEAD: it is detached
+        # The name is HEAD where HEAD is detached.
+        found["branch"] = _git(here, "rev-parse", "--abbrev-ref", "HEAD").strip()
         changes = _changes(here, notes)
         found["dirty"] = bool(changes)
     except _UnknownError as error:

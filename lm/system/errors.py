@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from lm.text_tables import message, say
+from lm.system.text_tables import message, say
 
 # Errors of the system that are the same when a command is rerun: a folder in place of a file, for
 # example.
@@ -214,9 +214,8 @@ def keep_stdout_to_python() -> None:
     with contextlib.suppress(OSError, ValueError):  # a stream without a file, as in tests
         stream.flush()
         descriptor = os.dup(stream.fileno())
-        own = open(  # noqa: SIM115 - lasts as long as the process
-            descriptor, "w", encoding=stream.encoding, errors="json", buffering=1
-        )
+        encoding = stream.encoding
+        own = open(descriptor, "w", 1, encoding, errors="json")  # noqa: SIM115 - to the end
         _silence(stream)
         if isinstance(sys.stdout, _Lasting):
             sys.stdout._stream = own

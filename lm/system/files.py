@@ -24,7 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm.errors import TemporaryError, UserError
+import platformdirs
+
+from lm.system.errors import TemporaryError, UserError
 
 # Shapes for `read_json`: a count, size or step; a number that may be infinite or NaN; a value of a
 # config key.
@@ -38,9 +40,8 @@ POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
     b"/annex/objects/": ("git-annex", "git annex get"),
 }
-LARGEST = (
-    2**30
-)  # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
+# bytes of a file that is read at once: a damaged or hostile one must not fill the memory
+LARGEST = 2**30
 
 
 class PointerError(UserError):
@@ -255,6 +256,25 @@ def expanded(path: str | Path) -> str:
             f"{path}: this user has no home directory; set HOME, or give a path without ~"
         )
     return found
+
+
+def user_cache(cache_dir: str | None) -> Path:
+    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or
+    ~/.cache).
+
+    Raises:
+        UserError: the user has no home directory.
+    """
+    refuse_url(cache_dir, "config.data.cache_dir")
+    if cache_dir is not None:
+        return Path(expanded(cache_dir))
+    try:
+        return Path(expanded(platformdirs.user_cache_dir("lm")))
+    except (UserError, RuntimeError):
+        raise UserError(
+            "there is no place for caches: this user has no home directory; set "
+            "XDG_CACHE_HOME=DIR, or give --config.data.cache_dir=DIR"
+        ) from None
 
 
 def is_file_name(name: str) -> bool:
