@@ -40,12 +40,10 @@ class TrainState(flax.struct.PyTreeNode):
     skipped: jax.Array  # int32: updates rejected by on_nonfinite = "skip" or on_spike = "skip"
     # bool: an update was not finite (on_nonfinite = "stop"), so no later update is applied
     halted: jax.Array
-    ema: dict | None = (
-        None  # with config.train.ema: the average of the parameters, at least float32
-    )
-    recent: jax.Array | None = (
-        None  # with config.train.on_spike: losses and gradient norms of the last steps
-    )
+    # with config.train.ema: the average of the parameters, at least float32
+    ema: dict | None = None
+    # with config.train.on_spike: losses and gradient norms of the last steps
+    recent: jax.Array | None = None
 
 
 def optimizer(config: Resolved) -> optax.GradientTransformationExtraArgs:
@@ -63,25 +61,24 @@ def init_state(config: Resolved, seed) -> TrainState:
 
 def state_of_step_0(config: Resolved, params: dict, seed) -> TrainState:
     """Return the state of step 0 with these parameters."""
-    counters = {"step": jnp.int32(0), "skipped": jnp.int32(0), "halted": jnp.bool_(False)}
-    opt_state, ema = optimizer(config).init(params), None
+    state = TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=optimizer(config).init(params),
+        seed=jnp.uint32(seed),
+        skipped=jnp.int32(0),
+        halted=jnp.bool_(False),
+    )
     if config.train.ema is not None:
         ema = jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params)
-    recent = None if config.train.on_spike == "none" else spikes.empty_window()
-    return TrainState(
-        params=params,
-        opt_state=opt_state,
-        seed=jnp.uint32(seed),
-        ema=ema,
-        recent=recent,
-        **counters,
-    )
+        state = state.replace(ema=ema)
+    if config.train.on_spike != "none":
+        state = state.replace(recent=spikes.empty_window())
+    return state
 
 
 def evaluated_params(state: TrainState, config: Resolved) -> dict:
-    """Return the parameters to evaluate and to sample from: those of the state, or the update
-    rule's average.
-    """
+    """Return the parameters to evaluate and to sample from; some update rules average."""
     return averaged(state.params, state.opt_state, config.optimizer)
 
 
@@ -101,8 +98,9 @@ def _next_ema(ema: dict, params: dict, n, decay: float) -> dict:
 
 
 def target_weights(batch: dict):
-    """Return the weight of each target, float32 (B, T): 0 in padding, across the border of two
-    documents, or if marked.
+    """Return the weight of each target, float32 (B, T).
+
+    It is 0 in padding, across the border of two documents, and where the batch says so.
 
     >>> target_weights({"tokens": jnp.zeros((1, 5), int), "segments": jnp.array([[1, 1, 2, 2, 0]])})
     Array([[1., 0., 1., 0.]], dtype=float32)
@@ -125,9 +123,7 @@ def _document_positions(segments_BT):
 
 
 def batch_fields(batch: dict) -> dict:
-    """Return the arrays (B, T) that a batch has for each position, which are sharded over examples
-    and positions.
-    """
+    """Return the arrays (B, T) of a batch, which are sharded over examples and positions."""
     fields = {
         "inputs": batch["tokens"][:, :-1],
         "targets": batch["tokens"][:, 1:],
@@ -140,16 +136,14 @@ def batch_fields(batch: dict) -> dict:
 
 
 def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
-    """Return the sums of the cross-entropy over the examples and positions of this device, and the
-    terms of the loss.
+    """Return the sums of the cross-entropy over this device's targets, and the terms of the loss.
 
     `progress` is the fraction of the training steps that were taken; None: in an evaluation, which
     has no terms.
 
     Returns:
         The sums, whose objective includes the z-loss, and the other terms {name: (sum over the
-            targets of this device,
-        its weight in the loss)}.
+        targets of this device, its weight in the loss)}.
     """
     inputs = {
         name: fields[name] for name in ("segments", "positions", "dropout_keys_B") if name in fields
@@ -178,21 +172,19 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
 
 
 def loss_sum(params: dict, batch: dict, config: Resolved):
-    """Return the weighted sum of the cross-entropy of a batch in nats and the sum of the weights,
-    float32 scalars.
-    """
+    """Return the weighted sum of a batch's cross-entropy in nats, and the sum of the weights."""
 
     def local(params, fields):
         sums, _ = _sums(params, fields, config)
         return collectives.sum_over_batch((sums.nll, sums.weight))
 
-    return collectives.map_over_batch(local, parameters.parameter_table(config.model))(
-        params, batch_fields(batch)
-    )
+    table = parameters.parameter_table(config.model)
+    return collectives.map_over_batch(local, table)(params, batch_fields(batch))
 
 
 def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
-    """Return the least number of equal micro-batches with at most micro_batch_size sequences each;
+    """Return the least number of equal micro-batches of at most micro_batch_size sequences.
+
     None: no limit.
 
     >>> n_micro_batches(15, 12), n_micro_batches(15, None)  # 3 times 5
@@ -208,10 +200,9 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
         return f(params, fields)
 
     def add(total, micro_batch):
-        params_, micro_batch = collectives.gather_per_micro_batch(params, micro_batch)
-        return jax.tree.map(
-            lambda a, b: a + b.astype(jnp.float32), total, f(params_, micro_batch)
-        ), None
+        whole_params, micro_batch = collectives.gather_per_micro_batch(params, micro_batch)
+        more = f(whole_params, micro_batch)
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, more), None
 
     micro_batches = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), fields)
     sums = jax.eval_shape(f, params, jax.tree.map(lambda a: a[0], micro_batches))
@@ -228,16 +219,15 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
 
     Returns:
         {"loss": mean cross-entropy per target, "loss/NAME": mean of each term, before its weight},
-            and the gradients.
+        and the gradients.
     """
     t = config.train
     table = parameters.parameter_table(config.model)
     fields = batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
     if config.model.dropout:
-        key = jax.random.fold_in(
-            jax.random.fold_in(jax.random.key(state.seed), _DROPOUT), state.step
-        )
+        key = jax.random.fold_in(jax.random.key(state.seed), _DROPOUT)
+        key = jax.random.fold_in(key, state.step)
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
@@ -265,22 +255,20 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
         means, grads = _sum_over_micro_batches(of_micro_batch, params, fields, n)
         grads = collectives.sum_gradients(grads, table)
-        return collectives.sum_over_batch(means), jax.tree.map(
-            lambda g, p: g.astype(p.dtype), grads, params
-        )
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        return collectives.sum_over_batch(means), grads
 
     return collectives.map_over_batch(local, table, params_out=True)(state.params, fields)
 
 
 def _all_finite(tree):
-    """Return whether all numbers are finite. 0 times infinity or NaN is NaN; on a CPU a sum is
-    faster than `all`.
-    """
-    return jnp.all(
-        jnp.stack(
-            [jnp.sum(leaf * jnp.zeros((), leaf.dtype)) == 0 for leaf in jax.tree.leaves(tree)]
-        )
-    )
+    """Return whether all numbers are finite."""
+
+    def finite(x):
+        # 0 times infinity or NaN is NaN; on a CPU a sum is faster than `all`.
+        return jnp.sum(x * jnp.zeros((), x.dtype)) == 0
+
+    return jnp.all(jnp.stack([finite(x) for x in jax.tree.leaves(tree)]))
 
 
 def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainState, dict]:
@@ -294,9 +282,8 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
 
     Returns:
         The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of
-            each term of the
-        loss), grad_norm (before clipping), learning_rate, finite; with on_spike, loss_z and
-            grad_norm_z (lm/spikes.py).
+        each term of the loss), grad_norm (before clipping), learning_rate, finite; with on_spike,
+        loss_z and grad_norm_z (lm/spikes.py).
     """
     t = config.train
     learning_rate = learning_rate_schedule(config.optimizer, t.steps)
@@ -328,9 +315,8 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
             rejected |= jnp.max(z) > spikes.LIMIT
         # A skipped step counts as well: where the loss stays at a new level, updates are skipped
         # for a while only.
-        recent = jnp.where(
-            finite & ~halted, recent.at[:, state.step % spikes.WINDOW].set(values), recent
-        )
+        with_this_step = recent.at[:, state.step % spikes.WINDOW].set(values)
+        recent = jnp.where(finite & ~halted, with_this_step, recent)
     accepted = ~rejected & ~halted
     old = state.params, state.opt_state, state.ema
     params, opt_state, ema = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
@@ -372,7 +358,7 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
 
     Returns:
         The state after the steps, and the metrics of `train_step` stacked to (k,), 0 beyond
-            n_steps.
+        n_steps.
     """
     k = len(jax.tree.leaves(inputs)[0])
 
@@ -391,8 +377,7 @@ def train_steps(state: TrainState, resident: dict | None, inputs: dict, n_steps,
 
 
 def eval_step(params: dict, resident: dict | None, inputs: dict, config: Resolved):
-    """Return the sum of the cross-entropy in nats over the batch's targets, and their number. No
-    dropout.
+    """Return the sum of the cross-entropy in nats over a batch's targets, and their number.
 
     For `resident` and `inputs` see `take_batch`.
     """
