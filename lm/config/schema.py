@@ -81,8 +81,7 @@ class ModelConfig:
     d_model: int = key(256, "width of the residual stream", low=1)
     n_layers: int = key(4, "number of blocks", low=1)
     n_heads: int = key(4, "number of query heads", low=1)
-    n_kv_heads: int | None = key(None, ("number of key/value heads (grouped-query attention); "
-                                       "none: n_heads"), low=1)
+    n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1)
     d_head: int | None = key(None, "width of a head; none: d_model / n_heads", low=1)
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
     norm: str = key("rms", "normalization by RMSNorm, LayerNorm or DyT", only="norm_placement!=none",
@@ -92,8 +91,7 @@ class ModelConfig:
     norm_algorithm: str = key("two_pass", "algorithm that computes the variance", only="norm=layer",
         choices=("two_pass", "welford", "chan", "running_mean"))
     norm_ddof: int = key(0, "divide the sum of squares by d_model - norm_ddof", only="norm=layer", low=0, high=1)
-    norm_placement: str = key("pre", ("position of the norms in a block (output: x + norm(f(x)), "
-                                     "as in OLMo 2)"),
+    norm_placement: str = key("pre", "position of the norms in a block (output: x + norm(f(x)), as in OLMo 2)",
         choices=("pre", "post", "sandwich", "output", "parallel", "none"))
     ffn: str = key("glu", "feed-forward layer: two matrices, gated with three, or gated experts",
         choices=("mlp", "glu", "moe"), whole=("moe",))
@@ -121,8 +119,7 @@ class ModelConfig:
         choices=("adjacent", "halves"))
     rope_pattern: tuple[int, ...] = key((1,), "layers that rotate queries and keys (1) and layers that do not (0), "
         "repeated over the depth", only="positions=rope", low=0, high=1)
-    rope_width: int | None = key(None, ("number of the first features of a head that are rotated; "
-                                       "none: d_head"),
+    rope_width: int | None = key(None, "number of the first features of a head that are rotated; none: d_head",
         only="positions=rope", low=2)
     rope_scaling: str = key("none", "change the frequencies for a longer context. linear: divide all by rope_factor; "
         "llama3: divide the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); "
@@ -133,14 +130,11 @@ class ModelConfig:
         "are divided", only="rope_scaling=llama3", above=0.0)
     rope_high_freq_factor: float = key(4.0, "frequencies of more than this many turns in rope_original_max_positions "
         "do not change", only="rope_scaling=llama3", above=0.0)
-    rope_beta_fast: float = key(32.0, ("pairs of more than this many turns in "
-                                      "rope_original_max_positions do not change"),
+    rope_beta_fast: float = key(32.0, "pairs of more than this many turns in rope_original_max_positions do not change",
         only="rope_scaling=yarn", above=0.0)
-    rope_beta_slow: float = key(1.0, ("pairs of less than this many turns in "
-                                     "rope_original_max_positions are divided"),
+    rope_beta_slow: float = key(1.0, "pairs of less than this many turns in rope_original_max_positions are divided",
         only="rope_scaling=yarn", above=0.0)
-    rope_amplitude: float | None = key(None, ("factor of rotated queries and keys; none: 0.1 "
-                                             "ln(rope_factor) + 1"),
+    rope_amplitude: float | None = key(None, "factor of rotated queries and keys; none: 0.1 ln(rope_factor) + 1",
         only="rope_scaling=yarn", above=0.0)
     rope_original_max_positions: int = key(8192, "context length before the change",
         only="rope_scaling=llama3,yarn,dynamic", low=1)
@@ -149,58 +143,44 @@ class ModelConfig:
     max_positions: int | None = key(None, "rows of the table of learned positions, to train longer sequences from it "
         "later; context length with rope_scaling = dynamic; none: train.seq_len", low=1)
     qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
-    qk_norm_over: str = key("head", ("features normalized together: those of a head (Qwen 3), or "
-                                    "of all heads (OLMo 2)"),
+    qk_norm_over: str = key("head", "features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
         only="qk_norm!=false", choices=("head", "all_heads"))
     attn_gate: str = key("none", "gate of attention's output for each head or each feature (element): sigmoid(x W), or "
         "2 sigmoid(x W) from W = 0 (identity)",
         choices=("none", "head", "element", "head_identity", "element_identity"))
     attn_exclusive: str = key("none", "remove from attention's output its part along the token's own value: all of it, "
         "or a learned part from 0", choices=("none", "full", "learned"))
-    attn_sink: bool = key(False, ("add one key with a learned score and the value 0 to each "
-                                 "head"), attention="scores")
-    attn_forget: bool = key(False, ("a forget gate for each head and token; mostly with "
-                                   "positions = none"), whole=(True,),
+    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores")
+    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,),
         attention="scores")
-    attn_differential: bool = key(False, ("each head is the difference of two heads with the same "
-                                         "keys and values"),
+    attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values",
         attention="scores")
-    gated_delta: str = key("none", ("Gated DeltaNet in place of attention, in all layers or in "
-                                   "three of four"),
+    gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
         choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"), attention="replaced")
-    value_embeddings: bool = key(False, ("add an embedding of the token to the values in every "
-                                        "second layer"))
+    value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
     value_residual: str = key("none", "add the values of the first layer to those of each layer: half of each, or a "
         "learned part from 0", choices=("none", "half", "learned"))
     residual: str = key("sum", "how branches read the residual stream and add to it: the plain sum, attention over the "
         "outputs of all earlier branches, four streams with learned mappings, or the sum of parallel branches: the "
         "feed-forward layer reads what attention reads (GPT-NeoX)",
         choices=("sum", "depth_attention", "hyper_connections", "parallel"))
-    residual_multiplier: float = key(1.0, ("factor of what each branch adds: x + m f(norm x), "
-                                          "as in Granite"), above=0.0)
-    residual_scalars: bool = key(False, ("x <- a x + b (embeddings) before each layer, a = 1 and b "
-                                        "= 0 at first"))
-    conv_keys: bool = key(False, ("add a causal convolution over 4 positions to the keys, "
-                                 "from 0"), whole=(True,))
+    residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
+    residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
+    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,))
     conv_values: bool = key(False, "add such a convolution to the values", whole=(True,))
-    conv_stream: bool = key(False, ("add such a convolution to the residual stream before "
-                                   "each layer"), whole=(True,))
-    token_shift: bool = key(False, ("add a gated part of the previous token's embedding, from "
-                                   "0"), whole=(True,))
+    conv_stream: bool = key(False, "add such a convolution to the residual stream before each layer", whole=(True,))
+    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
         "that fall to 0", whole=(True,))
     window_pattern: tuple[int, ...] = key((0,), "sliding-window attention: keys a query sees (including itself) in "
         "each layer, repeated over the depth; 0: all", low=0, attention="scores")
     attn_scale: float | None = key(None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / "
         "sqrt(d_head)", above=0.0, attention="scores")
-    attn_softcap: float | None = key(None, ("cap attention scores: c tanh(scores / c), as in "
-                                           "Gemma 2"), above=0.0,
+    attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0,
         attention="scores")
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
-    logit_divisor: float = key(1.0, ("divide the last hidden states, and so the logits, by "
-                                    "this (Granite)"), above=0.0)
-    embed_scale: float = key(1.0, ("factor of token embeddings, rounded to compute_dtype; "
-                                  "sqrt(d_model) in Gemma"),
+    logit_divisor: float = key(1.0, "divide the last hidden states, and so the logits, by this (Granite)", above=0.0)
+    embed_scale: float = key(1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma",
         above=0.0)
     tie_embeddings: bool = key(False, "use the embedding table as the output head")
     dropout: float = key(0.0, "dropout rate on the embeddings and each residual branch", low=0.0, below=1.0)
@@ -208,8 +188,7 @@ class ModelConfig:
         "d_in); gpt2: N(0, 0.02^2), residual projections divided by sqrt(2 n_layers)", choices=("glorot", "he", "gpt2"))
     embed_std: float | None = key(None, "standard deviation of the initial embeddings; none: 0.02 (gpt2), else 1 (too "
         "large for a tied head)", above=0.0)
-    zero_init_residual: bool = key(False, ("initialize the projections into the residual stream to "
-                                          "zero"))
+    zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")
     parametrization: str = key("standard", "scaling of initial values and learning rates with width; under mup (muP) "
         "the best learning rate does not depend on it", choices=("standard", "mup"))
     mup_base_d_model: int = key(64, "d_model at which both parametrizations are the same; d_ff must grow in proportion "
@@ -217,8 +196,7 @@ class ModelConfig:
     mup_base_d_head: int = key(16, "d_head at which both are the same", only="parametrization=mup", low=1)
     param_dtype: str = key("float32", "dtype of parameters and optimizer state", choices=("float32", "bfloat16"))
     compute_dtype: str = key("float32", "dtype of activations and matrix products", choices=("float32", "bfloat16"))
-    scan_layers: bool = key(False, ("compile one block and scan it over the depth: compiles "
-                                   "faster, runs slower on CPU"),
+    scan_layers: bool = key(False, "compile one block and scan it over the depth: compiles faster, runs slower on CPU",
         execution=True)
     attention: str = key("auto", "implementation of attention",
         choices=("auto", "einsum", "chunked", "xla", "cudnn", "splash"), execution=True)
@@ -235,11 +213,9 @@ class DataConfig:
         "documentation, or synthetic text of known entropy)", only="mixture=none", forms=SOURCES, path=True)
     field: str = key("text", "the field or column with the text, or with chats: lists of turns",
         only="source=jsonl,csv,parquet,arrow,hf")
-    targets: str = key("all", ("the tokens that are trained on and evaluated, of chats: all, or "
-                              "answers alone"),
+    targets: str = key("all", "the tokens that are trained on and evaluated, of chats: all, or answers alone",
         only="source=jsonl,parquet,arrow,hf", choices=("all", "assistant"))
-    data_dir: str | None = key(None, ("folder of prepared TFDS data sets; none: TFDS_DATA_DIR, "
-                                     "else TFDS's default"),
+    data_dir: str | None = key(None, "folder of prepared TFDS data sets; none: TFDS_DATA_DIR, else TFDS's default",
         execution=True, path=True)
     offline: str | None = key(None, "fall back to this corpus, with a warning, if the source cannot be downloaded; "
         "none: fail", only="mixture=none", choices=("python_docs",), execution=True)
@@ -259,15 +235,12 @@ class DataConfig:
         "source) of each stage; none: the weights do not change", only="mixture!=none")
     max_epochs: tuple[float, ...] | None = key(None, "maximum epochs of each source, or one number for all; afterwards "
         "the others share its weight; none: no limit", only="mixture!=none", above=0.0)
-    order: str = key("crops", ("training sequences: independent random windows, or every window "
-                              "once per epoch"),
+    order: str = key("crops", "training sequences: independent random windows, or every window once per epoch",
         choices=("crops", "epochs"))
     shuffle: bool = key(True, "visit the windows in random order", only="order=epochs")
-    stride: int | None = key(None, ("distance between the starts of two windows; none: "
-                                   "train.seq_len"),
+    stride: int | None = key(None, "distance between the starts of two windows; none: train.seq_len",
         only="order=epochs", low=1)
-    packing: str = key("none", ("documents: pack whole documents into rows, and attend within a "
-                               "document only"),
+    packing: str = key("none", "documents: pack whole documents into rows, and attend within a document only",
         choices=("none", "documents"))
     cache_dir: str | None = key(None, "folder for tokens, tokenizers and compiled programs; none: the user's cache "
         "folder", execution=True, path=True)
@@ -288,8 +261,7 @@ class OptimizerConfig:
         "features, and adamw all else",
         choices=("adamw", "sgd", "lion", "muon", "normuon", "muonh", "soap", "schedule_free"))
     learning_rate: float = key(1e-3, "peak learning rate", above=0.0)
-    schedule: str = key("cosine", ("course of the learning rate after the warm-up (wsd: warm-up, "
-                                  "stable, decay)"),
+    schedule: str = key("cosine", "course of the learning rate after the warm-up (wsd: warm-up, stable, decay)",
         choices=("constant", "linear", "cosine", "wsd"))
     warmup_steps: int = key(0, "steps of linear warm-up; shortened, with a note, if train.steps on the command line "
         "leaves no room", low=0)
@@ -337,15 +309,13 @@ class TrainConfig:
         "half a second on a CPU core", low=1, execution=True)
     loss_chunk: int = key(0, "compute the loss for this many tokens of a device at a time, to save memory of logits; "
         "0: all at once", low=0, execution=True)
-    on_nonfinite: str = key("stop", ("at a loss or gradient that is not finite: stop the run, or "
-                                    "skip the update"),
+    on_nonfinite: str = key("stop", "at a loss or gradient that is not finite: stop the run, or skip the update",
         choices=("stop", "skip"), execution=True)
     on_spike: str = key("none", "at a spike of the loss or gradient norm, 6 robust standard deviations above the "
         "median of the last 128 steps: do nothing, log it with its text's place, or also skip the update",
         choices=("none", "warn", "skip"), execution=True)
     deterministic: bool = key(False, "GPU: use slower kernels that add in a fixed order", execution=True)
-    profile: tuple[int, ...] | None = key(None, ("(first, last) step of a profile (xprof trace), "
-                                                "written to the workdir"),
+    profile: tuple[int, ...] | None = key(None, "(first, last) step of a profile (xprof trace), written to the workdir",
         low=1, execution=True)
     debug: bool = key(False, "run without jit, for print() and a debugger", execution=True)
     compiler_options: tuple[str, ...] | None = key(None, "options of XLA for the training step, NAME=VALUE, added to "
