@@ -59,16 +59,14 @@ def window_starts(split: Split, config: Config, steps) -> np.ndarray:
 
 
 def n_windows(split: Split, config: Config) -> int:
-    """Return how many windows `window_starts` chooses from: one per stride, or the rows of a packed
-    split.
-    """
+    """Return how many windows `window_starts` chooses from, or the rows of a packed split."""
     if split.packed:
         return len(split.tokens)
     return max(0, (len(split.tokens) - config.train.seq_len - 1) // _stride(config) + 1)
 
 
 def _stride(config: Config) -> int:
-    """Return the distance of two neighbouring windows in tokens; random crops begin at any token."""
+    """Return the distance of neighbouring windows in tokens; random crops begin at any token."""
     return 1 if config.data.order == "crops" else config.data.stride or config.train.seq_len
 
 
@@ -136,9 +134,7 @@ def _windows(array, starts, seq_len: int):
 def n_eval_windows(
     split: Split, config: Config, max_batches: int = 0, stride: int | None = None
 ) -> int:
-    """Return how many windows an evaluation reads; of each source, those of the first max_batches
-    batches if not 0.
-    """
+    """Return how many windows an evaluation reads, at most max_batches (0: all) of each source."""
     most = max_batches * _eval_batch_size(config)
     return sum(
         min(n, most or n)
@@ -160,9 +156,7 @@ def _eval_batch_size(config: Config) -> int:
 def eval_batches(
     split: Split, config: Config, max_batches: int = 0, stride: int | None = None
 ) -> list[tuple[Part, range]]:
-    """Return the numbers of the batches of each source in an evaluation: all, or the first
-    max_batches of a source.
-    """
+    """Return the numbers of the batches of each source, at most max_batches (0: all) of each."""
     found, first = [], 0
     for part in split.all_parts:
         n = -(-_windows_of(split, part, config, stride) // _eval_batch_size(config))
@@ -223,8 +217,7 @@ def prefetch(
     depth: int = 2,
     wait: Callable[[Future], object] = Future.result,
 ) -> Generator:
-    """Yield function(item) for each item in order, computed by one background thread up to `depth`
-    items ahead.
+    """Yield function(item) in order, computed by a background thread up to `depth` items ahead.
 
     The order and the values do not depend on timing. An exception in `function` is raised where its
     result would have been yielded. Closing the generator (or dropping it) cancels the items not yet

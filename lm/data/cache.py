@@ -31,8 +31,7 @@ def key_of(*parts) -> str:
 
 
 def digest_of(path: Path, cache: Path) -> str:
-    """Return the sha256 of a file; that of a large file is cached by its path and what a change of
-    it changes.
+    """Return the sha256 of a file; that of a large file is cached by its path and its `stat`.
 
     A program can set the modification time of a file, but not the time of its last change (ctime).
     """
@@ -53,8 +52,7 @@ def digest_of(path: Path, cache: Path) -> str:
 
 
 def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[str], None]) -> None:
-    """Make sure that a cache entry exists and has the bytes that were written; rebuild it if it is
-    damaged.
+    """Make sure that a cache entry exists and is intact; rebuild it if it is damaged.
 
     Of the processes that share the cache, the first to get the lock writes the entry: `write` puts
     its files into the temporary directory that it is called with. The others wait, which they
@@ -92,9 +90,7 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
 
 
 def find_damage(directory: Path) -> str | None:
-    """Return what is wrong with the first damaged file of an entry, if any; raises OSError if one
-    cannot be read.
-    """
+    """Return what is wrong with an entry, if anything; raises OSError if it cannot be read."""
     try:
         recorded = files.read_json(directory / CHECKSUMS, {str: str})
         unknown = {path.name for path in directory.iterdir()} - recorded.keys() - {CHECKSUMS}
@@ -108,9 +104,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def changes(directory: Path, recorded: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each file whose sha256 is not the recorded one, and what is wrong; raises OSError if
-    one cannot be read.
-    """
+    """Yield each file whose sha256 is not the recorded one, and why; OSError if unreadable."""
     for name, digest in recorded.items():
         try:
             if sha256_of(directory / name) != digest:
@@ -129,8 +123,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
-    """Return a context that locks an entry; its value is whether this process waited for another
-    one.
+    """Lock an entry; the context's value is whether this process waited for another one.
 
     On a file system without locks, several processes may write the same entry at the same time.
     This takes longer and gives the same result: the first entry is kept.
@@ -155,8 +148,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
 def publish(
     directory: Path, write: Callable[[Path], None], setting: str = "--config.data.cache_dir=DIR"
 ) -> None:
-    """Create a directory atomically; raises UserError, which advises to change `setting`, if it
-    cannot be written.
+    """Create a directory atomically; a UserError if it cannot be written advises on `setting`.
 
     `write` puts the files into a hidden sibling, which is renamed once they are all on disk. If
     another process has published the same directory in the meantime, its copy is kept and ours is

@@ -47,9 +47,7 @@ class Turn(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a chat that is encoded alone; is_answer: it is a target with config.data.targets =
-    assistant.
-    """
+    """A part of a chat that is encoded alone; an answer is a target with targets = assistant."""
 
     text: str
     is_answer: bool = False
@@ -101,8 +99,7 @@ def _as_text(part: Part) -> str:
 
 
 def parse(value: Any) -> Chat:
-    r"""Return the chat of a list of turns, as JSON has it; raises ValueError that says which turn
-    is not read and why.
+    r"""Return the chat of a list of turns, as JSON has it; raises ValueError naming a bad turn.
 
     >>> parse([{"from": "gpt", "value": "Hello"}])
     '<|im_start|>assistant\nHello<|im_end|>\n'
@@ -164,8 +161,7 @@ def _parse_turn(turn: dict, where: str) -> Turn:
 
 
 class Encoded(NamedTuple):
-    """The ids of a text or a chat, which of them are of answers, and the UTF-8 bytes that they
-    stand for.
+    """The ids of a text or chat, which of them are of answers, and the bytes they stand for.
 
     Special tokens stand for no bytes.
     """
@@ -219,8 +215,7 @@ def _join(
 
 
 def notice(tokenizer: Tokenizer, spec: str) -> str | None:
-    """Return a warning if the markers of chats are text although the tokenizer comes with another
-    format of chats.
+    """Return a warning if the tokenizer comes with another format of chats than ChatML.
 
     The template beside a tokenizer.json is a program and is not run: it is only searched for the
     markers.

@@ -21,9 +21,7 @@ RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # the kinds of Arrow's messages that have
 
 
 def check_column(columns: Sequence[tuple[str, str]], field: str) -> None:
-    """Raise ValueError unless one column of this name, among names and types of Arrow, has text or
-    chats.
-    """
+    """Raise ValueError unless exactly one of the columns has this name, and has text or chats."""
     found = [kind for name, kind in columns if name == field]
     if not found:
         names = ", ".join(name for name, _ in columns)
@@ -57,9 +55,7 @@ def count_rows(file: str) -> int:
 
 
 def sizes_of_groups(file: str, field: str) -> list[int]:
-    """Return the bytes of each row group's column of text before dictionaries are decoded; 0 if it
-    has no rows.
-    """
+    """Return the bytes of each row group's column of text, dictionaries not decoded; 0: no rows."""
     with storage.readable(file), _open_parquet(file) as parquet:
         check_column([(column.name, str(column.type)) for column in parquet.schema_arrow], field)
         groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
@@ -96,17 +92,14 @@ def _size(parquet: Any, group: Any, field: str) -> int:
 
 
 def read_arrow(file: str, field: str) -> Iterator[str]:
-    """Yield the values of a file in Arrow's file or stream format; Hugging Face's datasets write
-    the latter.
-    """
+    """Yield the values of a file in Arrow's file format or stream format (as `datasets` writes)."""
     for batch in _read_batches(file, field):
         batch.validate(full=True)
         yield from (value.as_py() for value in batch.column(field))
 
 
 def _read_batches(file: str, field: str | None = None) -> Iterator[Any]:
-    """Yield the batches of a file, which are not validated; the column of this name is checked
-    before the first.
+    """Yield the batches of a file, not validated; the column is checked before the first.
 
     The file format has the stream format inside, between a magic number and an index.
     """
@@ -134,8 +127,7 @@ def _has_index(opened: Any) -> bool:
 
 
 def _check_decompressed(stream: Any) -> None:
-    """Raise ValueError if the columns of a message have more than `DECODED` bytes after
-    decompression.
+    """Raise ValueError if a message decompresses to more than `DECODED` bytes.
 
     A message is a length, a header and a body. Each compressed buffer of the body begins with its
     decompressed size. https://arrow.apache.org/docs/format/IPC.html
@@ -167,8 +159,7 @@ def _read_int(stream: Any) -> int:
 
 
 def _describe(header: bytes) -> tuple[int, list[int]]:
-    """Return the bytes of a message's body, and the places of its compressed buffers, from its
-    header in FlatBuffers.
+    """Return the bytes of a message's body and where its compressed buffers are, from its header.
 
     https://github.com/apache/arrow/blob/main/format/Message.fbs
     """

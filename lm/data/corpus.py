@@ -53,9 +53,7 @@ class Split:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Return the bytes per target: a mean loss is loss / bytes_per_token / ln 2 in bits per
-        byte.
-        """
+        """Return the bytes per target: bits per byte are loss / bytes_per_token / ln 2."""
         counted = self.targets or self
         return counted.n_bytes / counted.n_tokens if counted.n_bytes else None
 
@@ -77,9 +75,7 @@ class Split:
 
     @property
     def arrays(self) -> dict:
-        """Return the arrays that `batches.gather` reads: {"tokens"}, {"segments"} if packed,
-        {"is_target"} if any.
-        """
+        """Return the arrays that `batches.gather` reads: tokens, segments and is_target if any."""
         arrays = {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
         return arrays | ({"is_target": self.targets.is_target} if self.targets else {})
 
@@ -116,9 +112,7 @@ class Corpus:
         return any(split.packed for split in self.splits.values())
 
     def split(self, name: str) -> Split:
-        """Return a split by name; "validation+test" joins two in this order. Raises UserError if
-        there is none.
-        """
+        """Return a split by name; "validation+test" joins two. UserError if there is none."""
         if missing := [part for part in name.split("+") if part not in self.splits]:
             raise UserError(
                 f'{self.name} has no split "{missing[0]}"; it has {", ".join(self.splits)}'
@@ -168,9 +162,7 @@ def _all_targets(split: Split) -> Targets:
 
 
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
-    """Return every mismatch between the data and the config, each with the key, its value, the
-    reason and advice.
-    """
+    """Return every mismatch between the data and the config: key, value, reason and advice."""
     problems = []
     needed = corpus.tokenizer.vocab_size if corpus.tokenizer else 0
     if needed > vocab_size:
@@ -218,9 +210,7 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
 
 
 def largest_id(tokens) -> int:
-    """Return the largest id; of more than 2^28 tokens, only 256 evenly spaced blocks of 2^20 are
-    read.
-    """
+    """Return the largest id; beyond 2^28 tokens, of 256 evenly spaced blocks of 2^20 only."""
     block = 2**20
     n_blocks = min(256, -(-len(tokens) // block))
     starts = np.linspace(0, max(0, len(tokens) - block), n_blocks).astype(np.int64).tolist()

@@ -1,5 +1,4 @@
-"""What the folder of a data set says of itself: which files belong to it, to which split, and how
-many rows they have.
+"""What the folder of a data set says of itself: its files, their splits, their rows.
 
 Indices of Hugging Face's datasets (state.json, dataset_dict.json, dataset_info.json, the header of
 README.md) and the numbers in the names of files are followed; where the files contradict them, they
@@ -149,8 +148,7 @@ def find_splits(
     kinds: dict[str, str],
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Return the split of each file of a data set of Hugging Face: "train", "validation", "test",
-    or "" if unknown.
+    """Return the split of each file of a data set: "train", "validation", "test", "" if unknown.
 
     An index of its folder says to which split a file belongs; without one, words of its path do.
 
@@ -203,9 +201,7 @@ def _splits_by_name(path: str, listed: list[str], files: list[str]) -> dict[str,
 
 
 def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
-    """Raise UserError if the names of files have two words for one held-out split, such as dev and
-    valid.
-    """
+    """Raise UserError if file names have two words for one held-out split: dev and valid."""
     words: dict[str, dict[str, str]] = {"validation": {}, "test": {}}
     for file, split in splits.items():
         for word in re.findall("[a-z]+", file.removeprefix(path).lower())[::-1]:
@@ -222,9 +218,7 @@ def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
 
 
 def _choose_splits(path: str, named: dict[str, list[str]]) -> dict[str, str]:
-    """Return the split of each file, from the files of the splits that an index names; others are
-    left out.
-    """
+    """Return the split of each file in the splits of an index; other splits are left out."""
     splits: dict[str, str] = {}
     for split in SPLITS:
         names = [name for name in named if split in splits_in(name)]
@@ -282,9 +276,7 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
 
 
 def _is_of_split(file: str, split: str) -> bool:
-    """Return whether a file of the cache of `load_dataset`, NAME-SPLIT.arrow or in parts, is of a
-    split.
-    """
+    """Return whether a file of the cache of `load_dataset` (NAME-SPLIT.arrow) is of a split."""
     stem = _name(file).split(".")[0]
     found = NUMBERED.match(stem)
     return f"-{found[1].rstrip('-') if found else stem}".endswith(f"-{split}")
@@ -303,8 +295,7 @@ def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]])
 
 
 def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
-    """Return the files of each split in the header of README.md: of its default configuration, or
-    the only one here.
+    """Return the files of each split in README.md's default configuration, or its only one here.
 
     Raises UserError if there are files of several configurations, and none is the default.
     """
@@ -328,9 +319,7 @@ def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
 
 
 def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
-    """Return the patterns of each split of each configuration in the header of README.md, the
-    default one first.
-    """
+    """Return the patterns of each split of README.md's configurations, the default one first."""
     import yaml
 
     lines = _read_text(readme).splitlines()
@@ -349,8 +338,7 @@ def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _patterns(data_files: Any) -> dict[str, list[str]]:
-    """Return the patterns of each split: `datasets` reads patterns alone as train, a map, and a
-    list of split and path.
+    """Return the patterns of each split; `datasets` reads patterns alone as train.
 
     >>> _patterns("*.csv"), _patterns({"test": "b.csv"}), _patterns([{"split": "test", "path": ["b.csv"]}])
     ({'train': ['*.csv']}, {'test': ['b.csv']}, {'test': ['b.csv']})

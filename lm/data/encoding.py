@@ -17,9 +17,7 @@ MAX_PIECES = 1024
 
 
 class Piece(NamedTuple):
-    """A document of a split, or a part of it that begins or ends it, or neither; `where` it is, for
-    errors.
-    """
+    """A document of a split, or a part of one; `where` names it in errors."""
 
     split: str
     where: str
@@ -29,8 +27,7 @@ class Piece(NamedTuple):
 
 
 def cut(document: Piece, size: int) -> Iterator[Piece]:
-    r"""Cut a document after the first line that ends beyond each `size` characters; a chat stays
-    whole.
+    r"""Cut a document after the line in which each `size` characters end; a chat stays whole.
 
     >>> [piece.text for piece in cut(Piece("train", "a.txt", "ab|cd|ef|".replace("|", chr(10))), 4)]
     ['ab\ncd\n', 'ef\n']

@@ -31,8 +31,7 @@ class BelowEntropy(UserError):
 
 
 def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
-    """Compare the mean loss over the first n_predicted predictions of a split with that of the best
-    possible model.
+    """Compare the mean loss over n_predicted predictions with that of the best possible model.
 
     Returns:
         The mean surprisal of the predicted tokens, in nats per token. None if the true source of

@@ -1,6 +1,4 @@
-"""Tokenizers of Hugging Face's library `tokenizers`: read from a tokenizer.json, or trained
-(byte-level BPE).
-"""
+"""Tokenizers of the library `tokenizers`: read from a tokenizer.json, or trained BPE."""
 
 import contextlib
 import itertools
@@ -46,8 +44,7 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 class HFTokenizer(Tokenizer):
-    """A tokenizer of Hugging Face's `tokenizers`: trained by `train_bpe` or read from a
-    tokenizer.json.
+    """A tokenizer of Hugging Face's `tokenizers`, trained by `train_bpe` or read from a file.
 
     Truncation, padding and BPE dropout are for batches of a model, not for a corpus: they drop, add
     or change tokens. They are switched off, also in `json`, and their names are in `switched_off`.
@@ -95,9 +92,7 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Return the ids that end a generated text: the end of text, the ends of a turn in a chat,
-        and `end_ids`.
-        """
+        """Return the ids that end a generated text, among them the ends of a turn and `end_ids`."""
         special = self.special_ids()
         return (
             super().stop_ids
@@ -167,8 +162,7 @@ class HFTokenizer(Tokenizer):
 
     @cached_property
     def _inseparable(self) -> dict[int, str]:
-        """Return the names of special tokens by id, if the model encodes a name as its token even
-        where it is text.
+        """Return by id the special tokens whose names become these tokens even where they are text.
 
         Unigram and WordLevel models do, because the names are in their vocabularies. The token of
         unknown text, which any name may become, is left out.

@@ -48,9 +48,7 @@ class MarkovChain:
 
     @functools.cached_property
     def stationary(self) -> np.ndarray:
-        """Return the stationary distribution pi of the contexts (16^order,), by power iteration in
-        float64.
-        """
+        """Return the stationary distribution pi of the contexts (16^order,), by power iteration."""
         p, pi = self.weights / TOTAL, np.full(_V**self.order, _V**-self.order)
         for _ in range(1000):  # at most 71 are needed
             before = pi
@@ -70,8 +68,7 @@ class MarkovChain:
         return float(-(self.stationary[:, None] * p * np.log(p)).sum())
 
     def text(self, length: int | None = None) -> str:
-        """Return the first `length` letters of the chain, which are always the same; None: those
-        that `lm.train` reads.
+        """Return the first `length` letters, always the same; None: those that `lm.train` reads.
 
         >>> MarkovChain().text(10), MarkovChain(order=2).text(10)
         ('hjcgknpjio', 'cjpockcgce')
@@ -96,8 +93,7 @@ class MarkovChain:
         return letters.translate(bytes(map(ord, LETTERS)).ljust(256)).decode()
 
     def surprisal(self, text: str) -> np.ndarray:
-        """Return -ln P(x_t | c_t) of each letter of a part of the text: the loss of the best
-        possible causal model.
+        """Return -ln P(x_t | c_t) of each letter: the loss of the best possible causal model.
 
         It is 0, a lower bound, for the first letters, whose context is not part of the text.
         """
@@ -133,7 +129,5 @@ def _zipf_weights(order: int) -> np.ndarray:
 
 
 def _scaled(raw: np.ndarray, total: int) -> np.ndarray:
-    """Return positive integers about proportional to the rows of `raw`, whose sums are at most the
-    total.
-    """
+    """Return positive integers about proportional to the rows of `raw`, with sums <= total."""
     return 1 + raw * (total - 2 * _V) // raw.sum(1, keepdims=True)

@@ -1,5 +1,4 @@
-"""Mixtures of sources: which source and which of its windows is draw k, a pure function of (seed,
-k).
+"""Mixtures: the source and the window of draw k, a pure function of (seed, k).
 
 With weights 0.7 and 0.3, the first k draws have floor(0.7 k + phase) windows of the first source:
 never one more or less than its share, unlike independent draws, whose counts deviate by about
@@ -42,9 +41,7 @@ class Stretch(NamedTuple):
     shares: tuple[tuple[int, int, int], ...]
 
     def counts(self, n) -> list:
-        """Return how many of the first n draws of the stretch, a number or an array, are of each
-        source.
-        """
+        """Return how many of the first n draws (a number or an array) are of each source."""
         counts = []
         for numerator, denominator, phase in self.shares:
             counts.append((n * numerator + phase) // denominator)
@@ -79,8 +76,7 @@ def _tempered(given: list[float], temperature: float) -> list[float]:
 
 
 def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
-    """Return the index of each window's first token, as `batches.window_starts` does, for a mixture
-    of sources.
+    """Return each window's first token in a mixture of sources, as `batches.window_starts` does.
 
     Raises ValueError if a step is beyond the last one for which the sources have windows.
     """
@@ -158,9 +154,7 @@ def plan(
 
 
 def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the share of each source among itself and those after it, as a fraction, with a phase
-    of the seed.
-    """
+    """Return the share of each source among itself and those after it, with a phase of the seed."""
     exact = [Fraction(weight).limit_denominator(LARGEST_DENOMINATOR) for weight in given]
     shares = []
     for i, weight in enumerate(exact):
@@ -172,9 +166,7 @@ def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int,
 
 
 def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
-    """Return a line for each stretch of a run: its first step, and the share of each source and its
-    epochs so far.
-    """
+    """Return a line for each stretch: its first step, each source's share and epochs so far."""
     t, lines = config.train, []
     if not parts:
         return []

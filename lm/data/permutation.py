@@ -26,9 +26,7 @@ _ROUNDS = tuple(map(np.uint64, _PI))
 
 
 def mix(x):
-    """Scramble uint64 values with the finalizer of SplitMix64 (Steele, Lea and Flood 2014), a
-    bijection.
-    """
+    """Scramble uint64 values by SplitMix64's finalizer (Steele et al. 2014), a bijection."""
     x = (x ^ (x >> _S1)) * _C1
     x = (x ^ (x >> _S2)) * _C2
     return x ^ (x >> _S3)

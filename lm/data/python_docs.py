@@ -1,5 +1,4 @@
-"""The documentation inside CPython 3.11.7: 1.4 MB of technical English that needs no network, on
-every Python the same.
+"""The documentation inside CPython 3.11.7: 1.4 MB of technical English without a network.
 
 It consists of the reference manual's topics and the docstrings of the standard library, as
 `tests/references/make_python_docs.py` wrote them, under the licence of Python
@@ -26,8 +25,7 @@ def version() -> list:
 
 
 def documents() -> list[str]:
-    """Return the topics, and the docstrings of each file as one document, in printable ASCII and
-    newlines.
+    """Return the topics and the docstrings of each file as documents, in printable ASCII.
 
     They are ordered by a hash of their names, so that each part of a split by position has every
     kind of text.

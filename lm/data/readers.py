@@ -1,5 +1,4 @@
-"""Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, data sets of Hugging Face and
-prepared TFDS directories.
+"""Readers of documents: text, JSON Lines, CSV, Parquet, Arrow, Hugging Face and TFDS.
 
 An input is cut into spans of its files, which processes read independently. `lm/data/sources.py`
 trains on an input directly, and `lm/data/shard_writer.py` writes it as token shards.
@@ -41,9 +40,7 @@ BLOCK = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A part of the input: the lines that begin in bytes [start, end) of a file, its row groups or
-    its records.
-    """
+    """A part of the input: lines that begin in bytes [start, end), row groups or records."""
 
     kind: str  # "text", "jsonl", "csv", "parquet", "arrow" or "tfds:SPLIT"
     path: str  # the file or URL, or the prepared TFDS directory
@@ -109,9 +106,7 @@ def find_spans(
 
 
 def _with_held_out(spans: list[Span]) -> list[Span]:
-    """Return the spans; where none is of the validation split, the documents of the train split are
-    assigned.
-    """
+    """Return the spans; without a validation split, documents of train are assigned to both."""
     if any(span.split == "validation" for span in spans):
         return spans
     return [
@@ -130,9 +125,7 @@ def _kind_of(file: str) -> str:
 
 
 def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
-    """Cut a file into spans; what is compressed, behind a URL, or in CSV or Arrow's format is one
-    span.
-    """
+    """Cut a file into spans; compressed files, URLs, CSV and Arrow are one span each."""
     if kind == "parquet":
         yield from _cut_parquet(file, split, n_bytes, field)
     elif storage.is_url(file):
@@ -176,8 +169,7 @@ def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
 
 
 def read_documents(span: Span, field: str) -> Iterator[str]:
-    """Yield the documents of a span, texts or chats, which may be empty; the lines of a text span
-    are one document.
+    """Yield the documents of a span, which may be empty; the lines of a text are one document.
 
     Raises UserError if the span cannot be read, and OSError if it cannot be read at the moment.
     """
@@ -228,9 +220,7 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
 
 
 def _document(value: Any, field: str, where: str) -> str:
-    """Return the document in a field or column: a text, a chat, or "" for null; raises ValueError
-    for anything else.
-    """
+    """Return the document in a field: a text, a chat, or "" for null; else raise ValueError."""
     try:
         if value is None or isinstance(value, str):
             columns.check_length(len(value or ""))
@@ -258,9 +248,7 @@ def _refuse_binary(head: bytes, path: str) -> None:
 
 
 def _refuse_plain_json(line: bytes, path: str) -> None:
-    """Raise ValueError if the first line that is no object begins a list of objects, or one that
-    has several lines.
-    """
+    """Raise ValueError if the first line begins a JSON list, or an object of several lines."""
     expression = {b"[": ".[]", b"{": "."}.get(line.strip()[:1])
     if expression == ".[]" or line.strip() == b"{":
         command = copying(f"jq -c '{expression}'", path, "lines")
@@ -305,8 +293,7 @@ def _bounded_lines(file: Any) -> Iterator[Any]:
 
 
 def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in [start, end) and their positions, in blocks of n_bytes and the
-    rest of a line.
+    """Yield the lines that begin in [start, end), in blocks of n_bytes or more, with positions.
 
     Each line of a file is in exactly one span.
     """

@@ -1,5 +1,4 @@
-"""Tiny Shakespeare: downloaded once and prepared as the same TFDS directory that TFDS's own builder
-writes.
+"""Tiny Shakespeare: downloaded once, prepared as the TFDS directory of TFDS's own builder.
 
 TFDS's builder needs TensorFlow, and retries for minutes without a network. This module avoids both.
 """
@@ -24,8 +23,7 @@ DEADLINE = 60.0  # seconds for the whole file
 
 
 def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
-    """Download Tiny Shakespeare into a TFDS root; return its directory, which appears complete or
-    not at all.
+    """Download Tiny Shakespeare into a TFDS root; its directory appears complete or not at all.
 
     Raises Unavailable, which lists alternatives, if it cannot be downloaded; UserError if the root
     cannot be written.

@@ -97,9 +97,7 @@ def _shown(inputs: list[str]) -> str:
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
-    """Join consecutive spans to units of at most unit_bytes, or of one span that is larger or of an
-    unknown size.
-    """
+    """Join consecutive spans to units of at most unit_bytes, or of one span of more or unknown."""
     units: list[list[Span]] = []
     left = 0
     for span in spans:
@@ -246,8 +244,7 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
 def _first_copies(
     o: argparse.Namespace, units: list[list[Span]], sizes: list[int]
 ) -> list[np.ndarray]:
-    """Return for each unit which of its documents are the first of their text, by hashes of 64
-    bits.
+    """Return for each unit which of its documents are the first of their text, by 64-bit hashes.
 
     This reads the input once more, and takes 16 bytes of memory per document.
     """
@@ -262,9 +259,7 @@ def _first_copies(
 def _in_parallel(
     title: str, workers: int, sizes: list[int], function: Callable, jobs: dict[int, tuple]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each unit and what the function returns for its job, in the order in
-    which they finish.
-    """
+    """Yield the number of each unit and the function's result, as they finish."""
     n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
     with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
         if n_workers < 2:
@@ -291,9 +286,7 @@ def _in_parallel(
 
 
 def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
-    """Print how many tokens each split has, and how to train on them; refuse a split that was found
-    but has none.
-    """
+    """Print the tokens of each split and how to train on them; refuse an empty split."""
     for split in SPLITS:
         shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
         n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))

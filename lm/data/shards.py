@@ -1,5 +1,4 @@
-"""Token shards (`tokens:PATH`): token ids that were prepared in advance, memory-mapped without
-copying.
+"""Token shards (`tokens:PATH`): ids prepared in advance, memory-mapped without copying.
 
 `lm/data/shard_writer.py` writes them; files of nanoGPT and llm.c work too.
 """
@@ -88,64 +87,68 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
     """
     location = Path(expanded(path))
     manifest = read_manifest(location) if location.is_dir() else None
+    records = {}
     if manifest:
         records = shard_records(manifest)
-        found = [(record["split"], location / name) for name, record in sorted(records.items())]
-        others = {
-            file.name for file in location.iterdir() if file.suffix in (".npy", ".bin")
-        } - records.keys()
-        if others:
+        files = [(record["split"], location / name) for name, record in sorted(records.items())]
+        shards = {file.name for file in location.iterdir() if file.suffix in (".npy", ".bin")}
+        if others := shards - records.keys():
             say(f"not used, because {MANIFEST} does not list it: {shorten(sorted(others), '')}")
     else:
-        records, found = {}, _find_files(location, say)
-    if not found:
+        files = _find_files(location, say)
+    if not files:
         raise UserError(
-            f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob or file of .npy or '
-            '.bin shards with the word "train", "val" or "test" in their names, such as corpus_train_000.bin; python '
-            "-m lm.data.prepare makes some, and the first lines of a config file say how its own are made"
+            f'config.data.source: "tokens:{path}" has no token shards; it must be a folder, glob '
+            'or file of .npy or .bin shards with the word "train", "val" or "test" in their names, '
+            "such as corpus_train_000.bin; python -m lm.data.prepare makes some, and the first "
+            "lines of a config file say how its own are made"
         )
-    _raise_open_file_limit(len(found))
-    opened, digests = {}, {}
+    _raise_open_file_limit(len(files))
+    splits = {}
+    digests = {}
     for split in SPLITS:
-        if files := [file for name, file in found if name == split]:
-            arrays = [open_shard(file, records.get(file.name)) for file in files]
-            tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
-            n_bytes = sum(records[file.name]["text_bytes"] for file in files) if records else None
-            n_chats = sum(records[file.name].get("chats", 0) for file in files) if records else 0
-            opened[split] = Split(split, tokens, len(tokens), n_bytes, n_chats=n_chats)
+        of_split = [file for name, file in files if name == split]
+        if not of_split:
+            continue
+        arrays = [open_shard(file, records.get(file.name)) for file in of_split]
+        tokens = arrays[0] if len(arrays) == 1 else ConcatenatedArray(arrays)
+        if records:
+            listed = [records[file.name] for file in of_split]
+            n_bytes = sum(record["text_bytes"] for record in listed)
+            n_chats = sum(record.get("chats", 0) for record in listed)
+            splits[split] = Split(split, tokens, len(tokens), n_bytes, n_chats=n_chats)
             # The sha256 of a manifest are trusted, because reading all shards is slow.
-            digests[split] = [
-                records[f.name]["sha256"] if records else cache.digest_of(f, cache_dir)
-                for f in files
-            ]
+            digests[split] = [record["sha256"] for record in listed]
+        else:
+            splits[split] = Split(split, tokens, len(tokens), n_bytes=None)
+            digests[split] = [cache.digest_of(file, cache_dir) for file in of_split]
     record = {location.name: summary(manifest)} if manifest else None
-    return Corpus(location.name, opened, None, cache.key_of("tokens", digests), record=record)
+    return Corpus(location.name, splits, None, cache.key_of("tokens", digests), record=record)
 
 
 def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, Path]]:
-    """Return the split and the path of each shard file, in the order of the paths, and say which is
-    which.
-    """
-    names = location.iterdir() if location.is_dir() else map(Path, matching_files(str(location)))
-    found = []
-    for file in sorted(file for file in names if file.suffix in (".npy", ".bin") and is_file(file)):
+    """Return the split and the path of each shard file in order, and say which is which."""
+    paths = location.iterdir() if location.is_dir() else map(Path, matching_files(str(location)))
+    by_split: dict[str, list[Path]] = {split: [] for split in (*SPLITS, "")}
+    for file in sorted(paths):
+        if file.suffix not in (".npy", ".bin") or not is_file(file):
+            continue
         words = splits_in(file.stem)
         if len(words) > 1:
             raise UserError(
                 f"{file}: its name has the words of several splits ({', '.join(sorted(words))}); "
                 "rename it"
             )
-        found.append((words[0] if words else "", file))
-    for split in (*SPLITS, ""):
-        if files := [file.name for name, file in found if name == split]:
-            say(f"{split or 'not used, because no split is in the name'}: {shorten(files, '')}")
-    return [(split, file) for split, file in found if split]
+        by_split["".join(words)].append(file)
+    for split, files in by_split.items():
+        if files:
+            names = shorten([file.name for file in files], "")
+            say(f"{split or 'not used, because no split is in the name'}: {names}")
+    return [(split, file) for split in SPLITS for file in by_split[split]]
 
 
 def _raise_open_file_limit(n_files: int) -> None:
-    """Raise this process's limit of open files, because each memory map keeps one open; UserError
-    if it is too low.
-    """
+    """Raise this process's limit of open files: each memory map keeps one open."""
     import resource  # POSIX only
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Linux has -1 for no limit
@@ -161,33 +164,25 @@ def _raise_open_file_limit(n_files: int) -> None:
 
 
 def read_manifest(directory: Path) -> dict | None:
-    """Return the manifest of a folder, None if it has none; raises UserError if it is corrupted or
-    not finished.
-    """
+    """Return a folder's manifest or None; raises UserError if it is corrupted or not finished."""
     try:
         manifest = read_json(directory / MANIFEST, MANIFEST_SHAPE, "prepare the corpus again")
     except FileNotFoundError:
         return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
-    strange_counts = [
-        r["chats"] for r in shard_records(manifest).values() if not _is_count(r.get("chats", 0))
-    ]
-    if strange_counts:
-        raise UserError(
-            f"{directory / MANIFEST} is corrupted: chats is {short(strange_counts[0])}; prepare it "
-            "again"
-        )
-    if strange := [name for name in shard_records(manifest) if not is_file_name(name)]:
-        raise UserError(
-            f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; "
-            "prepare the corpus again"
-        )
+    for name, record in shard_records(manifest).items():
+        n_chats = record.get("chats", 0)  # only in records of chats, so not in the shape
+        problem = ""
+        if type(n_chats) is not int or n_chats not in COUNT:
+            problem = f"chats is {short(n_chats)}"
+        elif not is_file_name(name):
+            problem = f"{short(name)} is no name of a file"
+        if problem:
+            raise UserError(
+                f"{directory / MANIFEST} is corrupted: {problem}; prepare the corpus again"
+            )
     return manifest
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value in COUNT
 
 
 def shard_records(manifest: dict) -> dict[str, dict]:
@@ -197,12 +192,16 @@ def shard_records(manifest: dict) -> dict[str, dict]:
 
 def summary(manifest: dict) -> dict:
     """Return what a run, an evaluation and a report repeat of a manifest."""
-    shards, inputs = shard_records(manifest).values(), manifest["job"].get("input")
+    shards = shard_records(manifest).values()
+    files = manifest["input"]
+    inputs = manifest["job"].get("input")
+    if isinstance(inputs, list):
+        inputs = " and ".join(map(str, inputs))
     return {
-        "input": " and ".join(map(str, inputs)) if isinstance(inputs, list) else inputs,
-        "files": len(manifest["input"]),
-        "bytes": sum(file["size"] for file in manifest["input"]),
-        "sha256": cache.key_of([file["sha256"] for file in manifest["input"]]),
+        "input": inputs,
+        "files": len(files),
+        "bytes": sum(file["size"] for file in files),
+        "sha256": cache.key_of([file["sha256"] for file in files]),
         "tokenizer": manifest["tokenizer"],
         "commit": manifest["commit"],
         "documents": sum(shard["documents"] for shard in shards),
@@ -217,26 +216,29 @@ def describe(record: dict | None) -> list[str]:
     >>> describe({"web": web | {"documents": 1000, "tokens": 700_000}})
     ['web: prepared from hf:web, 2 files of 3.0 MB (sha256 9f86d0818), 1,000 documents, 700,000 tokens']
     """
-    return [
-        f"{name}: prepared from {made['input']}, {made['files']:,} files of "
-        f"{made['bytes'] / 1e6:,.1f} MB (sha256 {made['sha256'][:9]}), {made['documents']:,} "
-        f"documents, {made['tokens']:,} tokens"
-        + (f", with commit {made['commit'][:9]}" if made["commit"] else "")
-        for name, made in (record or {}).items()
-        if "sha256" in made
-    ]
+    lines = []
+    for name, made in (record or {}).items():
+        if "sha256" not in made:  # a source that was tokenized for the run
+            continue
+        line = (
+            f"{name}: prepared from {made['input']}, {made['files']:,} files of "
+            f"{made['bytes'] / 1e6:,.1f} MB (sha256 {made['sha256'][:9]}), {made['documents']:,} "
+            f"documents, {made['tokens']:,} tokens"
+        )
+        if made["commit"]:
+            line += f", with commit {made['commit'][:9]}"
+        lines.append(line)
+    return lines
 
 
 def verify(directory: Path) -> str:
-    """Compare the shards and the tokenizer of a folder with its manifest's checksums; return a line
-    about the result.
+    """Compare a folder's shards and tokenizer with its manifest; return a line about the result.
 
     Raises UserError if there is no manifest, and one that lists all files that are missing or were
     changed.
     """
     manifest = read_manifest(directory)
-    records = shard_records(manifest) if manifest else {}
-    if not manifest or not records:
+    if not manifest or not (records := shard_records(manifest)):
         raise UserError(
             f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it"
         )
@@ -245,13 +247,16 @@ def verify(directory: Path) -> str:
         f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)
     ]
     path = directory / "tokenizer.json"
-    spec = f"hf:{path}" if path.exists() else "byte"
-    if manifest["tokenizer"] not in [
-        tokenizers.make(spec, (), special_tokens=b).fingerprint for b in (False, True)
-    ]:
-        problems.append(
-            f"{path} is {'not the tokenizer of the shards' if path.exists() else 'missing'}"
-        )
+    if path.exists():
+        spec = f"hf:{path}"
+        damage = "not the tokenizer of the shards"
+    else:
+        spec = "byte"
+        damage = "missing"
+    # The manifest does not say whether special tokens were encoded.
+    readings = [tokenizers.make(spec, (), special_tokens=special) for special in (False, True)]
+    if manifest["tokenizer"] not in [tokenizer.fingerprint for tokenizer in readings]:
+        problems.append(f"{path} is {damage}")
     if problems:
         raise UserError(
             *problems,
@@ -289,14 +294,15 @@ def open_shard(path: Path, record: dict | None = None) -> np.ndarray:
         raise
     except Exception as e:  # NumPy's parser of .npy headers raises many types
         raise UserError(f"{path} is not a complete token shard ({e}); replace it") from None
-    for name, found, unit in (
-        ("size", path.stat().st_size, "bytes"),
-        ("tokens", len(tokens), f"{tokens.dtype} ids"),
-    ):
-        if record and found != record[name]:
+    counts = {
+        "size": (path.stat().st_size, "bytes"),
+        "tokens": (len(tokens), f"{tokens.dtype} ids"),
+    }
+    for name, (n, unit) in counts.items():
+        if record and n != record[name]:
             raise UserError(
-                f"{path} has {found} {unit}, but {MANIFEST} lists {record[name]}; prepare the "
-                "corpus again"
+                f"{path} has {n} {unit}, but {MANIFEST} lists {record[name]}; prepare the corpus "
+                "again"
             )
     return tokens
 
@@ -311,10 +317,10 @@ def _map_npy(path: Path) -> np.ndarray:
 
 
 def _map_bin(path: Path) -> np.ndarray:
-    size = path.stat().st_size
     header = np.fromfile(path, "<i4", LLMC_HEADER)
-    if (llmc := LLMC_DTYPES.get(tuple(header[:2].tolist()))) and len(header) > 2:
-        return _map_ids(path, llmc, int(header[2]), 4 * LLMC_HEADER)
+    llmc_dtype = LLMC_DTYPES.get(tuple(header[:2].tolist()))
+    if llmc_dtype and len(header) > 2:
+        return _map_ids(path, llmc_dtype, int(header[2]), 4 * LLMC_HEADER)
     if _is_foreign(header):
         known = " or ".join(
             f"magic {magic} with version {version}" for magic, version in LLMC_DTYPES
@@ -323,30 +329,31 @@ def _map_bin(path: Path) -> np.ndarray:
             f"it begins with {header[:2].tobytes()!r}, a header; those of llm.c's token files that "
             f"are read have {known}; convert other files to .npy of uint16 or uint32"
         )
-    dtype: np.dtype = np.dtype("<u4" if path.name.endswith(".uint32.bin") else "<u2")
-    if size % dtype.itemsize:
+    is_uint32 = path.name.endswith(".uint32.bin")
+    dtype: np.dtype = np.dtype("<u4" if is_uint32 else "<u2")
+    n_tokens, rest = divmod(path.stat().st_size, dtype.itemsize)
+    if rest:
         raise ValueError(
-            f"{size} bytes are not a multiple of the {dtype.itemsize} bytes of {dtype.name}"
+            f"{path.stat().st_size} bytes are not a multiple of the {dtype.itemsize} bytes of "
+            f"{dtype.name}"
         )
-    tokens = _map_ids(path, dtype, size // dtype.itemsize)
+    tokens = _map_ids(path, dtype, n_tokens)
     sample = np.asarray(tokens[:SAMPLE])
-    if dtype.itemsize == 2 and len(tokens) % 2 == 0 and _look_like_halves(sample):
+    if not is_uint32 and n_tokens % 2 == 0 and _look_like_halves(sample):
         raise ValueError(
             "it looks like uint32 ids, because every second uint16 is almost 0; if it is, let its "
             "name end in .uint32.bin, else convert it to .npy"
         )
-    if dtype.itemsize == 4 and sample.max(initial=0) >= LARGEST_VOCABULARY:
+    if is_uint32 and sample.max(initial=0) >= LARGEST_VOCABULARY:
         raise ValueError(
-            f'its ids of uint32 are up to {sample.max():,}, which look like pairs of uint16 ids; remove ".uint32" from '
-            "its name, or convert it to .npy"
+            f"its ids of uint32 are up to {sample.max():,}, which look like pairs of uint16 ids; "
+            'remove ".uint32" from its name, or convert it to .npy'
         )
     return tokens
 
 
 def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
-    """Memory-map the n ids that fill a file after `offset` bytes; raises ValueError if it has
-    another size.
-    """
+    """Memory-map the n ids after `offset` bytes; raises ValueError for a file of another size."""
     expected = offset + n * np.dtype(dtype).itemsize
     if (size := path.stat().st_size) != expected:
         raise ValueError(f"{path.name} has {size} bytes, expected {expected}")
@@ -355,15 +362,15 @@ def _map_ids(path: Path, dtype, n: int, offset: int = 0) -> np.ndarray:
 
 
 def _is_foreign(header: np.ndarray) -> bool:
-    """Return whether a file does not begin like flat ids: with a dated magic number, padding, or a
-    known signature.
-    """
-    first, start = int(header[0]) if len(header) else 0, header[:2].tobytes()
-    year, month, day = first // 10_000, first // 100 % 100, first % 100
-    # as llm.c's magic numbers are
-    is_dated = 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31
-    is_padded = len(header) == LLMC_HEADER and header.any() and not header[8:].any()
-    return is_dated or is_padded or start.startswith(SIGNATURES)
+    """Return whether a file begins like no flat ids: a dated number, padding or a signature."""
+    if header[:2].tobytes().startswith(SIGNATURES):
+        return True
+    if len(header) == LLMC_HEADER and header.any() and not header[8:].any():
+        return True
+    # llm.c's magic numbers are dates
+    year, month_and_day = divmod(int(header[0]) if len(header) else 0, 10_000)
+    month, day = divmod(month_and_day, 100)
+    return 2020 <= year < 2100 and 1 <= month <= 12 and 1 <= day <= 31
 
 
 def _look_like_halves(sample: np.ndarray) -> bool:

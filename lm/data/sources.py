@@ -1,6 +1,4 @@
-"""Sources of text. A source has a name and a digest; its documents are only read if the cache lacks
-their tokens.
-"""
+"""Sources of text: name and digest; documents are only read if the cache lacks their tokens."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -39,9 +37,7 @@ class Source:
 
 
 def find_source(config, say: Callable[[str], None]) -> Source:
-    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded, or
-    another UserError.
-    """
+    """Find the text of config.data.source; raises Unavailable if it cannot be downloaded."""
     kind, _, argument = config.source.partition(":")
     if kind in ("hf", *readers.READERS) and argument:
         path = find_tfds(argument, config, say) if kind == "tfds" else expanded(argument)
@@ -167,9 +163,7 @@ def _digest_of(
 
 
 def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
-    """Return the prepared directory of a TFDS dataset; tiny_shakespeare is downloaded and prepared
-    if it is missing.
-    """
+    """Return the prepared directory of a TFDS dataset; download tiny_shakespeare if missing."""
     given = config.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     refuse_url(given, "config.data.data_dir or TFDS_DATA_DIR")
     root = Path(expanded(given))

@@ -21,9 +21,7 @@ from lm.system.urls import file_system, is_url, optional
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Raise UserError with the name of a file that is damaged, or of a URL that does not answer;
-    keep system errors.
-    """
+    """Raise UserError, which names the file, for what is damaged or does not answer."""
     try:
         yield
     except UserError:
@@ -37,9 +35,7 @@ def readable(name: str) -> Iterator[None]:
 
 
 def list_files(path: str) -> list[str]:
-    """Return the file itself, or the files below a folder or of a pattern except hidden ones, in
-    the order of paths.
-    """
+    """Return the file itself, or those below a folder or of a pattern, sorted, no hidden ones."""
     if is_url(path):
         with readable(path):
             system = file_system(path)[0]
@@ -74,8 +70,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
-    """Open a file or a URL for reading; what is compressed with gzip, bzip2, xz or zstd is
-    decompressed.
+    """Open a file or a URL for reading, decompressed (gzip, bzip2, xz, zstd).
 
     Raises PointerError for a pointer of Git LFS or git-annex.
     """

@@ -1,6 +1,4 @@
-"""Text files: which files a path names, which of them are text, and whether a text is a list of
-records or a table.
-"""
+"""Text files: those that a path names, which are text, and whether it is records or a table."""
 
 import csv
 import json
@@ -70,9 +68,7 @@ def _read_head(path: str) -> bytes:
 
 
 def _problem_of(path: str) -> str | None:
-    """Return what a file is if it is empty or its beginning is not UTF-8 text, and what to do about
-    it.
-    """
+    """Return what a file is if it is empty or does not begin like UTF-8 text, and what to do."""
     try:
         head = _read_head(path)
     except PointerError:
@@ -92,9 +88,7 @@ def _problem_of(path: str) -> str | None:
 
 
 def wrong_format(head: bytes, path: str) -> str | None:
-    """Return what a file is if its first bytes are those of an archive, of a PDF or of UTF-16, and
-    what to do.
-    """
+    """Return what a file is, an archive, a PDF or UTF-16, by its first bytes, and what to do."""
     for signature, (name, program) in SIGNATURES.items():
         if head.startswith(signature):
             return f"{name}; convert it and give the new file: {program} {shlex.quote(path)}"
@@ -111,9 +105,7 @@ def reader_of(head: bytes) -> str | None:
 
 
 def not_utf8(path: str, e: UnicodeDecodeError, position: int | None = 0) -> str:
-    """Describe a text that is not UTF-8, and what to do about it; `position` is that of the decoded
-    bytes, if known.
-    """
+    """Describe a text that is not UTF-8; `position` is that of the decoded bytes, if known."""
     place = f"byte {e.object[e.start]:#04x}" + (
         "" if position is None else f" at offset {position + e.start}"
     )
@@ -129,9 +121,7 @@ def _iconv(encoding: str, path: str) -> str:
 
 
 def copying(command: str, path: str, name_of_copy: str) -> str:
-    """Return the shell command that writes a copy of a file, plain and on this machine, through
-    another command.
-    """
+    """Return the shell command that writes a plain copy of a file through another command."""
     name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
     program = storage.compression(path)
     if program and name.endswith(storage.COMPRESSIONS):
@@ -145,9 +135,7 @@ def copying(command: str, path: str, name_of_copy: str) -> str:
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
-    """Say if a file has Windows line ends, or the syntax of records or of a table, and how to have
-    the plain text.
-    """
+    """Say if a file has Windows line ends, records or a table, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
         can_edit = not (storage.is_url(path) or storage.compression(path))

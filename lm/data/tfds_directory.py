@@ -14,7 +14,7 @@ FEATURES = {"featuresDict": {"features": dict}}
 
 
 def read_records(directory: Path, split: str, start: int, end: int) -> Iterator[str]:
-    """Yield the texts of the records [start, end) of a split, read through TFDS without TensorFlow."""
+    """Yield the texts of the records [start, end) of a split, without TensorFlow."""
     import tensorflow_datasets as tfds
 
     n_records = check_prepared(directory)[split][1]
@@ -30,9 +30,7 @@ def read_records(directory: Path, split: str, start: int, end: int) -> Iterator[
 
 
 def prepared_directory(root: Path, name: str) -> Path | None:
-    """Return the directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root (default: the
-    newest version).
-    """
+    """Return the newest directory of NAME, NAME/CONFIG or NAME:VERSION below a TFDS root."""
     name, _, version = name.partition(":")
     parent = root / name
     if not parent.is_dir():

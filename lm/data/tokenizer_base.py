@@ -10,9 +10,7 @@ from lm.system.errors import UserError
 
 
 class Tokenizer:
-    """Base class. Subclasses define kind, vocab_size, encode, decode, and `state` if the kind alone
-    is not enough.
-    """
+    """Base class: subclasses define kind, vocab_size, encode, decode and, if needed, state."""
 
     kind: str
     vocab_size: int
@@ -44,7 +42,7 @@ class Tokenizer:
         return self
 
     def special_ids(self) -> dict[str, int]:
-        """Return the id of each special token by its name, also of those that are encoded as text."""
+        """Return the id of each special token by name, also of those that are encoded as text."""
         return {}
 
     @property
@@ -65,9 +63,7 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode a text with begin_of_text before it, once; raises UserError if it has a lone
-        surrogate.
-        """
+        """Encode a text with begin_of_text before it, once; a lone surrogate is a UserError."""
         utf8(text)
         return self.begin(self.encode(text))
 
@@ -84,9 +80,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return the sha256 of the kind and the state; tokenizers with equal fingerprints give
-        equal ids.
-        """
+        """Return the sha256 of kind and state: equal fingerprints give equal ids."""
         return hashlib.sha256(self._json().encode()).hexdigest()
 
     @property

@@ -42,7 +42,7 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(utf8(text), np.uint8).astype(self.dtype)
 
     def decode(self, ids) -> str:
-        """Decode ids; bytes that are not UTF-8, such as those of an untrained model, become U+FFFD."""
+        """Decode ids; what is not UTF-8, as from an untrained model, becomes U+FFFD."""
         return bytes(np.asarray(ids).tolist()).decode(errors="replace")
 
 
@@ -108,8 +108,7 @@ class CharTokenizer(PieceTokenizer):
 
 
 class WordTokenizer(PieceTokenizer):
-    """Words (with the space before them), punctuation marks and other white space: the pieces that
-    `WORD` matches.
+    """Words with the space before them, punctuation marks and other white space, as in `WORD`.
 
     >>> WORD.findall("To be, or not")
     ['To', ' be', ',', ' or', ' not']
@@ -125,9 +124,7 @@ class WordTokenizer(PieceTokenizer):
 
 
 def load(spec: str, special_tokens: bool, say: Callable[[str], None]) -> Tokenizer:
-    """Make a tokenizer that is not learned from text, and say what the user must know about it; see
-    `make`.
-    """
+    """Make a tokenizer that is not learned from text; say what the user must know about it."""
     tokenizer = make(spec, (), special_tokens=special_tokens)
     if names := getattr(tokenizer, "switched_off", []):
         say(
@@ -150,9 +147,7 @@ def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:
-    """Return whether encoding and decoding change SAMPLE (accents, spaces, scripts, emoji) or a
-    special token.
-    """
+    """Return whether encoding and decoding change SAMPLE or a special token."""
     sample = SAMPLE + "".join(f"{name}{name} a {name}" for name in tokenizer.special_tokens)
     try:
         return tokenizer.decode(tokenizer.encode(sample)) != sample

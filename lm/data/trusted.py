@@ -1,5 +1,4 @@
-"""Which text of a run may be read: the run may be somebody else's, and its config names any file or
-URL.
+"""Which text of a run may be read: it may be somebody else's, and name any file or URL.
 
 Training remembers, outside of its run, what it read: a file in the user's cache for each place,
 which is a path or a URL. What a run names is read without being asked for if the same user trained
@@ -42,9 +41,7 @@ def remember(data) -> None:
 
 
 def check(data, workdir: str | Path) -> None:
-    """Raise UserError if the text of a run's `DataConfig` is one with which the user has not
-    trained.
-    """
+    """Raise UserError if a run's `DataConfig` names a text with which the user has not trained."""
     if hidden := [place for place in _read(data) if SECRET in place]:
         raise UserError(
             f"--workdir: {workdir} names {', '.join(hidden)}, whose password or query is not "
@@ -59,9 +56,7 @@ def check(data, workdir: str | Path) -> None:
 
 
 def local(data):
-    """Return a `DataConfig` without folders that do not exist here, or with which the user has not
-    trained.
-    """
+    """Return a `DataConfig` without folders that are not here or not trained with."""
     folders = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(data, name))}
     left_out: dict[str, Any] = {
         name: None
@@ -90,9 +85,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _mark(place: str) -> Path:
-    """Return the file that exists if a place, such as text:PATH, is remembered by its absolute
-    path.
-    """
+    """Return the file that exists if a place, such as text:PATH, is remembered."""
     form, colon, path = place.partition(":")
     if not colon or is_url(place):
         form, path = "", place

@@ -1,5 +1,4 @@
-"""Tokenize one unit of a corpus into shards, in a process of its own; `lm/data/shard_writer.py`
-calls it.
+"""Tokenize one unit of a corpus into shards, in a process of its own (`shard_writer` calls it).
 
 The options `o` are the arguments of `lm.data.prepare`.
 """
@@ -67,8 +66,7 @@ def _pieces(
 
 
 def assign(span: Span, text: str, validation: float) -> dict[str, str]:
-    """Return a document, or its parts, by split; `validation` is the fraction of the validation
-    split.
+    """Return a document, or its parts, by split; `validation` is that split's fraction.
 
     A hash of its text assigns it. So the expected fraction of held-out documents does not depend on
     the spans, and copies of a document are in the same split. The document of a text span is cut

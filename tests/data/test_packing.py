@@ -11,7 +11,7 @@ from lm.data import packing
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 9))
 def test_every_token_of_a_document_but_its_first_is_a_target_once(lengths, seq_len):
     tokens = np.arange(1, sum(lengths) + 1, dtype=np.uint16)
-    rows, segments = packing.pack(tokens, np.array(lengths, np.int64), seq_len)
+    segments, rows = packing.pack(np.array(lengths, np.int64), seq_len, tokens)
     assert rows.shape == segments.shape == (len(rows), seq_len + 1)
     is_target = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     targets, inputs = rows[:, 1:][is_target], rows[:, :-1][is_target]
