@@ -51,9 +51,13 @@ def window_starts(split: Split, config: Config, steps) -> np.ndarray:
     """
     if split.parts:
         return mixtures.starts(split.parts, config, steps)
-    t, d = config.train, config.data
     numbers = window_numbers(
-        t.seed, steps, t.batch_size, n_windows(split, config), order=d.order, shuffle=d.shuffle
+        config.train.seed,
+        steps,
+        config.train.batch_size,
+        n_windows(split, config),
+        order=config.data.order,
+        shuffle=config.data.shuffle,
     )
     return numbers if split.packed else numbers * _stride(config)
 
@@ -95,7 +99,9 @@ def window_numbers(
     if order == "crops":
         return (hash_counters(seed, 0, step, row) % np.uint64(n_windows)).astype(np.int64)
     epoch, position = np.divmod(step * batch_size + row, n_windows)
-    return permute(position, n_windows, hash_counters(seed, 1, epoch)) if shuffle else position
+    if not shuffle:
+        return position
+    return permute(position, n_windows, hash_counters(seed, 1, epoch))
 
 
 def gather(arrays: dict, starts, seq_len: int) -> dict:
@@ -135,18 +141,19 @@ def n_eval_windows(
     split: Split, config: Config, max_batches: int = 0, stride: int | None = None
 ) -> int:
     """Return how many windows an evaluation reads, at most max_batches (0: all) of each source."""
-    most = max_batches * _eval_batch_size(config)
-    return sum(
-        min(n, most or n)
-        for n in (_windows_of(split, part, config, stride) for part in split.all_parts)
-    )
+    n_windows = [_windows_of(split, part, config, stride) for part in split.all_parts]
+    limit = max_batches * _eval_batch_size(config) or max(n_windows)
+    return sum(min(n, limit) for n in n_windows)
 
 
 def _windows_of(split: Split, part: Part, config: Config, stride: int | None) -> int:
-    T, n = config.train.seq_len, part.n_tokens
+    T = config.train.seq_len
     if split.packed:
-        return n
-    return 1 + max(0, -((T - n + 1) // (stride or T))) if n > 1 else 0
+        return part.n_tokens
+    if part.n_tokens < 2:
+        return 0
+    # the first window, and one for each further stride that has targets
+    return 1 + max(0, -((T - part.n_tokens + 1) // (stride or T)))
 
 
 def _eval_batch_size(config: Config) -> int:
@@ -157,12 +164,13 @@ def eval_batches(
     split: Split, config: Config, max_batches: int = 0, stride: int | None = None
 ) -> list[tuple[Part, range]]:
     """Return the numbers of the batches of each source, at most max_batches (0: all) of each."""
-    found, first = [], 0
+    batches = []
+    first = 0
     for part in split.all_parts:
         n = -(-_windows_of(split, part, config, stride) // _eval_batch_size(config))
-        found.append((part, range(first, first + min(n, max_batches or n))))
+        batches.append((part, range(first, first + min(n, max_batches or n))))
         first += n
-    return found
+    return batches
 
 
 def n_eval_batches(split: Split, config: Config) -> int:
@@ -195,20 +203,23 @@ def eval_windows(
         weights only mark the rows that exist; the segments mark padding and borders between
             documents.
     """
-    T, B = config.train.seq_len, _eval_batch_size(config)
+    T = config.train.seq_len
+    B = _eval_batch_size(config)
     S = stride or T
-    part, numbers = next(
-        found for found in eval_batches(split, config, stride=S) if batch in found[1]
+    part, first = next(
+        (part, numbers.start)
+        for part, numbers in eval_batches(split, config, stride=S)
+        if batch in numbers
     )
-    n, k_B1 = part.n_tokens, (batch - numbers.start) * B + np.arange(B, dtype=np.int64)[:, None]
+    k_B = (batch - first) * B + np.arange(B, dtype=np.int64)
+    n = part.n_tokens
     if split.packed:
-        return np.minimum(k_B1[:, 0], n - 1), np.repeat(k_B1 < n, T, 1).astype(np.float32)
+        return np.minimum(k_B, n - 1), np.repeat(k_B[:, None] < n, T, 1).astype(np.float32)
     position_T = np.arange(T, dtype=np.int64)
-    is_text_BT = k_B1 * S + 1 + position_T < n
-    is_new_BT = (k_B1 == 0) | (position_T >= T - S)
-    return part.start + np.minimum(k_B1[:, 0] * S, max(0, n - 1)), (is_text_BT & is_new_BT).astype(
-        np.float32
-    )
+    is_text_BT = k_B[:, None] * S + 1 + position_T < n
+    is_new_BT = (k_B[:, None] == 0) | (position_T >= T - S)
+    starts_B = part.start + np.minimum(k_B * S, max(0, n - 1))
+    return starts_B, (is_text_BT & is_new_BT).astype(np.float32)
 
 
 def prefetch(

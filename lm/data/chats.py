@@ -12,6 +12,7 @@ encoded as text even with config.data.special_tokens, and where the markers are 
 content gets a space after its first character.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -116,45 +117,49 @@ def is_chat(value: Any) -> bool:
 
 
 def _as_list(value: Any) -> list[dict]:
-    if (
-        isinstance(value, dict)
-        and value
-        and all(isinstance(column, list) for column in value.values())
-    ):
-        rows = zip(*value.values(), strict=True)  # a Sequence of Hugging Face's datasets, by column
-        value = [dict(zip(value, row, strict=True)) for row in rows]
+    columns = list(value.values()) if isinstance(value, dict) else []
+    if columns and all(isinstance(column, list) for column in columns):
+        # `datasets` stores a sequence of turns by column
+        value = [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
-        what = (
-            "is neither a text nor a list of turns with role and content (set --config.data.field)"
+        raise ValueError(
+            f"{short(value)} is neither a text nor a list of turns with role and content (set "
+            "--config.data.field)"
         )
-        raise ValueError(f"{short(value)} {what}")
     return value
 
 
 def _parse_turn(turn: dict, where: str) -> Turn:
-    keys = ("from", "value") if "from" in turn or "value" in turn else ("role", "content")
-    role, content = (turn.get(key) for key in keys)
+    role_key, content_key = "role", "content"
+    if "from" in turn or "value" in turn:  # ShareGPT's
+        role_key, content_key = "from", "value"
+    role = turn.get(role_key)
     name = ALIASES.get(role, role) if isinstance(role, str) else role
     if name not in ROLES:
         raise ValueError(
-            f"{where} has the {keys[0]} {short(role)}, which is not one of "
+            f"{where} has the {role_key} {short(role)}, which is not one of "
             f"{', '.join([*ROLES, *ALIASES])}; rename it, or leave the chat out"
         )
-    if found := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "", 1)]:
+    if unread := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "", 1)]:
         raise ValueError(
-            f"{where} has {found[0]}, which is not read; remove it, or leave the chat out"
+            f"{where} has {unread[0]}, which is not read; remove it, or leave the chat out"
         )
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
-        texts = [part.get("text") for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
-    if not isinstance(content, str):
+    content = turn.get(content_key)
+    text = content
+    if isinstance(content, list):
+        texts = [
+            part.get("text")
+            for part in content
+            if isinstance(part, dict) and part.get("type") == "text"
+        ]
+        if len(texts) == len(content) and all(isinstance(part, str) for part in texts):
+            text = "".join(texts)
+    if not isinstance(text, str):
         raise ValueError(
-            f"{where} has no text in {keys[1]} but {short(content)}; write a text, or leave the "
-            "chat out"
+            f"{where} has no text in {content_key} but {short(content)}; write a text, or leave "
+            "the chat out"
         )
-    return Turn(name, content)
+    return Turn(name, text)
 
 
 # ---- Encoding ------------------------------------------------------------------------------------
@@ -181,7 +186,9 @@ class Encoded(NamedTuple):
 def marker_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of the markers, by name; empty if they are text to a tokenizer."""
     special = tokenizer.special_ids()
-    return {marker: special[marker] for marker in MARKERS} if special.keys() >= {*MARKERS} else {}
+    if not special.keys() >= {*MARKERS}:
+        return {}
+    return {marker: special[marker] for marker in MARKERS}
 
 
 def encode(tokenizer: Tokenizer, chats: Sequence[Sequence[Part]]) -> list[Encoded]:
@@ -189,29 +196,29 @@ def encode(tokenizer: Tokenizer, chats: Sequence[Sequence[Part]]) -> list[Encode
     special = marker_ids(tokenizer)
 
     def text_of(part: Part) -> str:
-        if special:
-            return "" if part.is_marker else part.text
-        return _as_text(part)
+        if not special:
+            return _as_text(part)
+        return "" if part.is_marker else part.text
 
+    def join(parts: Sequence[Part]) -> Encoded:
+        ids = [np.zeros(0, tokenizer.dtype)]
+        is_answer = [np.zeros(0, np.uint8)]
+        n_bytes = 0
+        answer_bytes = 0
+        for part in parts:
+            text, part_ids = next(encoded)
+            if part.is_marker and special:
+                part_ids = np.array([special[part.text]], tokenizer.dtype)
+            ids.append(part_ids)
+            is_answer.append(np.full(len(part_ids), part.is_answer, np.uint8))
+            n_bytes += len(text.encode())
+            answer_bytes += len(text.encode()) * part.is_answer
+        return Encoded(np.concatenate(ids), np.concatenate(is_answer), n_bytes, answer_bytes)
+
+    # The tokenizer encodes the parts of all chats at once, on all cores.
     texts = [text_of(part) for parts in chats for part in parts]
-    encoded = iter(zip(texts, tokenizer.as_text.encode_all(texts), strict=True))
-    return [
-        _join(tokenizer, [(part, *next(encoded)) for part in parts], special) for parts in chats
-    ]
-
-
-def _join(
-    tokenizer: Tokenizer, encoded: list[tuple[Part, str, np.ndarray]], special: dict[str, int]
-) -> Encoded:
-    ids, is_answer, sizes = [np.zeros(0, tokenizer.dtype)], [np.zeros(0, np.uint8)], [0, 0]
-    for part, text, found in encoded:
-        if part.is_marker and special:
-            found = np.array([special[part.text]], tokenizer.dtype)
-        ids.append(found)
-        is_answer.append(np.full(len(found), part.is_answer, np.uint8))
-        sizes[0] += len(text.encode())
-        sizes[1] += len(text.encode()) * part.is_answer
-    return Encoded(np.concatenate(ids), np.concatenate(is_answer), *sizes)
+    encoded = zip(texts, tokenizer.as_text.encode_all(texts), strict=True)
+    return [join(parts) for parts in chats]
 
 
 def notice(tokenizer: Tokenizer, spec: str) -> str | None:
@@ -225,18 +232,13 @@ def notice(tokenizer: Tokenizer, spec: str) -> str | None:
         spec: config.data.tokenizer.
     """
     kind, _, path = spec.partition(":")
-    others = (
-        []
-        if marker_ids(tokenizer)
-        else [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
-    )
-    if not others and (kind != "hf" or not _has_other_template(Path(expanded(path)).parent)):
+    others = [name for name in ENDS_OF_TURN if name in tokenizer.special_ids()]
+    if others and not marker_ids(tokenizer):
+        reason = f"has the marker {others[0]} of another one"
+    elif kind == "hf" and _has_other_template(Path(expanded(path)).parent):
+        reason = "comes with a template of another one"
+    else:
         return None
-    reason = (
-        f"has the marker {others[0]} of another one"
-        if others
-        else "comes with a template of another one"
-    )
     return (
         f"WARNING: chats are written in ChatML ({START}user ...), but the tokenizer {reason}, "
         "which is not used"
@@ -245,11 +247,8 @@ def notice(tokenizer: Tokenizer, spec: str) -> str | None:
 
 def _has_other_template(folder: Path) -> bool:
     template = ""
-    try:
+    with contextlib.suppress(OSError, ValueError, UserError):
+        template = str(read_json(folder / "tokenizer_config.json").get("chat_template") or "")
+    with contextlib.suppress(OSError, ValueError):  # newer checkpoints have it in a file
         template = read_bytes(folder / "chat_template.jinja").decode(errors="replace")
-    except (OSError, ValueError):
-        try:
-            template = str(read_json(folder / "tokenizer_config.json").get("chat_template") or "")
-        except (OSError, ValueError, UserError):
-            return False
     return bool(template) and START not in template

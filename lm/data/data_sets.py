@@ -6,6 +6,7 @@ are refused.
 """
 
 import fnmatch
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -45,9 +46,8 @@ def splits_in(name: str) -> list[str]:
     >>> splits_in("medieval-train.npy"), splits_in("contest")
     (['train'], [])
     """
-    return list(
-        dict.fromkeys(WORDS[word] for word in re.findall("[a-z]+", name.lower()) if word in WORDS)
-    )
+    words = re.findall("[a-z]+", name.lower())
+    return list(dict.fromkeys(WORDS[word] for word in words if word in WORDS))
 
 
 def choose_files(
@@ -73,10 +73,10 @@ def choose_files(
         )
     kept = list(files)
     for index in (file for file in listed if _name(file) == "state.json"):
-        state = _read(index, (dict, list))
+        state = _parse(index, _read_text(index), (dict, list))
         if "_data_files" not in state:  # of another program
             continue
-        _check(index, state, STATE)
+        _parse(index, state, STATE)
         folder = _folder(index)
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise UserError(
@@ -98,36 +98,31 @@ def choose_files(
 
 def _check_numbers(files: list[str]) -> None:
     """Raise UserError unless files named N-of-M are complete, each once."""
-    groups: dict[str, dict[int, list[tuple[int, str]]]] = {}
+    groups: dict[str, list[tuple[int, int, str]]] = {}
     for file in files:
-        if found := NUMBERED.match(_name(file)):
-            beginning, number, total = found.groups()
-            groups.setdefault(f"{_folder(file)}/{beginning}", {}).setdefault(int(total), []).append(
-                (int(number), file)
-            )
-    for by_total in groups.values():
-        if len(by_total) > 1:
+        if numbered := NUMBERED.match(_name(file)):
+            beginning, number, total = numbered.groups()
+            part = (int(number), int(total), file)
+            groups.setdefault(f"{_folder(file)}/{beginning}", []).append(part)
+    for parts in groups.values():
+        parts.sort()
+        first, total, name = parts[0]
+        if others := [file for _, n, file in parts if n != total]:
             raise UserError(
-                f"{' and '.join(min(parts)[1] for parts in by_total.values())} are parts of two "
-                "versions of a data set; remove the older one"
+                f"{name} and {others[0]} are parts of two versions of a data set; remove the older "
+                "one"
             )
-        for total, parts in by_total.items():
-            numbers, name = sorted(number for number, _ in parts), min(parts)[1]
-            if len({*numbers}) < len(numbers):
-                raise UserError(
-                    f"{name}: another file beside it has the same number of {total:,}; remove the "
-                    "older one"
-                )
-            if (
-                len(numbers) != total
-                or numbers[0] not in (0, 1)
-                or numbers[-1] - numbers[0] != total - 1
-            ):
-                raise UserError(
-                    f"{_folder(name)} has {len(numbers):,} of the {total:,} files that "
-                    f"{_name(name)} names; download the others, or give these by a pattern: "
-                    f"{_folder(name)}/*"
-                )
+        numbers = [number for number, *_ in parts]
+        if len({*numbers}) < len(numbers):
+            raise UserError(
+                f"{name}: another file beside it has the same number of {total:,}; remove the "
+                "older one"
+            )
+        if first not in (0, 1) or numbers != list(range(first, first + total)):
+            raise UserError(
+                f"{_folder(name)} has {len(numbers):,} of the {total:,} files that {_name(name)} "
+                f"names; download the others, or give these by a pattern: {_folder(name)}/*"
+            )
 
 
 def refuse_copies(files: list[str]) -> None:
@@ -159,45 +154,51 @@ def find_splits(
     Raises:
         UserError: there are several data sets or kinds, or the files contradict an index.
     """
-    named = _splits_of_index(path, listed, files) if _is_folder(path, listed) else None
-    splits = _splits_by_name(path, listed, files) if named is None else _choose_splits(path, named)
-    if named is None and _is_folder(path, listed):
-        _refuse_two_words(path, splits)
-    if len(mixed := {kinds[file] for file in splits}) > 1:
-        largest = max(
-            mixed, key=lambda kind: _size([file for file in splits if kinds[file] == kind])
-        )
+    is_folder = _is_folder(path, listed)  # else a pattern, which names its files
+    named = _splits_of_index(path, listed, files) if is_folder else None
+    if named is None:
+        reason = "no split is in the name"
+        splits, data_sets = _splits_by_name(path, files)
+        if is_folder and len(data_sets) > 1:
+            raise UserError(
+                f"config.data.source: {path} has several data sets; give one of them, such as "
+                f"hf:{path}/{max(data_sets)}"
+            )
+        if is_folder:
+            _refuse_two_words(path, splits)
+    else:
+        reason = "it is of no split that is read"
+        splits = _choose_splits(path, named)
+    sizes: dict[str, int] = {}
+    for file in splits:
+        sizes[kinds[file]] = sizes.get(kinds[file], 0) + _size(file)
+    if len(sizes) > 1:
+        largest = max(sizes, key=lambda kind: sizes[kind])
         raise UserError(
-            f"config.data.source: {path} has files of several kinds ({', '.join(sorted(mixed))}); "
+            f"config.data.source: {path} has files of several kinds ({', '.join(sorted(sizes))}); "
             f"give one of them, such as {largest}:{path}"
         )
     if unused := [file for file in files if file not in splits]:
-        reason = "it is of no split that is read" if named else "no split is in the name"
         say(f"not used, because {reason}: {shorten(unused, path)}")
     return splits
 
 
-def _splits_by_name(path: str, listed: list[str], files: list[str]) -> dict[str, str]:
-    """Return the files with a split in the name, all if no file has one."""
-    splits, data_sets = {}, {}
+def _splits_by_name(path: str, files: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the split in the name of each file that has one, else all files, and the data sets.
+
+    The folders of a file, but for "data" and those named after a split, are its data set.
+    """
+    splits = {}
+    data_sets = {}
     for file in files:
-        parts = file.removeprefix(path.rstrip("/") + "/").split("/")
-        names = [next(iter(splits_in(part)), "") for part in parts]
-        at = max((i for i, name in enumerate(names) if name), default=len(parts) - 1)
-        splits[file] = names[at]
-        folders = [
-            part
-            for part, name in zip(parts[:-1], names, strict=False)
-            if not name and part != "data"
-        ]
-        data_sets["/".join(folders)] = "/".join(parts[:at] or parts[:-1])
-    if len(data_sets) > 1 and _is_folder(path, listed):  # a pattern names its files
-        one = max(data_sets.values())
-        raise UserError(
-            f"config.data.source: {path} has several data sets; give one of them, such as "
-            f"hf:{path}/{one}"
-        )
-    return {file: split for file, split in splits.items() if split} or splits
+        *folders, name = file.removeprefix(path.rstrip("/") + "/").split("/")
+        named = [i for i, part in enumerate([*folders, name]) if splits_in(part)]
+        last = max(named, default=len(folders))
+        splits[file] = "".join(splits_in([*folders, name][last])[:1])
+        own = [part for part in folders if not splits_in(part) and part != "data"]
+        data_sets["/".join(own)] = "/".join(folders[:last] or folders)
+    with_split = {file: split for file, split in splits.items() if split}
+    return with_split or splits, list(data_sets.values())
 
 
 def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
@@ -208,12 +209,12 @@ def _refuse_two_words(path: str, splits: dict[str, str]) -> None:
             if split in words and WORDS.get(word) == split:
                 words[split][word] = file
                 break
-    for split, found in words.items():
-        if len(found) > 1:
+    for split, of_split in words.items():
+        if len(of_split) > 1:
             raise UserError(
                 f"config.data.source: {path} has several splits that may be {split} "
-                f"({', '.join(sorted(found))}); remove or rename one, or give one as the text: "
-                f"hf:{min(found.values())}"
+                f"({', '.join(sorted(of_split))}); remove or rename one, or give one as the text: "
+                f"hf:{min(of_split.values())}"
             )
 
 
@@ -249,25 +250,23 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
     """Return the files of each split that an index of this folder names; None if it has none."""
     folder = path.rstrip("/")
     indices = {_name(file): file for file in listed if _folder(file) == folder}
+    named: dict[str, list[str]] = {}
     if index := indices.get("dataset_dict.json"):
-        names = _read(index, {"splits": [str]})["splits"]
-        named = {
-            name: [file for file in files if file.startswith(f"{folder}/{name}/")] for name in names
-        }
+        for name in _parse(index, _read_text(index), {"splits": [str]})["splits"]:
+            named[name] = [file for file in files if file.startswith(f"{folder}/{name}/")]
     elif "state.json" not in indices and (index := indices.get("dataset_info.json")):
-        splits = _read(index).get("splits")
+        splits = _parse(index, _read_text(index), dict).get("splits")
         if not isinstance(splits, dict):
             return None
-        named = {name: [file for file in files if _is_of_split(file, name)] for name in splits}
+        for name in splits:
+            named[name] = [file for file in files if _is_of_split(file, name)]
         if any(named.values()):
             _check_rows(index, splits, named)
     elif index := indices.get("README.md"):
         named = _splits_of_readme(index, files)
-    else:
+    if not any(named.values()):  # no index, or the files are of another layout
         return None
-    if not any(named.values()):  # the files are of another layout than the index
-        return None
-    if missing := [name for name, found in named.items() if not found]:
+    if missing := [name for name, of_split in named.items() if not of_split]:
         raise UserError(
             f"{index} lists the split {missing[0]}, which has no files; download it, or give the "
             "files of the others by a pattern"
@@ -278,19 +277,22 @@ def _splits_of_index(path: str, listed: list[str], files: list[str]) -> dict[str
 def _is_of_split(file: str, split: str) -> bool:
     """Return whether a file of the cache of `load_dataset` (NAME-SPLIT.arrow) is of a split."""
     stem = _name(file).split(".")[0]
-    found = NUMBERED.match(stem)
-    return f"-{found[1].rstrip('-') if found else stem}".endswith(f"-{split}")
+    if numbered := NUMBERED.match(stem):
+        stem = numbered[1].rstrip("-")
+    return f"-{stem}".endswith(f"-{split}")
 
 
 def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]]) -> None:
-    _check(index, splits, {str: {"num_examples": COUNT}})
+    _parse(index, splits, {str: {"num_examples": COUNT}})
     for name, files in named.items():
         expected = splits[name]["num_examples"]
-        can_count = files and all(file.endswith((".arrow", ".parquet")) for file in files)
-        if can_count and (found := sum(map(columns.count_rows, files))) != expected:
+        # The rows of other files are not known before they are read.
+        if not files or not all(file.endswith((".arrow", ".parquet")) for file in files):
+            continue
+        if (n_rows := sum(map(columns.count_rows, files))) != expected:
             raise UserError(
                 f"{index} lists {expected:,} rows of the split {name}, but its files have "
-                f"{found:,}; prepare or download the data set again"
+                f"{n_rows:,}; prepare or download the data set again"
             )
 
 
@@ -299,23 +301,25 @@ def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
 
     Raises UserError if there are files of several configurations, and none is the default.
     """
-    found = {}
-    for name, patterns in _configurations(readme).items():
+    folder = _folder(readme)
+    data_sets = {}
+    for name, patterns_of in _configurations(readme).items():
         named = {
-            split: [file for file in files if _matches(file, _folder(readme), patterns[split])]
-            for split in patterns
+            split: [file for file in files if _matches(file, folder, patterns)]
+            for split, patterns in patterns_of.items()
         }
         if name == DEFAULT:
             return named
         if any(named.values()):
-            found[name] = named
-    if len(found) > 1:
-        first = next(file for matched in next(iter(found.values())).values() for file in matched)
+            data_sets[name] = named
+    first: dict[str, list[str]] = next(iter(data_sets.values()), {})
+    if len(data_sets) > 1:
+        file = next(itertools.chain.from_iterable(first.values()))
         raise UserError(
-            f"config.data.source: {_folder(readme)} has several data sets ({', '.join(found)} in "
-            f"README.md); give the files of one, such as {_pattern_of(first)}"
+            f"config.data.source: {folder} has several data sets ({', '.join(data_sets)} in "
+            f"README.md); give the files of one, such as {_pattern_of(file)}"
         )
-    return next(iter(found.values()), {})
+    return first
 
 
 def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
@@ -349,10 +353,11 @@ def _patterns(data_files: Any) -> dict[str, list[str]]:
         pairs = [(part["split"], part["path"]) for part in data_files]
     else:
         pairs = [("train", data_files)]
-    return {
-        str(split): list(map(str, path)) if isinstance(path, list) else [str(path)]
-        for split, path in pairs
-    }
+    patterns = {}
+    for split, path in pairs:
+        paths = path if isinstance(path, list) else [path]
+        patterns[str(split)] = [str(path) for path in paths]
+    return patterns
 
 
 def _matches(file: str, folder: str, patterns: list[str]) -> bool:
@@ -360,18 +365,13 @@ def _matches(file: str, folder: str, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(relative, pattern.replace("**/", "*")) for pattern in patterns)
 
 
-def _read(index: str, shape: Any = dict) -> Any:
+def _parse(index: str, value: Any, shape: Any) -> Any:
+    """Return the value of an index, parsed if it is text; UserError if it has another shape."""
     try:
-        return parse_json(_read_text(index), shape)
-    except ValueError as error:
-        raise UserError(
-            f"{index} is corrupted: {error}; download or save the data set again"
-        ) from None
-
-
-def _check(index: str, value: Any, shape: Any) -> None:
-    try:
+        if isinstance(value, str):
+            return parse_json(value, shape)
         check_shape(value, shape)
+        return value
     except ValueError as error:
         raise UserError(
             f"{index} is corrupted: {error}; download or save the data set again"
@@ -390,8 +390,8 @@ def _is_folder(path: str, listed: list[str]) -> bool:
     return os.path.isdir(path)
 
 
-def _size(files: list[str]) -> int:
-    return sum(0 if storage.is_url(file) else os.path.getsize(file) for file in files)
+def _size(file: str) -> int:
+    return 0 if storage.is_url(file) else os.path.getsize(file)
 
 
 def _folder(file: str) -> str:

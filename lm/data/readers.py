@@ -7,7 +7,6 @@ trains on an input directly, and `lm/data/shard_writer.py` writes it as token sh
 import csv
 import dataclasses
 import io
-import itertools
 import json
 import os
 import re
@@ -78,28 +77,29 @@ def find_spans(
         files = [str(file) for shards, _ in prepared.values() for file in shards]
         return files, _with_held_out(_cut_tfds(path, prepared, n_bytes))
     listed = storage.list_files(path)
-    is_named = kind == "text" or (kind != "hf" and listed == [path])  # whatever its suffix
-    kinds = {file: kind if is_named else _kind_of(file) for file in listed}
+    if kind == "text" or (kind != "hf" and listed == [path]):
+        kinds = dict.fromkeys(listed, kind)  # whatever its suffix
+    else:
+        kinds = {file: _kind_of(file) for file in listed}
     files = [file for file in listed if kinds[file] and kind in (kinds[file], "hf")]
     if not files:
-        wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}.get(
-            kind, f"file of {kind}"
-        )
+        wanted = {"text": "file", "hf": "file of Parquet, Arrow or JSON Lines"}
         raise UserError(
-            f'config.data.source: "{source}" is not a {wanted}, nor a folder or a pattern with such files'
+            f'config.data.source: "{source}" is not a {wanted.get(kind, f"file of {kind}")}, nor a '
+            "folder or a pattern with such files"
         )
     if kind != "text":
         files = data_sets.choose_files(path, listed, files, say)
     data_sets.refuse_copies(files)
+    if kind == "text":
+        files = choose_texts(files, path, say)
     if kind == "hf":
         splits = data_sets.find_splits(path, listed, files, kinds, say)
     else:
-        splits = dict.fromkeys(choose_texts(files, path, say) if kind == "text" else files, "")
-    spans = [
-        span
-        for file, split in splits.items()
-        for span in _cut(kinds[file], file, split, n_bytes, field)
-    ]
+        splits = dict.fromkeys(files, "")
+    spans: list[Span] = []
+    for file, split in splits.items():
+        spans += _cut(kinds[file], file, split, n_bytes, field)
     if empty := {*splits.values()} - {span.split for span in spans} - {""}:
         raise UserError(f"config.data.source: the {min(empty)} split of {path} has no documents")
     return list(splits), _with_held_out(spans)
@@ -109,16 +109,16 @@ def _with_held_out(spans: list[Span]) -> list[Span]:
     """Return the spans; without a validation split, documents of train are assigned to both."""
     if any(span.split == "validation" for span in spans):
         return spans
-    return [
-        dataclasses.replace(span, split="") if span.split == "train" else span for span in spans
-    ]
+    assigned = {"train": ""}
+    return [dataclasses.replace(span, split=assigned.get(span.split, span.split)) for span in spans]
 
 
 def _kind_of(file: str) -> str:
     """Return the kind of a file by its name, "" if it is not one of `SUFFIXES` or no data."""
     name = storage.without_compression(file.rpartition("/")[2].lower())
-    is_data = name not in data_sets.METADATA and not re.fullmatch(CACHES, name)
-    return SUFFIXES.get(os.path.splitext(name)[1], "") if is_data else ""
+    if name in data_sets.METADATA or re.fullmatch(CACHES, name):
+        return ""
+    return SUFFIXES.get(os.path.splitext(name)[1], "")
 
 
 # ---- Spans ---------------------------------------------------------------------------------------
@@ -128,16 +128,17 @@ def _cut(kind: str, file: str, split: str, n_bytes: int, field: str) -> Iterator
     """Cut a file into spans; compressed files, URLs, CSV and Arrow are one span each."""
     if kind == "parquet":
         yield from _cut_parquet(file, split, n_bytes, field)
-    elif storage.is_url(file):
+        return
+    if storage.is_url(file):
         yield Span(kind, file, 0, TO_THE_END, split)
-    elif (size := os.path.getsize(file)) and (
-        kind in ("arrow", "csv") or storage.compression(file)
-    ):
+        return
+    size = os.path.getsize(file)
+    if size and (kind in ("arrow", "csv") or storage.compression(file)):
         yield Span(kind, file, 0, TO_THE_END, split, size)
-    else:
-        for start in range(0, size, n_bytes):
-            end = min(start + n_bytes, size)
-            yield Span(kind, file, start, end, split, end - start)
+        return
+    for start in range(0, size, n_bytes):
+        end = min(start + n_bytes, size)
+        yield Span(kind, file, start, end, split, end - start)
 
 
 def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Span]:
@@ -148,20 +149,21 @@ def _cut_parquet(file: str, split: str, n_bytes: int, field: str) -> Iterator[Sp
         size += bytes_of_group
         if size and (size >= n_bytes or end == len(sizes)):
             yield Span("parquet", file, start, end, split, size)
-            start, size = end, 0
+            start = end
+            size = 0
 
 
 def _cut_tfds(directory: str, prepared: dict, n_bytes: int) -> list[Span]:
     """Cut the records of each split into parts of about n_bytes."""
     spans = []
     for split, (shards, n_records) in prepared.items():
-        size, target = (
-            sum(shard.stat().st_size for shard in shards),
-            split if split in SPLITS else "train",
-        )
+        size = sum(shard.stat().st_size for shard in shards)
+        target = split if split in SPLITS else "train"  # such as "unsupervised"
         n = min(n_records, max(1, round(size / n_bytes)))  # 0 if there are no records
-        for part in itertools.pairwise(n_records * i // n for i in range(n + 1) if n):
-            spans.append(Span(f"tfds:{split}", directory, *part, target, size // n))
+        for i in range(n):
+            start = n_records * i // n
+            end = n_records * (i + 1) // n
+            spans.append(Span(f"tfds:{split}", directory, start, end, target, size // n))
     return spans
 
 
@@ -178,12 +180,12 @@ def read_documents(span: Span, field: str) -> Iterator[str]:
 
 
 def _read_tfds(span: Span, field: str) -> Iterator[str]:
-    return tfds_directory.read_records(
-        Path(span.path), span.kind.partition(":")[2], span.start, span.end
-    )
+    split = span.kind.partition(":")[2]
+    return tfds_directory.read_records(Path(span.path), split, span.start, span.end)
 
 
 def _read_text(span: Span, field: str) -> Iterator[str]:
+    # A block of a text is a document, so only texts of an unknown size are cut into several.
     for position, block in _read_lines(span, BLOCK if span.end == TO_THE_END else span.end):
         try:
             yield block.decode()
@@ -198,7 +200,9 @@ def _read_jsonl(span: Span, field: str) -> Iterator[str]:
             continue
         if position == 0:
             _refuse_binary(line, span.path)
-        where = f"line {number:,}" + (f" from byte {span.start:,} on" if span.start else "")
+        where = f"line {number:,}"
+        if span.start:
+            where += f" from byte {span.start:,} on"
         try:
             record = parse_json(line)
         except UnicodeDecodeError as error:
@@ -249,13 +253,17 @@ def _refuse_binary(head: bytes, path: str) -> None:
 
 def _refuse_plain_json(line: bytes, path: str) -> None:
     """Raise ValueError if the first line begins a JSON list, or an object of several lines."""
-    expression = {b"[": ".[]", b"{": "."}.get(line.strip()[:1])
-    if expression == ".[]" or line.strip() == b"{":
-        command = copying(f"jq -c '{expression}'", path, "lines")
-        raise ValueError(
-            "it is JSON, but has not one object in each line; use this copy in place of it: "
-            f"{command}"
-        )
+    line = line.strip()
+    if line.startswith(b"["):
+        expression = ".[]"
+    elif line == b"{":
+        expression = "."
+    else:
+        return
+    command = copying(f"jq -c '{expression}'", path, "lines")
+    raise ValueError(
+        f"it is JSON, but has not one object in each line; use this copy in place of it: {command}"
+    )
 
 
 def _read_csv(span: Span, field: str) -> Iterator[str]:
@@ -270,9 +278,11 @@ def _read_csv(span: Span, field: str) -> Iterator[str]:
         rows = csv.DictReader(_bounded_lines(lines), delimiter=separator, strict=True)
         try:
             names = list(rows.fieldnames or ())
-            if len(names) == 1 and (found := re.search(r"[;\t|]|,", names[0].replace(field, ""))):
+            # One field with another separator in its name is a table that was not separated.
+            other = re.search(r"[;\t|,]", names[0].replace(field, "")) if len(names) == 1 else None
+            if other:
                 raise ValueError(
-                    f"its fields are separated by {found[0]!r} where {separator!r} is read; write "
+                    f"its fields are separated by {other[0]!r} where {separator!r} is read; write "
                     "a copy with commas, or with tabs and the suffix .tsv"
                 )
             columns.check_column([(name, "string") for name in names], field)
@@ -307,30 +317,33 @@ def _read_lines(span: Span, n_bytes: int) -> Iterator[tuple[int, bytes]]:
                 if line.endswith(b"\n"):
                     break
         # A line of a text in UTF-8 has no limit where the size of its file has none, either.
-        limit = -1 if span.kind == "text" and span.end != TO_THE_END else columns.DOCUMENT + 1
+        is_limited = span.kind != "text" or span.end == TO_THE_END
         while position < span.end and (block := file.read(min(n_bytes, span.end - position))):
-            rest = b"" if block.endswith(b"\n") else file.readline(limit)
-            columns.check_length(len(rest) if limit > 0 else 0)
-            block += rest
+            if not block.endswith(b"\n"):
+                rest = file.readline(columns.DOCUMENT + 1 if is_limited else -1)
+                if is_limited:
+                    columns.check_length(len(rest))
+                block += rest
             yield position, block if position else block.removeprefix(BOM)
             position += len(block)
 
 
-def _read_parquet(span: Span, field: str) -> Iterator[str]:
-    values = columns.read_parquet(span.path, span.start, span.end, field)
-    return _rows(values, field, " of these row groups" * bool(span.start))
-
-
-def _read_arrow(span: Span, field: str) -> Iterator[str]:
-    return _rows(columns.read_arrow(span.path, field), field)
-
-
-def _rows(values: Iterator[Any], field: str, of: str = "") -> Iterator[str]:
+def _read_rows(span: Span, field: str) -> Iterator[str]:
+    """Yield the documents of the rows of a Parquet or Arrow file."""
+    if span.kind == "parquet":
+        values = columns.read_parquet(span.path, span.start, span.end, field)
+    else:
+        values = columns.read_arrow(span.path, field)
     for row, value in enumerate(values, 1):
-        yield _document(value, field, f"row {row:,}{of}")
+        where = f"row {row:,}" + " of these row groups" * bool(span.start)
+        yield _document(value, field, where)
 
 
 READERS = {
-    "tfds": _read_tfds, "text": _read_text, "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
-    "arrow": _read_arrow,
-}  # fmt: skip
+    "tfds": _read_tfds,
+    "text": _read_text,
+    "jsonl": _read_jsonl,
+    "csv": _read_csv,
+    "parquet": _read_rows,
+    "arrow": _read_rows,
+}

@@ -28,7 +28,7 @@ from lm.config import SPLITS
 from lm.data import chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
-from lm.data.unit_shards import hash_unit, write_unit
+from lm.data.unit_shards import documents_of, hash_unit, spec_of_shards, write_unit
 from lm.system.errors import UserError
 from lm.system.files import read_json, to_json, user_cache, write_text
 from lm.system.locks import lock
@@ -50,7 +50,7 @@ def write_shards(o: argparse.Namespace, commit: str | None) -> None:
     units = join_spans(spans, unit_bytes)
     if not any(span.split in ("", "train") for span in spans):
         raise UserError(
-            f"--input: {_shown(o.input)} has no train split; give a dataset that has one"
+            f"--input: {' and '.join(o.input)} has no train split; give a dataset that has one"
         )
     if o.output.exists() and not o.output.is_dir():
         raise UserError(f"--output: {o.output} is not a directory; use an empty or new one")
@@ -77,23 +77,19 @@ def _find_inputs(o: argparse.Namespace, unit_bytes: int) -> tuple[list[str], lis
     files: list[str] = []
     spans: list[Span] = []
     for source in o.input:
-        found, cut = find_spans(source, unit_bytes, o.field)
-        if not cut:
+        of_source, parts = find_spans(source, unit_bytes, o.field)
+        if not parts:
             raise UserError(f"--input: {source!r} contains no text")
         before = set(map(os.path.realpath, files))
-        if twice := [file for file in found if os.path.realpath(file) in before]:
+        if twice := [file for file in of_source if os.path.realpath(file) in before]:
             raise UserError(
                 f"--input: {source} has {twice[0]}, which another input has, too; give each file "
                 "once"
             )
-        next(read_documents(cut[0], o.field), None)
-        files += found
-        spans += cut
+        next(read_documents(parts[0], o.field), None)  # a wrong field is known before any work
+        files += of_source
+        spans += parts
     return files, spans
-
-
-def _shown(inputs: list[str]) -> str:
-    return " and ".join(inputs)
 
 
 def join_spans(spans: list[Span], unit_bytes: int) -> list[list[Span]]:
@@ -118,12 +114,14 @@ def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
             "--special_tokens: the byte tokenizer has no special tokens; use hf:PATH or bpe:SIZE"
         )
     if o.field != "text" and all(span.kind.startswith(("text", "tfds")) for span in spans):
-        raise UserError(f"--field: {_shown(o.input)} is read without a field; leave the option out")
+        raise UserError(
+            f"--field: {' and '.join(o.input)} is read without a field; leave the option out"
+        )
     if kind == "hf":
         tokenizers.make(o.tokenizer, ())
-    elif o.tokenizer != "byte" and not (
-        kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256
-    ):
+        return
+    is_bpe = kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256
+    if o.tokenizer != "byte" and not is_bpe:
         raise UserError(
             f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE "
             "above 256 and below 10000000"
@@ -132,22 +130,22 @@ def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
 
 def _open_manifest(o: argparse.Namespace, files: list[str], n_units: int) -> dict:
     """Return the manifest of an interrupted call with the same input and options, else a new one."""
-    job = {"format": FORMAT} | {
-        k: v for k, v in vars(o).items() if k not in ("output", "workers", "verify")
-    }
-    inputs = without_secrets(o.input)
-    # of one, as it was recorded before there could be more
-    job["input"] = inputs[0] if len(inputs) == 1 else inputs
+    job = {"format": FORMAT} | vars(o)
+    for name in ("output", "workers", "verify"):  # they do not change the shards
+        del job[name]
+    job["input"] = without_secrets(o.input)
+    if len(o.input) == 1:  # as it was recorded before there could be more
+        job["input"] = job["input"][0]
     with ThreadPoolExecutor() as pool:
         hashing = pool.map(lambda file: storage.describe(file, user_cache(None)), files)
-        found = list(tqdm(hashing, "hashing the input", len(files), disable=None))
+        described = list(tqdm(hashing, "hashing the input", len(files), disable=None))
     try:
         manifest = read_json(
             o.output / MANIFEST, MANIFEST_SHAPE, f"delete {o.output} and prepare the corpus again"
         )
     except FileNotFoundError:
-        return {"job": job, "input": found, "tokenizer": None, "units": [None] * n_units}
-    if (manifest["job"], manifest["input"]) != (job, found):
+        return {"job": job, "input": described, "tokenizer": None, "units": [None] * n_units}
+    if (manifest["job"], manifest["input"]) != (job, described):
         raise UserError(
             f"--output: {o.output} was written from other input, with other options or by another "
             "version; use another directory, or delete it"
@@ -161,33 +159,20 @@ def _save(o: argparse.Namespace, manifest: dict) -> None:
 
 def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest: dict) -> None:
     """Load or train the tokenizer, save it as the output's tokenizer.json, and record it."""
-    kind, _, size = o.tokenizer.partition(":")
-    path, recorded = o.output / "tokenizer.json", manifest["tokenizer"]
+    path = o.output / "tokenizer.json"
+    recorded = manifest["tokenizer"]
+    is_trained = o.tokenizer.startswith("bpe:")
     _save(o, manifest)  # the mark of the directory
-    if kind != "bpe" or recorded:
-        tokenizer = tokenizers.load(
-            f"hf:{path}" if kind == "bpe" else o.tokenizer, o.special_tokens, say
-        )
+    if is_trained and not recorded:
+        tokenizer = _train_tokenizer(o, units)
     else:
-        train = [
-            found
-            for unit in units
-            if (found := [span for span in unit if span.split in ("", "train")])
-        ]
-        sample = train[:: max(1, len(train) // 64)]
-        say(
-            f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the "
-            "text"
-        )
-        share = TOKENIZER_SAMPLE // len(sample)
-        texts = (text for unit in sample for text in _first_characters(unit, o.field, share))
-        markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
-        tokenizer = hf_tokenizer.train_bpe(texts, int(size), o.special_tokens, markers)
+        spec = f"hf:{path}" if is_trained else o.tokenizer
+        tokenizer = tokenizers.load(spec, o.special_tokens, say)
     if _has_chats(units[0], o.field) and (warning := chats.notice(tokenizer, o.tokenizer)):
         say(warning)
     if recorded not in (None, tokenizer.fingerprint):
         raise UserError(
-            f"--output: {path if kind == 'bpe' else o.tokenizer} is not the tokenizer of the "
+            f"--output: {path if is_trained else o.tokenizer} is not the tokenizer of the "
             f"finished shards; restore it, or delete {o.output}"
         )
     if isinstance(tokenizer, hf_tokenizer.HFTokenizer):
@@ -196,19 +181,31 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
     _save(o, manifest)
 
 
+def _train_tokenizer(o: argparse.Namespace, units: list[list[Span]]) -> hf_tokenizer.HFTokenizer:
+    """Train a BPE on the first characters of evenly spaced units."""
+    of_train = [[span for span in unit if span.split in ("", "train")] for unit in units]
+    train = [unit for unit in of_train if unit]
+    sample = train[:: max(1, len(train) // 64)]
+    say(f"training the tokenizer {o.tokenizer} on up to {TOKENIZER_SAMPLE >> 20} MiB of the text")
+
+    def texts() -> Iterator[str]:
+        for unit in sample:
+            left = TOKENIZER_SAMPLE // len(sample)
+            for text in documents_of(unit, o.field):
+                yield text[:left]
+                left -= len(text)
+                if left <= 0:
+                    break
+
+    markers = chats.MARKERS if _has_chats(sample[0], o.field) else ()
+    size = int(o.tokenizer.partition(":")[2])
+    return hf_tokenizer.train_bpe(texts(), size, o.special_tokens, markers)
+
+
 def _has_chats(spans: list[Span], field: str) -> bool:
     """Return whether one of the first documents is a chat."""
-    documents = itertools.chain.from_iterable(read_documents(span, field) for span in spans)
-    return any(isinstance(document, chats.Chat) for document in itertools.islice(documents, 100))
-
-
-def _first_characters(spans: list[Span], field: str, n: int) -> Iterator[str]:
-    """Yield the first n characters of the documents of a unit."""
-    for text in itertools.chain.from_iterable(read_documents(span, field) for span in spans):
-        yield text[:n]
-        n -= len(text)
-        if n <= 0:
-            return
+    first = itertools.islice(documents_of(spans, field), 100)
+    return any(isinstance(document, chats.Chat) for document in first)
 
 
 def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dict) -> None:
@@ -218,26 +215,29 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
         path = o.output / shard["file"]
         return path.is_file() and path.stat().st_size == shard["size"]
 
+    records = manifest["units"]
     missing = [
         i
-        for i, done in enumerate(manifest["units"])
-        if done is None or not all(map(is_there, done["shards"]))
+        for i, record in enumerate(records)
+        if record is None or not all(map(is_there, record["shards"]))
     ]
     say(f"{plural(len(units), 'unit')}, {len(units) - len(missing)} already finished")
     if not missing:
         return
     sizes = [sum(span.size for span in unit) for unit in units]
     kept = _first_copies(o, units, sizes) if o.deduplicate else [None] * len(units)
-    next_save, began = 0.0, time.monotonic()
     jobs = {i: (i, units[i], o, kept[i]) for i in missing}
-    for i, done in _in_parallel("tokenizing", o.workers, sizes, write_unit, jobs):
-        manifest["units"][i] = done
+    began = time.monotonic()
+    next_save = 0.0
+    for i, record in _in_parallel("tokenizing", o.workers, sizes, write_unit, jobs):
+        records[i] = record
         now = time.monotonic()
         if now >= next_save:  # saving a long manifest takes at most 5 % of the time
             _save(o, manifest)
             next_save = now + 20 * (time.monotonic() - now)
     _save(o, manifest)
-    size, seconds = sum(sizes[i] for i in missing) / 1e6, time.monotonic() - began
+    seconds = time.monotonic() - began
+    size = sum(sizes[i] for i in missing) / 1e6
     say(f"tokenized {size:,.1f} MB in {seconds:,.1f} s, {size / seconds:,.1f} MB/s")
 
 
@@ -249,18 +249,21 @@ def _first_copies(
     This reads the input once more, and takes 16 bytes of memory per document.
     """
     jobs = {i: (unit, o.field) for i, unit in enumerate(units)}
-    found = dict(_in_parallel("hashing documents", o.workers, sizes, hash_unit, jobs))
-    hashes = [found[i] for i in range(len(units))]
-    kept = np.zeros(sum(map(len, hashes)), bool)
-    kept[np.unique(np.concatenate(hashes), return_index=True)[1]] = True
-    return np.split(kept, np.cumsum(list(map(len, hashes)))[:-1])
+    by_unit = dict(_in_parallel("hashing documents", o.workers, sizes, hash_unit, jobs))
+    hashes = [by_unit[i] for i in range(len(units))]
+    ends = np.cumsum([len(of_unit) for of_unit in hashes])
+    _, first = np.unique(np.concatenate(hashes), return_index=True)
+    kept = np.zeros(ends[-1], bool)
+    kept[first] = True
+    return np.split(kept, ends[:-1])
 
 
 def _in_parallel(
     title: str, workers: int, sizes: list[int], function: Callable, jobs: dict[int, tuple]
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of each unit and the function's result, as they finish."""
-    n_workers, total = min(workers, len(jobs)), sum(sizes[i] for i in jobs)
+    n_workers = min(workers, len(jobs))
+    total = sum(sizes[i] for i in jobs)
     with tqdm(None, title, total, unit="B", unit_scale=True, disable=None) as bar:
         if n_workers < 2:
             for i, job in jobs.items():
@@ -268,9 +271,8 @@ def _in_parallel(
                 bar.update(sizes[i])
             return
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(
-            n_workers, context, _start_worker, (workers // n_workers,)
-        ) as pool:
+        n_threads = workers // n_workers
+        with ProcessPoolExecutor(n_workers, context, _start_worker, (n_threads,)) as pool:
             numbers = {pool.submit(function, *job): i for i, job in jobs.items()}
             try:
                 for future in as_completed(numbers):
@@ -285,25 +287,25 @@ def _in_parallel(
                 pool.shutdown(cancel_futures=True)
 
 
-def _report(o: argparse.Namespace, found: set[str], manifest: dict) -> None:
+def _report(o: argparse.Namespace, expected: set[str], manifest: dict) -> None:
     """Print the tokens of each split and how to train on them; refuse an empty split."""
     for split in SPLITS:
         shards = [shard for shard in shard_records(manifest).values() if shard["split"] == split]
-        n, documents = (sum(shard[name] for shard in shards) for name in ("tokens", "documents"))
-        if n:
-            say(f"{split}: {n:,} tokens, {documents:,} documents")
-        elif split in found or split == "train":
+        n_tokens = sum(shard["tokens"] for shard in shards)
+        if n_tokens:
+            n_documents = sum(shard["documents"] for shard in shards)
+            say(f"{split}: {n_tokens:,} tokens, {n_documents:,} documents")
+        elif split in expected or split == "train":
             raise UserError(
-                f"--input: {_shown(o.input)} has no documents in the {split} split; use more text "
-                f"or a lower --validation, and delete {o.output}"
+                f"--input: {' and '.join(o.input)} has no documents in the {split} split; use more "
+                f"text or a lower --validation, and delete {o.output}"
             )
         elif split == "validation" and o.validation:
             say("WARNING: the validation split is empty; use more text or a higher --validation")
     for reason in ("length", "repeated"):
         if left_out := sum(unit[reason] for unit in manifest["units"]):
             say(f"{left_out:,} documents left out: {reason}")
-    spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
-    spec += " --config.data.special_tokens=true" if o.special_tokens else ""
+    spec = spec_of_shards(o) + " --config.data.special_tokens=true" * o.special_tokens
     say(f"train with --config.data.source=tokens:{o.output} --config.data.tokenizer={spec}")
 
 

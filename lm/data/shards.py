@@ -37,6 +37,7 @@ RECORD = {
     "tokens": COUNT,
     "text_bytes": COUNT,
     "sha256": str,
+    "chats?": COUNT,
 }
 MANIFEST_SHAPE = {
     "job": dict,  # the format and the options
@@ -171,17 +172,11 @@ def read_manifest(directory: Path) -> dict | None:
         return None
     if None in manifest["units"]:
         raise UserError(f"{directory}: lm.data.prepare did not finish; rerun its command to resume")
-    for name, record in shard_records(manifest).items():
-        n_chats = record.get("chats", 0)  # only in records of chats, so not in the shape
-        problem = ""
-        if type(n_chats) is not int or n_chats not in COUNT:
-            problem = f"chats is {short(n_chats)}"
-        elif not is_file_name(name):
-            problem = f"{short(name)} is no name of a file"
-        if problem:
-            raise UserError(
-                f"{directory / MANIFEST} is corrupted: {problem}; prepare the corpus again"
-            )
+    if strange := [name for name in shard_records(manifest) if not is_file_name(name)]:
+        raise UserError(
+            f"{directory / MANIFEST} is corrupted: {short(strange[0])} is no name of a file; "
+            "prepare the corpus again"
+        )
     return manifest
 
 

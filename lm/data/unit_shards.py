@@ -6,6 +6,7 @@ The options `o` are the arguments of `lm.data.prepare`.
 import argparse
 import hashlib
 import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,18 @@ PIECE = 2**17  # characters encoded by one thread, and the rest of a line
 SHARD = 2**24  # tokens of a shard, about; the rest of a unit goes to further shards
 
 
+def spec_of_shards(o: argparse.Namespace) -> str:
+    """Return config.data.tokenizer of the shards."""
+    return "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
+
+
+def documents_of(spans: list[Span], field: str) -> Iterator[str]:
+    return itertools.chain.from_iterable(read_documents(span, field) for span in spans)
+
+
 def hash_unit(spans: list[Span], field: str) -> np.ndarray:
     """Hash every document of a unit to 64 bits."""
-    return np.fromiter(
-        (_hash(text) for span in spans for text in read_documents(span, field)), np.uint64
-    )
+    return np.fromiter(map(_hash, documents_of(spans, field)), np.uint64)
 
 
 def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarray | None) -> dict:
@@ -36,19 +44,17 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
     `kept` has whether each document is kept; None: all are. Raises UserError if the unit cannot be
     read or encoded, and OSError if a file cannot be read or written at the moment.
     """
-    spec = "byte" if o.tokenizer == "byte" else f"hf:{o.output / 'tokenizer.json'}"
-    tokenizer = tokenizers.make(spec, (), special_tokens=o.special_tokens)
+    tokenizer = tokenizers.make(spec_of_shards(o), (), special_tokens=o.special_tokens)
     writers = {split: _Shards(o.output, split, i) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
     for piece, encoded in encode(tokenizer, _pieces(spans, o, kept, left_out)):
         writers[piece.split].n_chats += isinstance(piece.text, Chat)
         writers[piece.split].add(encoded.ids, piece.ends, encoded.n_bytes)
+    records = []
     for writer in writers.values():
         writer.write()
-    return {
-        "shards": [record for writer in writers.values() for record in writer.records],
-        **left_out,
-    }
+        records += writer.records
+    return {"shards": records} | left_out
 
 
 def _pieces(
@@ -98,18 +104,23 @@ def _cut_after_line(text: str, fraction: float) -> tuple[str, str]:
     exact = len(text) * (1 - fraction)
     start = text.rfind("\n", 0, int(exact)) + 1
     end = text.find("\n", int(exact)) + 1 or len(text)
-    cut = start if _uniform(text) * (end - start) < end - exact else end
-    return text[:cut], text[cut:]
+    place = start if _uniform(text) * (end - start) < end - exact else end
+    return text[:place], text[place:]
 
 
 class _Shards:
     """The tokens of one split of a unit, written shard by shard."""
 
     def __init__(self, output: Path, split: str, i: int):
-        self.output, self.split, self.i = output, split, i
+        self.output = output
+        self.split = split
+        self.i = i
+        self.records: list[dict] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self.pieces: list[tuple[np.ndarray, bool, int]] = []  # of the next shard
         self.n_tokens = self.n_chats = 0
-        self.records: list[dict] = []
 
     def add(self, ids: np.ndarray, ends: bool, n_bytes: int) -> None:
         self.pieces.append((ids, ends, n_bytes))
@@ -124,11 +135,21 @@ class _Shards:
         buffer = io.BytesIO()
         np.save(buffer, np.concatenate(ids))
         content = buffer.getvalue()
-        more = f"_{len(self.records):03}" if self.records else ""
-        name = f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}{more}.npy"
+        name = f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}"
+        if self.records:
+            name += f"_{len(self.records):03}"
+        name += ".npy"
         write_bytes(self.output / name, content)
-        counts = {"documents": sum(ends), "tokens": self.n_tokens, "text_bytes": sum(sizes)}
-        counts |= {"chats": self.n_chats} if self.n_chats else {}
-        record = {"file": name, "split": self.split, "size": len(content), **counts}
-        self.records.append(record | {"sha256": hashlib.sha256(content).hexdigest()})
-        self.pieces, self.n_tokens, self.n_chats = [], 0, 0
+        record = {
+            "file": name,
+            "split": self.split,
+            "size": len(content),
+            "documents": sum(ends),
+            "tokens": self.n_tokens,
+            "text_bytes": sum(sizes),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        if self.n_chats:
+            record["chats"] = self.n_chats
+        self.records.append(record)
+        self._begin()

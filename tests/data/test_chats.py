@@ -461,7 +461,7 @@ def test_prepared_shards_of_chats(tmp_path, command):
     assert corpus.split("train").n_chats == 40
     manifest = tmp_path / "out" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"chats": 40', '"chats": "40"'))
-    with pytest.raises(UserError, match="chats is '40'"):
+    with pytest.raises(UserError, match='chats is "40"'):
         open_shards(str(tmp_path / "out"), tmp_path, lambda line: None)
     manifest.write_text(manifest.read_text().replace('"chats": "40"', '"chats": 40'))
     mixed = {
