@@ -61,7 +61,7 @@ def claims(directory: Path) -> list[dict]:
 
     Returns:
         Rows of claims.csv with two more columns: page, and p_all_pages, the p-value after Holm's
-            correction for all.
+        correction for all.
     """
     rows = []
     for page in pages(directory):

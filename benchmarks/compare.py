@@ -146,7 +146,7 @@ def timed(
 
     Returns:
         {"wall", "cpu": seconds, of it and its children; "peak_bytes": largest resident size;
-            "output": lines}
+        "output": lines}
 
     Raises RuntimeError with the end of the output if the command fails, or ends before that line.
     """

@@ -75,8 +75,7 @@ def swapped(run: str) -> dict[str, dict]:
 
     Returns:
         By algorithm: {"mean", "max"} of |logit - logit of two_pass|, and "layers", the relative
-            error of each layer's
-        output.
+        error of each layer's output.
 
     Raises:
         UserError: if the model has another norm, or its test split is shorter than a window.

@@ -302,7 +302,7 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
 
     Returns:
         The number of pods, the node labels, the resources of a pod, and the arguments that connect
-            the processes.
+        the processes.
 
     Raises:
         UserError: there is no such slice.

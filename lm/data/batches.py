@@ -37,7 +37,7 @@ def train_batch(split: Split, config: Config, step: int) -> dict:
 
     Returns:
         {"tokens": int32 (B, T+1)}, and for a packed split {"segments": int32 (B, T+1)} with 0 for
-            padding.
+        padding.
     """
     return gather(split.arrays, window_starts(split, config, step), config.train.seq_len)
 
@@ -47,7 +47,7 @@ def window_starts(split: Split, config: Config, steps) -> np.ndarray:
 
     Returns:
         The index of each window's first token, or of each packed row: int64 (B,), or (k, B) for k
-            steps.
+        steps.
     """
     if split.parts:
         return mixtures.starts(split.parts, config, steps)
@@ -118,8 +118,7 @@ def gather(arrays: dict, starts, seq_len: int) -> dict:
 
     Returns:
         int32 (..., T+1) for each of the arrays. Positions beyond the last token repeat it;
-            evaluation gives such
-        targets the weight 0.
+        evaluation gives such targets the weight 0.
 
     >>> gather({"tokens": np.array([5, 6, 7, 8])}, np.array([0, 2]), seq_len=2)["tokens"]
     array([[5, 6, 7],
@@ -199,9 +198,8 @@ def eval_windows(
 
     Returns:
         Starts (B,) int64 as of `window_starts`, and weights of the targets (B, T) float32. For a
-            packed split the
-        weights only mark the rows that exist; the segments mark padding and borders between
-            documents.
+        packed split the weights only mark the rows that exist; the segments mark padding and
+        borders between documents.
     """
     T = config.train.seq_len
     B = _eval_batch_size(config)

@@ -22,18 +22,16 @@ RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # the kinds of Arrow's messages that have
 
 def check_column(columns: Sequence[tuple[str, str]], field: str) -> None:
     """Raise ValueError unless exactly one of the columns has this name, and has text or chats."""
-    found = [kind for name, kind in columns if name == field]
-    if not found:
+    kinds = [kind for name, kind in columns if name == field]
+    if not kinds:
         names = ", ".join(name for name, _ in columns)
         raise ValueError(f"it has no column {field!r} (set --config.data.field); it has {names}")
-    if len(found) > 1:
-        raise ValueError(f"it has {len(found)} columns {field!r}; rename all but one")
-    # a list of structs, or a struct of lists
-    is_chat = "list<" in found[0] and "struct<" in found[0]
-    if not is_chat and not re.fullmatch(f"{TEXTS}|dictionary<values=({TEXTS}),.*", found[0]):
-        raise ValueError(
-            f"its column {field!r} has no text but {found[0]} (set --config.data.field)"
-        )
+    if len(kinds) > 1:
+        raise ValueError(f"it has {len(kinds)} columns {field!r}; rename all but one")
+    kind = kinds[0]
+    is_chat = "list<" in kind and "struct<" in kind  # a list of structs, or a struct of lists
+    if not is_chat and not re.fullmatch(f"{TEXTS}|dictionary<values=({TEXTS}),.*", kind):
+        raise ValueError(f"its column {field!r} has no text but {kind} (set --config.data.field)")
 
 
 def check_length(n: int) -> None:
@@ -69,9 +67,8 @@ def read_parquet(file: str, start: int, end: int, field: str) -> Iterator[str]:
             # No text is larger than its column, but each row may have it, from a dictionary.
             size = _size(parquet, parquet.metadata.row_group(i), field)
             rows = min(max(BATCH // max(size, 1), 1), ROWS)
-            for batch in parquet.iter_batches(
-                rows, row_groups=[i], columns=[field], use_threads=False
-            ):
+            options = {"row_groups": [i], "columns": [field], "use_threads": False}
+            for batch in parquet.iter_batches(rows, **options):
                 batch.validate(full=True)
                 yield from (value.as_py() for value in batch.column(0))  # one by one
 
@@ -136,16 +133,17 @@ def _check_decompressed(stream: Any) -> None:
         stream.read(len(MAGIC))
     while (length := _read_int(stream)) > 0:  # 0 or no more bytes: the end
         n_bytes, buffers = _describe(stream.read(min(length, DOCUMENT)))
-        if buffers and n_bytes <= DECODED:
-            body = stream.read(n_bytes)
-            n_bytes = sum(
-                max(_unpack("<q", body, offset), 0) for offset in buffers if offset + 8 <= len(body)
-            )
-        else:
+        if not buffers:
             left = n_bytes
             while left and (skipped := stream.read(min(2**20, left))):
                 left -= len(skipped)
-        if buffers and n_bytes > DECODED:
+            continue
+        if n_bytes <= DECODED:
+            body = stream.read(n_bytes)
+            # A file may be cut, and -1 stands for a buffer that is stored as it is.
+            sizes = [_unpack("<q", body, place) for place in buffers if place + 8 <= len(body)]
+            n_bytes = sum(size for size in sizes if size > 0)
+        if n_bytes > DECODED:
             raise ValueError(
                 f"a batch has {n_bytes:,} bytes after decompression; at most {DECODED:,} are read"
             )
@@ -165,7 +163,8 @@ def _describe(header: bytes) -> tuple[int, list[int]]:
     """
     try:
         message = _unpack("<I", header, 0)
-        kind, n_bytes = _field("<B", header, message, 1), _field("<q", header, message, 3)
+        kind = _field("<B", header, message, 1)
+        n_bytes = _field("<q", header, message, 3)
         if n_bytes < 0:
             raise ValueError("the body of a message has fewer than no bytes")
         if kind not in (RECORD_BATCH, DICTIONARY_BATCH):
@@ -191,7 +190,9 @@ def _place(header: bytes, table: int, field: int) -> int:
     """Return the place of a field of a FlatBuffers table, 0 if it is absent."""
     offsets = table - _unpack("<i", header, table)
     entry = 4 + 2 * field
-    offset = _unpack("<H", header, offsets + entry) if entry < _unpack("<H", header, offsets) else 0
+    if entry >= _unpack("<H", header, offsets):  # written by an older version of the format
+        return 0
+    offset = _unpack("<H", header, offsets + entry)
     return table + offset if offset else 0
 
 

@@ -61,12 +61,10 @@ class Split:
         """Return a line on the chats of the split, if it has any."""
         if not self.n_chats:
             return []
-        counted = (
-            f", {self.targets.n_tokens:,} of which count (config.data.targets)"
-            if self.targets
-            else ""
-        )
-        return [f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens{counted}"]
+        line = f"{self.name}: {self.n_chats:,} chats, {self.n_tokens:,} tokens"
+        if self.targets:
+            line += f", {self.targets.n_tokens:,} of which count (config.data.targets)"
+        return [line]
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
@@ -76,8 +74,12 @@ class Split:
     @property
     def arrays(self) -> dict:
         """Return the arrays that `batches.gather` reads: tokens, segments and is_target if any."""
-        arrays = {"tokens": self.tokens} | ({"segments": self.segments} if self.packed else {})
-        return arrays | ({"is_target": self.targets.is_target} if self.targets else {})
+        arrays = {"tokens": self.tokens}
+        if self.segments is not None:
+            arrays["segments"] = self.segments
+        if self.targets:
+            arrays["is_target"] = self.targets.is_target
+        return arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,23 +136,21 @@ def join(name: str, splits: list[Split], parts: tuple[Part, ...] = ()) -> Split:
     targets = None
     if any(split.targets for split in splits):
         each = [split.targets or _all_targets(split) for split in splits]
-        n_tokens, n_bytes = (
+        targets = Targets(
+            ConcatenatedArray([of_split.is_target for of_split in each]),
             sum(of_split.n_tokens for of_split in each),
             sum(of_split.n_bytes for of_split in each),
-        )
-        targets = Targets(
-            ConcatenatedArray([of_split.is_target for of_split in each]), n_tokens, n_bytes
         )
     return Split(
         name,
         ConcatenatedArray([split.tokens for split in splits]),
-        sum(split.n_tokens for split in splits),
-        sum(sizes) if len(sizes) == len(splits) else None,
-        ConcatenatedArray(segments) if segments else None,
-        None if parts else splits[0].surprisal,
-        parts,
-        targets,
-        sum(split.n_chats for split in splits),
+        n_tokens=sum(split.n_tokens for split in splits),
+        n_bytes=sum(sizes) if len(sizes) == len(splits) else None,
+        segments=ConcatenatedArray(segments) if segments else None,
+        surprisal=None if parts else splits[0].surprisal,
+        parts=parts,
+        targets=targets,
+        n_chats=sum(split.n_chats for split in splits),
     )
 
 
@@ -164,11 +164,10 @@ def _all_targets(split: Split) -> Targets:
 def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
     """Return every mismatch between the data and the config: key, value, reason and advice."""
     problems = []
-    needed = corpus.tokenizer.vocab_size if corpus.tokenizer else 0
-    if needed > vocab_size:
+    if corpus.tokenizer and corpus.tokenizer.vocab_size > vocab_size:
         problems.append(
             f"config.model.vocab_size: {vocab_size} is too small for the tokenizer, which has "
-            f"{needed} ids; use --config.model.vocab_size=none"
+            f"{corpus.tokenizer.vocab_size} ids; use --config.model.vocab_size=none"
         )
     if "train" not in corpus.splits:
         problems.append(
@@ -176,25 +175,21 @@ def check_corpus(corpus: Corpus, seq_len: int, vocab_size: int) -> list[str]:
         )
     for split in corpus.splits.values():
         for part in split.all_parts:
-            if split.targets and not np.any(
-                split.targets.is_target[part.start : part.start + part.n_tokens]
-            ):
+            n = part.n_tokens
+            name = f"{split.name} split" + (part.name and f" of {part.name}")
+            own = slice(part.start, part.start + n)
+            if split.targets and not np.any(split.targets.is_target[own]):
                 problems.append(
-                    f"config.data.targets: the {split.name} "
-                    f"split{part.name and f' of {part.name}'} has no answers; use all, or other "
-                    "splits: --config.data.splits=0.8,0.2,0, for example"
+                    f"config.data.targets: the {name} has no answers; use all, or other splits: "
+                    "--config.data.splits=0.8,0.2,0, for example"
                 )
-            n, name = (
-                part.n_tokens,
-                f"{split.name} split" + (f" of {part.name}" if part.name else ""),
-            )
             if split.packed and not n:
                 problems.append(
                     f"config.data.packing: the {name} has no document of at least two tokens; use "
                     "other splits, such as --config.data.splits=0.8,0.1,0.1"
                 )
             elif not split.packed and n < seq_len + 1:
-                shorter = f"--config.train.seq_len={n - 1} or less, or " if n > 1 else ""
+                shorter = f"--config.train.seq_len={n - 1} or less, or " * (n > 1)
                 problems.append(
                     f"config.train.seq_len: {seq_len} needs windows of {seq_len + 1} tokens, but "
                     f"the {name} has {n}; use {shorter}other splits: "

@@ -35,8 +35,8 @@ def check_loss(split: Split, loss: float, n_predicted: int) -> float | None:
 
     Returns:
         The mean surprisal of the predicted tokens, in nats per token. None if the true source of
-            the text is not known,
-        if the split is packed, or if it has training text, which a model may know by heart.
+        the text is not known, if the split is packed, or if it has training text, which a model may
+        know by heart.
 
     Raises:
         BelowEntropy: the loss is lower by more than the margin.

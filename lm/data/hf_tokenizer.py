@@ -14,22 +14,12 @@ from lm.system.errors import UserError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
 # of GPT-2 and Qwen, Llama 3, Llama 2, Gemma
-ENDS_OF_TEXT = (
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-)
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 # A word of the byte-level BPE is a run of one of these kinds. Training takes time with the square
 # of its length.
 LONG_WORD = re.compile(r"[^\W\d_]{4096}|\d{4096}|(?:[^\w\s]|_){4096}|\s{4096}")
 # of Qwen's, Llama 3's and Gemma's chats
-ENDS_OF_TURN = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<end_of_turn>",
-)
+ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 
 
 @contextlib.contextmanager
@@ -73,9 +63,8 @@ class HFTokenizer(Tokenizer):
         if not vocabulary:
             raise ValueError("its vocabulary is empty")
         self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_text = next(
-            (vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary), None
-        )
+        ends = [vocabulary[name] for name in ENDS_OF_TEXT if name in vocabulary]
+        self.end_of_text = next(iter(ends), None)
         self.encodes_special_tokens = special_tokens
         if special_tokens:
             self.special_tokens = tuple(self.special_ids())
@@ -94,11 +83,8 @@ class HFTokenizer(Tokenizer):
     def stop_ids(self) -> frozenset[int]:
         """Return the ids that end a generated text, among them the ends of a turn and `end_ids`."""
         special = self.special_ids()
-        return (
-            super().stop_ids
-            | {special[name] for name in ENDS_OF_TURN if name in special}
-            | {*self.end_ids}
-        )
+        ends_of_turn = {special[name] for name in ENDS_OF_TURN if name in special}
+        return super().stop_ids | ends_of_turn | {*self.end_ids}
 
     @cached_property
     def as_text(self) -> "HFTokenizer":
@@ -168,17 +154,16 @@ class HFTokenizer(Tokenizer):
         unknown text, which any name may become, is left out.
         """
 
-        def ids(text):
-            try:
-                return self.model.encode(text, add_special_tokens=False).ids
-            except Exception:  # `tokenizers` raises bare Exception; it encodes some texts only
-                return []
-
         model = json.loads(self.json)["model"]
         unknown = {model.get("unk_id"), self.model.token_to_id(model.get("unk_token") or "")}
-        return {
-            i: name for name, i in self.special_ids().items() if i in ids(name) and i not in unknown
-        }
+        inseparable = {}
+        for name, i in self.special_ids().items():
+            # `tokenizers` raises bare Exception; it encodes some texts only
+            with contextlib.suppress(Exception):
+                ids = self.model.encode(name, add_special_tokens=False).ids
+                if i in ids and i not in unknown:
+                    inseparable[i] = name
+        return inseparable
 
     def decode(self, ids) -> str:
         return self.model.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
@@ -210,10 +195,10 @@ def train_bpe(
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     if names := [END_OF_TEXT] * special_tokens + [*markers]:
         separator = "|".join(map(re.escape, names))
-        documents = (part for document in documents for part in re.split(separator, document))
-    model.train_from_iterator(
-        (part for document in documents for part in _cut_long_words(document)), trainer
-    )
+        parts = (re.split(separator, document) for document in documents)
+        documents = itertools.chain.from_iterable(parts)
+    words = itertools.chain.from_iterable(map(_cut_long_words, documents))
+    model.train_from_iterator(words, trainer)
     model.add_special_tokens([AddedToken(name, special=True) for name in (END_OF_TEXT, *markers)])
     return HFTokenizer(model.to_str(), special_tokens)
 

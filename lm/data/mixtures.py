@@ -119,7 +119,7 @@ def plan(
 
     Returns:
         The stretches, and the number of draws at which no source with a weight has windows left (or
-            MAX_DRAWS).
+        MAX_DRAWS).
     """
     stages = config.mixture_stages or ()
     ends = [int(first) * batch_size for first, *_ in stages] + [MAX_DRAWS]

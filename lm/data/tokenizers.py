@@ -8,6 +8,7 @@ in a text is encoded as ordinary text, so that untrusted text cannot send such a
 special_tokens=True it is encoded as the token.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from lm.data.hf_tokenizer import HFTokenizer, train_bpe
 from lm.data.tokenizer_base import Tokenizer, utf8
 from lm.system.errors import UserError, first_line
 from lm.system.files import COUNT, PointerError, check_shape, expanded, parse_json, read_bytes
+from lm.system.text_tables import plural, some
 
 UNK = "<unk>"
 # a lossless tokenizer returns it
@@ -54,7 +56,8 @@ class PieceTokenizer(Tokenizer):
 
     def __init__(self, pieces: Iterable[str], unk: bool = False):
         known = sorted(set(pieces))
-        self.unk, self.pieces = unk, [*known, *([UNK] if unk else [])]
+        self.unk = unk
+        self.pieces = known + [UNK] * unk
         self.ids = {piece: i for i, piece in enumerate(known)}
         self.vocab_size = len(self.pieces)
 
@@ -63,20 +66,18 @@ class PieceTokenizer(Tokenizer):
         raise NotImplementedError
 
     def encode(self, text: str) -> np.ndarray:
-        pieces, unknown = self.split(text), len(self.ids)
-        ids = np.fromiter(
-            map(self.ids.get, pieces, itertools.repeat(unknown)), np.uint32, len(pieces)
-        )
+        pieces = self.split(text)
+        unknown = len(self.ids)
+        known = map(self.ids.get, pieces, itertools.repeat(unknown))
+        ids = np.fromiter(known, np.uint32, len(pieces))
         if not self.unk and (ids == unknown).any():
-            found, before = (
-                sorted(set(pieces) - self.ids.keys()),
-                "".join(pieces[: int(np.argmax(ids == unknown))]),
-            )
-            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-            shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
+            others = sorted(set(pieces) - self.ids.keys())
+            before = "".join(pieces[: int(np.argmax(ids == unknown))])
+            line = before.count("\n") + 1
+            column = len(before) - before.rfind("\n")
             raise UserError(
-                f"tokenizer: {len(found):,} {self.piece}{'s' * (len(found) > 1)} not in its "
-                f"{self.vocabulary} of {unknown}: {shown} (the first at line {line:,}, column "
+                f"tokenizer: {plural(len(others), self.piece)} not in its {self.vocabulary} of "
+                f"{unknown}: {some([*map(repr, others)])} (the first at line {line:,}, column "
                 f"{column:,}, after {before[-20:]!r}); the model cannot predict them: remove them "
                 "from the text"
             )
@@ -93,7 +94,9 @@ class CharTokenizer(PieceTokenizer):
     [1, 3, 2, 0]
     """
 
-    kind, piece, vocabulary = "char", "character", "alphabet"
+    kind = "char"
+    piece = "character"
+    vocabulary = "alphabet"
 
     @property
     def chars(self) -> str:
@@ -114,7 +117,9 @@ class WordTokenizer(PieceTokenizer):
     ['To', ' be', ',', ' or', ' not']
     """
 
-    kind, piece, vocabulary = "word", "word", "vocabulary"
+    kind = "word"
+    piece = "word"
+    vocabulary = "vocabulary"
 
     def state(self):
         return {"words": [*self.ids], "unk": self.unk}
@@ -126,24 +131,20 @@ class WordTokenizer(PieceTokenizer):
 def load(spec: str, special_tokens: bool, say: Callable[[str], None]) -> Tokenizer:
     """Make a tokenizer that is not learned from text; say what the user must know about it."""
     tokenizer = make(spec, (), special_tokens=special_tokens)
+    warning = f'WARNING: the tokenizer "{spec}"'
     if names := getattr(tokenizer, "switched_off", []):
-        say(
-            f'WARNING: the tokenizer "{spec}" has {" and ".join(names)} switched on; switched off here'
-        )
+        say(f"{warning} has {' and '.join(names)} switched on; switched off here")
     if is_lossy(tokenizer):
-        say(
-            f'WARNING: the tokenizer "{spec}" is lossy: decoding does not always return the original text'
-        )
+        say(f"{warning} is lossy: decoding does not always return the original text")
     return tokenizer
 
 
 def known_prompt(prompt: str, tokenizer: Tokenizer) -> str:
     """Return the prompt; in place of a newline that the tokenizer does not know, its first token."""
-    try:
-        known = prompt != "\n" or len(tokenizer.encode(prompt))
-    except UserError:
-        known = False
-    return prompt if known else tokenizer.decode([0])
+    with contextlib.suppress(UserError):
+        if prompt != "\n" or len(tokenizer.encode(prompt)):
+            return prompt
+    return tokenizer.decode([0])
 
 
 def is_lossy(tokenizer: Tokenizer) -> bool:

@@ -66,8 +66,7 @@ def capture(
 
     Returns:
         Logits (T, V) in float32, and the intermediates by name, in the order of the computation.
-            With ids (B, T), every
-        array has a first axis B.
+        With ids (B, T), every array has a first axis B.
 
     Raises:
         UserError: if a name is unknown, no layer reads a patched intermediate, or the ids do not

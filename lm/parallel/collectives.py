@@ -36,7 +36,7 @@ def map_over_batch(f, table: Table, params_out: bool = False):
 
     Returns:
         A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name
-            ends in _B.
+        ends in _B.
     """
     mesh = traced_mesh()
     if mesh is None:
