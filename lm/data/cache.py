@@ -72,19 +72,13 @@ def make_entry(directory: Path, write: Callable[[Path], None], say: Callable[[st
     if directory.is_dir() and find_damage(directory) is None:
         return
     with lock(directory, say) as waited:
-        # files may appear late
-        damage, deadline = (
-            None,
-            time.monotonic() + (files.LATE_SECONDS if waited else 0),
-        )
-        while (
-            files.appears(directory, 0)
-            and (damage := find_damage(directory))
-            and time.monotonic() < deadline
-        ):
+        damage = None
+        deadline = time.monotonic() + files.LATE_SECONDS * waited  # files may appear late
+        while files.appears(directory, 0) and (damage := find_damage(directory)):
+            if time.monotonic() >= deadline:
+                say(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
+                break
             time.sleep(_POLL_SECONDS)
-        if damage:
-            say(f"WARNING: the cache entry {directory} is corrupted ({damage}); it is rebuilt")
         if damage or not directory.is_dir():
             publish(directory, write_entry)
 
@@ -128,7 +122,8 @@ def lock(path: Path, say: Callable[[str], None]) -> Iterator[bool]:
     On a file system without locks, several processes may write the same entry at the same time.
     This takes longer and gives the same result: the first entry is kept.
     """
-    file, waited = path.with_name(f".{path.name}.lock"), False
+    file = path.with_name(f".{path.name}.lock")
+    waited = False
     with contextlib.ExitStack() as held:
         # If the directory is not writable, the caller raises a more specific error.
         with contextlib.suppress(OSError):

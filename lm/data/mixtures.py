@@ -54,11 +54,11 @@ class Stretch(NamedTuple):
 
     def choose(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the source of each draw, and how many draws before it were of this source."""
-        counts, after = (np.stack(self.counts(draws - self.first + i)) for i in (0, 1))
+        counts = np.stack(self.counts(draws - self.first))
+        after = np.stack(self.counts(draws - self.first + 1))
         source = (after > counts).argmax(0)
-        return source, np.array(self.before)[source] + np.take_along_axis(counts, source[None], 0)[
-            0
-        ]
+        of_source = np.take_along_axis(counts, source[None], 0)[0]
+        return source, np.array(self.before)[source] + of_source
 
 
 def weights(config: DataConfig) -> list[float]:
@@ -80,7 +80,8 @@ def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
 
     Raises ValueError if a step is beyond the last one for which the sources have windows.
     """
-    t, stride = config.train, config.data.stride or config.train.seq_len
+    t = config.train
+    stride = config.data.stride or t.seq_len
     n_windows = windows_of(parts, config)
     stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
     draws = np.asarray(steps, np.int64)[..., None] * t.batch_size + np.arange(t.batch_size)
@@ -88,23 +89,26 @@ def starts(parts: tuple[Part, ...], config: Config, steps) -> np.ndarray:
         raise ValueError(
             f"the mixture has {end:,} windows in all epochs, fewer than the draw {draws.max():,}"
         )
-    found = np.empty(draws.shape, np.int64)
-    at = np.searchsorted([stretch.first for stretch in stretches], draws, side="right") - 1
-    for number in np.unique(at):
-        source, rank = stretches[number].choose(draws)
+    first_tokens = np.empty(draws.shape, np.int64)
+    number = np.searchsorted([stretch.first for stretch in stretches], draws, side="right") - 1
+    for k in np.unique(number):
+        source, rank = stretches[k].choose(draws)
         for i, n in enumerate(n_windows):
-            if (mine := (at == number) & (source == i)).any():
-                epoch, position = np.divmod(rank[mine], n)
-                if config.data.shuffle:
-                    position = permute(position, n, hash_counters(t.seed, 2, i, epoch))
-                found[mine] = parts[i].start + position * stride
-    return found
+            own = (number == k) & (source == i)
+            if not own.any():
+                continue
+            epoch, position = np.divmod(rank[own], n)
+            if config.data.shuffle:
+                position = permute(position, n, hash_counters(t.seed, 2, i, epoch))
+            first_tokens[own] = parts[i].start + position * stride
+    return first_tokens
 
 
 def windows_of(parts: tuple[Part, ...], config: Config) -> tuple[int, ...]:
     """Return how many windows an epoch of each source has."""
-    stride, length = config.data.stride or config.train.seq_len, config.train.seq_len + 1
-    return tuple(max(0, (part.n_tokens - length) // stride + 1) for part in parts)
+    T = config.train.seq_len
+    stride = config.data.stride or T
+    return tuple(max(0, (part.n_tokens - T - 1) // stride + 1) for part in parts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,36 +125,37 @@ def plan(
         The stretches, and the number of draws at which no source with a weight has windows left (or
         MAX_DRAWS).
     """
-    stages = config.mixture_stages or ()
-    ends = [int(first) * batch_size for first, *_ in stages] + [MAX_DRAWS]
-    weights_of = [
-        weights(config),
-        *(_tempered(later, config.mixture_temperature) for _, *later in stages),
-    ]
+    stages = [weights(config)]
+    ends = []
+    for step, *later in config.mixture_stages or ():
+        stages.append(_tempered(later, config.mixture_temperature))
+        ends.append(int(step) * batch_size)
+    ends.append(MAX_DRAWS)
     epochs = config.max_epochs or (MAX_DRAWS,)
-    epochs = epochs * len(n_windows) if len(epochs) == 1 else epochs
+    if len(epochs) == 1:
+        epochs *= len(n_windows)
     limits = [min(MAX_DRAWS, int(e * n)) for e, n in zip(epochs, n_windows, strict=True)]
     stretches: list[Stretch] = []
-    before, at = (0,) * len(n_windows), 0
-    for of_stage, end in zip(weights_of, ends, strict=True):
-        while at < end:
+    before = (0,) * len(n_windows)
+    first = 0
+    for of_stage, end in zip(stages, ends, strict=True):
+        while first < end:
             given = [
-                w if n < limit else 0.0
-                for w, n, limit in zip(of_stage, before, limits, strict=True)
+                weight * (n < limit)
+                for weight, n, limit in zip(of_stage, before, limits, strict=True)
             ]
             if not any(given):
-                return stretches, at
-            stretch = Stretch(at, before, _shares(given, seed, len(stretches)))
-            n = end - at
+                return stretches, first
+            stretch = Stretch(first, before, _shares(given, seed, len(stretches)))
+            n = end - first
             for i, limit in enumerate(limits):
-                if (
-                    before[i] < limit
-                ):  # shorten the stretch to the draws after which the source has no window left
+                # Shorten the stretch to the draws after which the source has no window left.
+                if before[i] < limit:
                     n = min(n, stretch.draws_until(limit - before[i], i, n))
             stretches.append(stretch)
             before = tuple(a + b for a, b in zip(before, stretch.counts(n), strict=True))
-            at += n
-    return stretches, at
+            first += n
+    return stretches, first
 
 
 def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int, int], ...]:
@@ -167,20 +172,21 @@ def _shares(given: list[float], seed: int, number: int) -> tuple[tuple[int, int,
 
 def describe(parts: tuple[Part, ...], config: Config) -> list[str]:
     """Return a line for each stretch: its first step, each source's share and epochs so far."""
-    t, lines = config.train, []
     if not parts:
         return []
+    t = config.train
     n_windows = windows_of(parts, config)
     stretches, end = plan(n_windows, config.data, t.batch_size, t.seed)
-    for stretch, after in zip(stretches, [*(s.first for s in stretches[1:]), end], strict=True):
+    ends = [*(stretch.first for stretch in stretches[1:]), end]
+    lines = []
+    for stretch, after in zip(stretches, ends, strict=True):
         n = min(after, t.steps * t.batch_size) - stretch.first
-        if n > 0:
-            of_sources = zip(parts, stretch.counts(n), stretch.before, n_windows, strict=True)
-            shown = [
-                f"{part.name} {count / n:.1%} (up to epoch {(before + count) / windows:.2f})"
-                for part, count, before, windows in of_sources
-            ]
-            lines.append(
-                f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shown)}"
-            )
+        if n <= 0:
+            continue
+        of_sources = zip(parts, stretch.counts(n), stretch.before, n_windows, strict=True)
+        shares = [
+            f"{part.name} {count / n:.1%} (up to epoch {(before + count) / windows:.2f})"
+            for part, count, before, windows in of_sources
+        ]
+        lines.append(f"mixture from step {stretch.first / t.batch_size:,.0f}: {', '.join(shares)}")
     return lines

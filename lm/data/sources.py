@@ -1,5 +1,6 @@
 """Sources of text: name and digest; documents are only read if the cache lacks their tokens."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -46,12 +47,10 @@ def find_source(config, say: Callable[[str], None]) -> Source:
         return find_python_docs(config)
     if kind == "markov":
         return find_markov(config)
-    suggestion = (
-        f"; did you mean text:{config.source}?" if os.path.exists(expanded(config.source)) else ""
-    )
-    raise UserError(
-        f'config.data.source: "{config.source}" is not one of {", ".join(SOURCES)}{suggestion}'
-    )
+    problem = f'config.data.source: "{config.source}" is not one of {", ".join(SOURCES)}'
+    if os.path.exists(expanded(config.source)):
+        problem += f"; did you mean text:{config.source}?"
+    raise UserError(problem)
 
 
 def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[str]]:
@@ -65,8 +64,9 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
     {'train': ['abcd', 'ef'], 'validation': ['gh']}
     """
     n = sum(map(len, documents))
-    ends = [int(n * round(sum(fractions[: i + 1]), 9)) for i in range(len(fractions))]
-    cuts = zip(SPLITS, fractions, [0, *ends], ends, strict=False)
+    # rounded, because 0.9 + 0.05 + 0.05 is not 1 in floating point
+    ends = [int(n * round(total, 9)) for total in itertools.accumulate(fractions)]
+    cuts = zip(SPLITS, fractions, [0, *ends[:-1]], ends, strict=True)
     return {
         name: list(_slice(documents, start, end))
         for name, fraction, start, end in cuts
@@ -101,33 +101,31 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
 
     def read() -> dict[str, list[str]]:
         documents: dict[str, list[str]] = {span.split: [] for span in spans}
-        limit, length = max(LIMIT_DECODED, size), 0
+        limit = max(LIMIT_DECODED, size)
+        length = 0
         for span in spans:
             texts = []
             for text in readers.read_documents(span, config.field):
                 length += len(text)
                 if length > limit:
-                    _refuse_size(
-                        f"more than {limit / 2**20:,.0f} MiB of text", limit, source, config
-                    )
+                    size_of_text = f"more than {limit / 2**20:,.0f} MiB of text"
+                    _refuse_size(size_of_text, limit, source, config)
                 texts.append(text)
-            if kind != "tfds":
-                texts = ["".join(texts)] if kind == "text" else [text for text in texts if text]
+            if kind == "text":  # a file is one document, also if it is read in blocks
+                texts = ["".join(texts)]
+            elif kind != "tfds":
+                texts = [text for text in texts if text]
             documents[span.split] += texts
         if config.splits is not None:
             ordered = [text for split in ("", *SPLITS) for text in documents.get(split, ())]
-            if kind == "tfds" and len(ordered) == len(
-                spans
-            ):  # one text by split, as in tiny_shakespeare
-                ordered = ["".join(ordered)]
+            if kind == "tfds" and len(ordered) == len(spans):
+                ordered = ["".join(ordered)]  # one text by split, as in tiny_shakespeare
             return cut(ordered, config.splits)
         unassigned = documents.pop("", None)
         if unassigned is None:
             return documents
-        return (
-            cut(unassigned, (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS)
-            | documents
-        )
+        fractions = (0.95, 0.05, 0.0) if "test" in documents else DEFAULT_FRACTIONS
+        return cut(unassigned, fractions) | documents
 
     name = config.source.partition(":")[2]
     if kind != "tfds":
@@ -135,14 +133,14 @@ def find_files(kind: str, path: str | Path, config, say) -> Source:
     return Source(printable(name), _digest_of(kind, path, described, spans, config), read)
 
 
-def _refuse_size(found: str, limit: int, source: str, config) -> NoReturn:
-    tokenizer = (
-        config.tokenizer if config.tokenizer.startswith(("byte", "hf:", "bpe:")) else "bpe:32000"
-    )
+def _refuse_size(size: str, limit: int, source: str, config) -> NoReturn:
+    tokenizer = config.tokenizer
+    if not tokenizer.startswith(("byte", "hf:", "bpe:")):  # lm.data.prepare has no others
+        tokenizer = "bpe:32000"
     raise UserError(
-        f'config.data.source: "{config.source}" has {found}, and at most {limit >> 20:,} MiB are tokenized at the '
-        f"start of a run; python -m lm.data.prepare --input {source} --field {config.field} --tokenizer {tokenizer} "
-        "--output DIR writes tokens:DIR"
+        f'config.data.source: "{config.source}" has {size}, and at most {limit >> 20:,} MiB are '
+        f"tokenized at the start of a run; python -m lm.data.prepare --input {source} --field "
+        f"{config.field} --tokenizer {tokenizer} --output DIR writes tokens:DIR"
     )
 
 
@@ -150,16 +148,19 @@ def _digest_of(
     kind: str, path: str | Path, described: list[dict], spans: list[readers.Span], config
 ) -> str:
     """Return the sha256 of everything that determines the text."""
-    digests, splits = [file["sha256"] for file in described], [span.split for span in spans]
+    digests = [file["sha256"] for file in described]
+    splits = [span.split for span in spans]
     if kind == "tfds":
         left = iter(digests)
         shards = tfds_directory.check_prepared(Path(path)).items()
         by_split = {split: [next(left) for _ in files] for split, (files, _) in shards}
-        return cache.key_of(
-            kind, by_split, config.splits, *([] if splits == list(by_split) else splits)
-        )
-    rest = [] if kind == "text" else [config.field, config.splits is None, splits]
-    return cache.key_of(kind, digests, config.splits or DEFAULT_FRACTIONS, *rest)
+        # Where the splits are those of the directory, they are in the key already.
+        others = [] if splits == list(by_split) else splits
+        return cache.key_of(kind, by_split, config.splits, *others)
+    parts = [kind, digests, config.splits or DEFAULT_FRACTIONS]
+    if kind != "text":
+        parts += [config.field, config.splits is None, splits]
+    return cache.key_of(*parts)
 
 
 def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
@@ -172,8 +173,9 @@ def find_tfds(name: str, config, say: Callable[[str], None]) -> Path:
         directory = shakespeare.download_and_prepare(root, say)
     if directory is None:
         raise UserError(
-            f'config.data.source: "tfds:{name}" is not prepared in {root}; use --config.data.data_dir=DIR, or prepare '
-            f"it (needs TensorFlow): tfds build {name} --file_format=array_record --data_dir={root}"
+            f'config.data.source: "tfds:{name}" is not prepared in {root}; use '
+            "--config.data.data_dir=DIR, or prepare it (needs TensorFlow): tfds build "
+            f"{name} --file_format=array_record --data_dir={root}"
         )
     return directory
 
@@ -191,6 +193,7 @@ def find_markov(config) -> Source:
     orders = {"markov": 1} | {f"markov:{order}": order for order in ORDERS[1:]}
     if config.source not in orders:
         raise UserError(f'config.data.source: "{config.source}" is not one of {", ".join(orders)}')
-    chain, fractions = MarkovChain(orders[config.source]), config.splits or DEFAULT_FRACTIONS
+    chain = MarkovChain(orders[config.source])
+    fractions = config.splits or DEFAULT_FRACTIONS
     digest = cache.key_of(config.source, VERSION, fractions)
     return Source(config.source, digest, lambda: cut([chain.text()], fractions), chain)

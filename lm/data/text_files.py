@@ -1,5 +1,6 @@
 """Text files: those that a path names, which are text, and whether it is records or a table."""
 
+import contextlib
 import csv
 import json
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from lm.data import chats, storage
 from lm.system.errors import UserError
 from lm.system.files import PointerError
+from lm.system.text_tables import plural
 
 MAX_LISTED_FILES = 4
 HEAD = 2**16  # bytes of a file that are looked at before it is read
@@ -30,16 +32,16 @@ def choose_texts(files: list[str], path: str, say: Callable[[str], None]) -> lis
     if not texts:
         raise UserError(f"{files[0]} {problems[files[0]]}")
     if path != texts[0]:
-        say(f"reading {len(texts)} file{'s' * (len(texts) > 1)} of {path}: {shorten(texts, path)}")
+        say(f"reading {plural(len(texts), 'file')} of {path}: {shorten(texts, path)}")
     if problems:
-        skipped = f"{len(problems)} of {len(files)} files, which are empty or not UTF-8 text"
-        not_empty = [
-            f"{file} {problem}" for file, problem in problems.items() if problem != "is empty"
-        ]
-        say(
-            f"skipping {skipped}: {shorten([*problems], path)}"
-            + "".join(f"; {first}" for first in not_empty[:1])
+        line = (
+            f"skipping {len(problems)} of {len(files)} files, which are empty or not UTF-8 text: "
+            f"{shorten([*problems], path)}"
         )
+        not_empty = [file for file in problems if problems[file] != "is empty"]
+        if not_empty:
+            line += f"; {not_empty[0]} {problems[not_empty[0]]}"
+        say(line)
     _describe_syntax(texts[0], say)
     return texts
 
@@ -79,12 +81,14 @@ def _problem_of(path: str) -> str | None:
         return f"is a file of {kind.capitalize()}; use {kind}:{path} in place of text:{path}"
     if problem := wrong_format(head, path):
         return problem
+    if not head:
+        return "is empty"
     try:
         head.decode()
     except UnicodeDecodeError as e:
         if len(head) < HEAD or e.start < HEAD - 4:  # else a character is cut
             return not_utf8(path, e)
-    return None if head else "is empty"
+    return None
 
 
 def wrong_format(head: bytes, path: str) -> str | None:
@@ -106,9 +110,9 @@ def reader_of(head: bytes) -> str | None:
 
 def not_utf8(path: str, e: UnicodeDecodeError, position: int | None = 0) -> str:
     """Describe a text that is not UTF-8; `position` is that of the decoded bytes, if known."""
-    place = f"byte {e.object[e.start]:#04x}" + (
-        "" if position is None else f" at offset {position + e.start}"
-    )
+    place = f"byte {e.object[e.start]:#04x}"
+    if position is not None:
+        place += f" at offset {position + e.start}"
     return (
         f"is not UTF-8 ({place}); if it is Latin-1, use this copy in place of it: "
         f"{_iconv('latin1', path)}"
@@ -122,63 +126,70 @@ def _iconv(encoding: str, path: str) -> str:
 
 def copying(command: str, path: str, name_of_copy: str) -> str:
     """Return the shell command that writes a plain copy of a file through another command."""
-    name = path if not storage.is_url(path) else path.rpartition("/")[2].partition("?")[0]
-    program = storage.compression(path)
-    if program and name.endswith(storage.COMPRESSIONS):
-        name = os.path.splitext(name)[0]
+    name = path
+    source = shlex.quote(path)
+    steps = []
+    # Only the first program of a pipe is given the file.
+    if storage.is_url(path):
+        name = path.rpartition("/")[2].partition("?")[0]
+        steps.append(f"curl -L {source}")
+        source = ""
+    if program := storage.compression(path):
+        name = storage.without_compression(name)
+        steps.append(f"{program} -dc {source}".rstrip())
+        source = ""
+    steps.append(f"{command} {source}".rstrip())
     stem, suffix = os.path.splitext(name)
-    read = f"curl -L {shlex.quote(path)} | " if storage.is_url(path) else ""
-    if program:
-        read += f"{program} -dc {'' if read else shlex.quote(path)}".rstrip() + " | "
-    given = "" if read else f" {shlex.quote(path)}"
-    return f"{read}{command}{given} > {shlex.quote(f'{stem}.{name_of_copy}{suffix}')}"
+    return f"{' | '.join(steps)} > {shlex.quote(f'{stem}.{name_of_copy}{suffix}')}"
 
 
 def _describe_syntax(path: str, say: Callable[[str], None]) -> None:
     """Say if a file has Windows line ends, records or a table, and how to have the plain text."""
     head = _read_head(path).removeprefix(BOM).decode(errors="ignore")
     if "\r\n" in head:
-        can_edit = not (storage.is_url(path) or storage.compression(path))
-        command = f"; to remove them: sed -i 's/\\r$//' {shlex.quote(path)}" if can_edit else ""
-        say(f"{path} has Windows line ends, which are kept{command}")
-    # the last line may be cut
-    lines = head.splitlines()[: -1 if len(head) > HEAD // 4 else None][:20]
-    for kind, records in (("jsonl", _json_records(lines)), ("csv", _table_rows(lines, path))):
-        if records:
-            what = (
-                f"{path} is {kind} with the fields {', '.join(records[0])}, and its syntax is "
-                "part of the text"
+        line = f"{path} has Windows line ends, which are kept"
+        if not storage.is_url(path) and not storage.compression(path):
+            line += f"; to remove them: sed -i 's/\\r$//' {shlex.quote(path)}"
+        say(line)
+    lines = head.splitlines()
+    if len(head) > HEAD // 4:  # the last line may be cut
+        lines.pop()
+    for kind, records in (
+        ("jsonl", _json_records(lines[:20])),
+        ("csv", _table_rows(lines[:20], path)),
+    ):
+        if not records:
+            continue
+        fields = records[0]
+        texts = {name: x for name, x in fields.items() if isinstance(x, str) or chats.is_chat(x)}
+        advice = ", and none of them has a text"
+        if texts:
+            field = max(texts, key=lambda name: len(str(texts[name])))
+            documents = "texts" if isinstance(texts[field], str) else "chats"
+            advice = (
+                f"; for the {documents} alone, use {kind}:{path} with config.data.field={field} or "
+                f"--field {field}"
             )
-            read = {
-                name: str(x)
-                for name, x in records[0].items()
-                if isinstance(x, str) or chats.is_chat(x)
-            }
-            advice = ", and none of them has a text"
-            if field := max(read, key=lambda name: len(read[name]), default=None):
-                use = f"{kind}:{path} with config.data.field={field} or --field {field}"
-                advice = (
-                    f"; for the {'texts' if records[0][field] == read[field] else 'chats'} "
-                    f"alone, use {use}"
-                )
-            say(f"WARNING: {what}{advice}")
+        say(
+            f"WARNING: {path} is {kind} with the fields {', '.join(fields)}, and its syntax is "
+            f"part of the text{advice}"
+        )
 
 
 def _json_records(lines: list[str]) -> list[dict]:
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         records = [json.loads(line) for line in lines if line.strip()]
-    except (ValueError, RecursionError):
-        return []
-    return records if all(isinstance(record, dict) for record in records) else []
+        if all(isinstance(record, dict) for record in records):
+            return records
+    return []
 
 
 def _table_rows(lines: list[str], path: str) -> list[dict]:
-    try:
-        names, *rows = csv.reader(
-            lines, delimiter="\t" if path.endswith(".tsv") else ",", strict=True
-        )
-    except (csv.Error, ValueError):
-        return []
-    named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)
-    is_table = named and len(rows) > 3 and {*map(len, rows)} == {len(names)}
-    return [dict(zip(names, row, strict=True)) for row in rows] if is_table else []
+    separator = "\t" if path.endswith(".tsv") else ","
+    with contextlib.suppress(csv.Error, ValueError):
+        names, *rows = csv.reader(lines, delimiter=separator, strict=True)
+        named = len(names) > 1 and all(re.fullmatch(r"\w[\w .-]{0,39}", name) for name in names)
+        # Lines of prose have commas, too, but not four times the same number.
+        if named and len(rows) > 3 and {*map(len, rows)} == {len(names)}:
+            return [dict(zip(names, row, strict=True)) for row in rows]
+    return []
