@@ -147,12 +147,9 @@ def _parse_turn(turn: dict, where: str) -> Turn:
     content = turn.get(content_key)
     text = content
     if isinstance(content, list):
-        texts = [
-            part.get("text")
-            for part in content
-            if isinstance(part, dict) and part.get("type") == "text"
-        ]
-        if len(texts) == len(content) and all(isinstance(part, str) for part in texts):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        if len(texts) == len(content):
             text = "".join(texts)
     if not isinstance(text, str):
         raise ValueError(

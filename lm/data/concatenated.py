@@ -16,10 +16,9 @@ class ConcatenatedArray:
         flat: list[np.ndarray] = []
         for part in parts:
             flat += part.parts if isinstance(part, ConcatenatedArray) else [part]
+        not_empty = [part for part in flat if len(part)] or flat[:1]
         # As plain arrays, because np.memmap is slow to index; the file stays mapped.
-        self.parts: list[np.ndarray] = [np.asarray(part) for part in flat if len(part)] or [
-            np.asarray(flat[0])
-        ]
+        self.parts: list[np.ndarray] = [np.asarray(part) for part in not_empty]
         self.ends = np.cumsum([len(part) for part in self.parts])
         self.dtype = np.result_type(*self.parts)
         self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
@@ -40,15 +39,16 @@ class ConcatenatedArray:
         out = np.empty(index.shape + self.shape[1:], self.dtype)
         if not index.size:
             return out
-        # windows; most lie in one part
+        # The rows are windows, most of which lie in one part and are read in one go.
         rows = index.reshape(-1, index.shape[-1] if index.ndim > 1 else 1)
-        found = out.reshape(*rows.shape, *self.shape[1:])
+        values = out.reshape(*rows.shape, *self.shape[1:])  # a view
         first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")
         for i in np.unique(first[first == last]):
             own = (first == i) & (last == i)
-            found[own] = self.parts[i][rows[own] - (self.ends[i] - len(self.parts[i]))]
+            start = self.ends[i] - len(self.parts[i])
+            values[own] = self.parts[i][rows[own] - start]
         for i in np.flatnonzero(first != last):
-            found[i] = self[rows[i]]
+            values[i] = self[rows[i]]
         return out
 
     def _slice(self, start: int, stop: int) -> np.ndarray:

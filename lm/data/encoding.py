@@ -32,10 +32,11 @@ def cut(document: Piece, size: int) -> Iterator[Piece]:
     >>> [piece.text for piece in cut(Piece("train", "a.txt", "ab|cd|ef|".replace("|", chr(10))), 4)]
     ['ab\ncd\n', 'ef\n']
     """
-    text, start = document.text, 0
+    text = document.text
     if isinstance(text, Chat):
         yield document
         return
+    start = 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
         yield document._replace(text=text[start:end], begins=start == 0, ends=end == len(text))
@@ -51,41 +52,38 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piec
     """
     for batch in _batches(pieces):
         for piece, encoded in zip(batch, _encode_batch(tokenizer, batch), strict=True):
-            is_text = not isinstance(piece.text, Chat)
-            ids = tokenizer.begin(encoded.ids) if piece.begins else encoded.ids
-            ending = tokenizer.ending if piece.ends else ids[:0]
-            before, after = (
-                np.full(n, is_text, np.uint8) for n in (len(ids) - len(encoded.ids), len(ending))
-            )
-            is_answer, n_bytes = np.concatenate([before, encoded.is_answer, after]), encoded.n_bytes
-            newline = int(piece.ends and tokenizer.end_of_text is None)
-            ids = np.concatenate([ids, ending])
-            yield (
-                piece,
-                Encoded(
-                    ids, is_answer, n_bytes + newline, encoded.answer_bytes + newline * is_text
-                ),
-            )
+            yield piece, _surround(tokenizer, piece, encoded)
+
+
+def _surround(tokenizer: Tokenizer, piece: Piece, encoded: Encoded) -> Encoded:
+    """Return the tokens of a piece with what begins and ends its document."""
+    is_text = not isinstance(piece.text, Chat)
+    ids = tokenizer.begin(encoded.ids) if piece.begins else encoded.ids
+    before = np.full(len(ids) - len(encoded.ids), is_text, np.uint8)
+    ending = tokenizer.ending if piece.ends else ids[:0]
+    after = np.full(len(ending), is_text, np.uint8)
+    newline = int(piece.ends and tokenizer.end_of_text is None)
+    return Encoded(
+        np.concatenate([ids, ending]),
+        np.concatenate([before, encoded.is_answer, after]),
+        encoded.n_bytes + newline,
+        encoded.answer_bytes + newline * is_text,
+    )
 
 
 def _encode_batch(tokenizer: Tokenizer, batch: list[Piece]) -> list[Encoded]:
+    texts = [piece.text for piece in batch if not isinstance(piece.text, Chat)]
+    parts = [piece.text.parts for piece in batch if isinstance(piece.text, Chat)]
     try:
-        texts = [piece.text for piece in batch if not isinstance(piece.text, Chat)]
-        of_texts = iter(
-            [
-                Encoded.of_text(*pair)
-                for pair in zip(texts, tokenizer.encode_all(texts), strict=True)
-            ]
-        )
-        of_chats = iter(
-            chats.encode(tokenizer, [p.text.parts for p in batch if isinstance(p.text, Chat)])
-        )
+        of_texts = map(Encoded.of_text, texts, tokenizer.encode_all(texts))
+        of_chats = iter(chats.encode(tokenizer, parts))
     except UserError as error:
         if len(batch) == 1:
             error.problems = (f"{batch[0].where}: {error}",)
             raise
+        # one by one, to name the piece
         return [encoded for piece in batch for encoded in _encode_batch(tokenizer, [piece])]
-    return [next(of_chats if isinstance(p.text, Chat) else of_texts) for p in batch]
+    return [next(of_chats if isinstance(piece.text, Chat) else of_texts) for piece in batch]
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -96,6 +94,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         n_characters += len(piece.text)
         if n_characters >= BATCH or len(batch) == MAX_PIECES:
             yield batch
-            batch, n_characters = [], 0
+            batch = []
+            n_characters = 0
     if batch:
         yield batch

@@ -49,7 +49,8 @@ class MarkovChain:
     @functools.cached_property
     def stationary(self) -> np.ndarray:
         """Return the stationary distribution pi of the contexts (16^order,), by power iteration."""
-        p, pi = self.weights / TOTAL, np.full(_V**self.order, _V**-self.order)
+        p = self.weights / TOTAL
+        pi = np.full(_V**self.order, _V**-self.order)
         for _ in range(1000):  # at most 71 are needed
             before = pi
             pi = (pi[:, None] * p).reshape(_V, -1).sum(0)  # forget the oldest letter
@@ -75,16 +76,15 @@ class MarkovChain:
         """
         if length is None:
             length = 1_000_000 if self.order == 1 else 4_000_000
-        cumulative, n_contexts = (
-            array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes()),
-            _V**self.order,
-        )
+        # bisect compares Python's integers, which an array returns and NumPy does not.
+        cumulative = array("Q", np.cumsum(self.weights, axis=1).astype(np.uint64).tobytes())
+        n_contexts = _V**self.order
         stream = (1,) if self.order == 1 else (1, self.order)
-        context, letters = 0, bytearray()
+        context = 0
+        letters = bytearray()
         for first in range(0, length, _CHUNK):
-            draws = hash_counters(
-                _SEED, *stream, np.arange(first, min(first + _CHUNK, length))
-            ) >> np.uint64(32)
+            counters = np.arange(first, min(first + _CHUNK, length))
+            draws = hash_counters(_SEED, *stream, counters) >> np.uint64(32)
             for draw in draws.tolist():  # uniform in [0, 2^32)
                 row = _V * context
                 letter = bisect_right(cumulative, draw, row, row + _V) - row
@@ -97,15 +97,12 @@ class MarkovChain:
 
         It is 0, a lower bound, for the first letters, whose context is not part of the text.
         """
-        n_known, letters = (
-            self.order,
-            np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0]),
-        )
-        n = max(0, len(letters) - n_known)
-        contexts = sum(
-            (_V**i * letters[n_known - 1 - i :][:n] for i in range(n_known)), np.zeros(n, np.int64)
-        )
-        known = np.log(TOTAL) - np.log(self.weights)[contexts, letters[n_known:]]
+        letters = np.frombuffer(text.encode(), np.uint8).astype(np.int64) - ord(LETTERS[0])
+        n = max(0, len(letters) - self.order)
+        contexts = np.zeros(n, np.int64)
+        for i in range(self.order):
+            contexts += _V**i * letters[self.order - 1 - i :][:n]
+        known = np.log(TOTAL) - np.log(self.weights)[contexts, letters[self.order :]]
         return np.concatenate([np.zeros(len(letters) - n), known])
 
 
@@ -118,7 +115,8 @@ def _first_order_weights() -> np.ndarray:
 
 
 def _zipf_weights(order: int) -> np.ndarray:
-    contexts, products = np.arange(_V**order), np.ones((_V**order, _V), np.int64)
+    contexts = np.arange(_V**order)
+    products = np.ones((_V**order, _V), np.int64)
     for j in range(order + 1):
         keys = hash_counters(_SEED, 2, j, np.arange(_V**j)[:, None], np.arange(_V))
         ranks = keys.argsort(axis=1).argsort(axis=1) + 1

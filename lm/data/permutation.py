@@ -11,8 +11,13 @@ import numpy as np
 
 _MASK = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
-_C1, _C2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_S1, _S2, _S3, _HALF = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+# multipliers and shifts of SplitMix64's finalizer
+_C1 = np.uint64(0xBF58476D1CE4E5B9)
+_C2 = np.uint64(0x94D049BB133111EB)
+_S1 = np.uint64(30)
+_S2 = np.uint64(27)
+_S3 = np.uint64(31)
+_HALF = np.uint64(32)
 # An odd multiplier for each Feistel round, from the digits of pi; Luby and Rackoff (1988) need four
 # rounds.
 _PI = (
@@ -45,17 +50,13 @@ def hash_counters(seed: int, *counters):
     >>> hash_counters(0, np.arange(4)) % np.uint64(10)
     array([5, 5, 0, 0], dtype=uint64)
     """
-    with np.errstate(
-        over="ignore"
-    ):  # arithmetic modulo 2^64 is intended; NumPy would warn for scalars
+    # Arithmetic modulo 2^64 is intended; NumPy would warn for scalars.
+    with np.errstate(over="ignore"):
         h = np.uint64(seed & _MASK)
         for counter in counters:
-            counter = (
-                np.uint64(counter & _MASK)
-                if isinstance(counter, int)
-                else counter.astype(np.uint64)
-            )
-            h = mix(h + _GOLDEN) + counter
+            if isinstance(counter, int):
+                counter = np.uint64(counter & _MASK)
+            h = mix(h + _GOLDEN) + counter.astype(np.uint64)
         return mix(h + _GOLDEN)
 
 
@@ -80,8 +81,7 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     """
     side = np.uint64(math.isqrt(n - 1) + 1)
     key = np.broadcast_to(key, index.shape)
-    x = index.astype(np.uint64)
-    x = _feistel(x, side, key)
+    x = _feistel(index.astype(np.uint64), side, key)
     while (outside := x >= np.uint64(n)).any():
         x[outside] = _feistel(x[outside], side, key[outside])
     return x.astype(np.int64)

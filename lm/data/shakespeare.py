@@ -39,12 +39,10 @@ def download_and_prepare(root: Path, say: Callable[[str], None]) -> Path:
 
 def download() -> bytes:
     """Download the file at URL and verify its checksum; raises Unavailable."""
+    # OSError has URLError, timeouts and TLS errors; HTTPException is for answers that are not HTTP.
     try:
         content = answered(_read, seconds=DEADLINE)
-    except (
-        OSError,
-        http.client.HTTPException,
-    ) as e:  # URLError, timeouts, TLS errors; answers that are not HTTP
+    except (OSError, http.client.HTTPException) as e:
         # a quoted answer may contain line ends
         reason = " ".join(str(getattr(e, "reason", e)).split())
         raise _unavailable(reason or type(e).__name__) from None

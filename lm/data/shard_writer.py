@@ -28,6 +28,7 @@ from lm.config import SPLITS
 from lm.data import chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
+from lm.data.tokenizer_base import Tokenizer
 from lm.data.unit_shards import documents_of, hash_unit, spec_of_shards, write_unit
 from lm.system.errors import UserError
 from lm.system.files import read_json, to_json, user_cache, write_text
@@ -163,6 +164,7 @@ def _prepare_tokenizer(o: argparse.Namespace, units: list[list[Span]], manifest:
     recorded = manifest["tokenizer"]
     is_trained = o.tokenizer.startswith("bpe:")
     _save(o, manifest)  # the mark of the directory
+    tokenizer: Tokenizer
     if is_trained and not recorded:
         tokenizer = _train_tokenizer(o, units)
     else:

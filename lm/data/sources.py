@@ -64,7 +64,7 @@ def cut(documents: list[str], fractions: tuple[float, ...]) -> dict[str, list[st
     {'train': ['abcd', 'ef'], 'validation': ['gh']}
     """
     n = sum(map(len, documents))
-    # rounded, because 0.9 + 0.05 + 0.05 is not 1 in floating point
+    # rounded, because 0.7 + 0.2 + 0.1 is less than 1 in floating point
     ends = [int(n * round(total, 9)) for total in itertools.accumulate(fractions)]
     cuts = zip(SPLITS, fractions, [0, *ends[:-1]], ends, strict=True)
     return {

@@ -8,9 +8,9 @@ import io
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from lm.data import cache
 from lm.system.errors import TemporaryError, UserError, first_line
@@ -41,23 +41,24 @@ def list_files(path: str) -> list[str]:
             system = file_system(path)[0]
             try:
                 if is_pattern(path):
-                    found = system.glob(path)
+                    names = system.glob(path)
+                elif path[-1] != "/" and system.info(path)["type"] == "file":
+                    names = [path]
                 else:
-                    is_one = path[-1] != "/" and system.info(path)["type"] == "file"
-                    found = [path] if is_one else system.find(path)
+                    names = system.find(path)
             except FileNotFoundError as error:
                 if error.__cause__:  # a server that does not answer, for example
                     raise
                 return []
-            urls = map(system.unstrip_protocol, found)
+            urls = map(system.unstrip_protocol, names)
             return sorted(url for url in urls if not _is_hidden(url.removeprefix(path)))
-    if os.path.isdir(path):
-        below = (
-            folder / name for folder, names in folders_below(path, follow=False) for name in names
-        )
-        shown = [file for file in below if not _is_hidden(str(file.relative_to(path)))]
-        return list(map(str, sorted(filter(is_file, shown))))
-    return [path] if is_file(path) else matching_files(path)
+    if not os.path.isdir(path):
+        return [path] if is_file(path) else matching_files(path)
+    files = []
+    for folder, names in folders_below(path, follow=False):
+        files += [folder / name for name in names]
+    shown = [file for file in files if not _is_hidden(str(file.relative_to(path)))]
+    return list(map(str, sorted(filter(is_file, shown))))
 
 
 def is_pattern(url: str) -> bool:
@@ -80,34 +81,32 @@ def open_file(path: str, *, decompress: bool = True) -> IO[bytes]:
     else:
         file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     refuse_pointer(path, file.peek(HEAD_OF_POINTER))
-    for signature, opened in DECOMPRESSED.items():
-        if decompress and file.peek(4).startswith(signature):
-            return opened(file, path)
+    program = _program(file.peek(4)) if decompress else ""
+    if program == "gzip":
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if program == "bzip2":
+        return bz2.BZ2File(file)
+    if program == "xz":
+        return lzma.LZMAFile(file)
+    if program == "zstd":
+        arrow = optional("pyarrow", path)
+        return io.BufferedReader(arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd"))
     return file
 
 
-def _zstd(file: IO[bytes], path: str) -> IO[bytes]:
-    pyarrow = optional("pyarrow", path)
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd"))
-
-
-DECOMPRESSED: dict[bytes, Callable[[Any, str], Any]] = {
-    b"\x1f\x8b": lambda file, path: gzip.GzipFile(fileobj=file),
-    b"BZh": lambda file, path: bz2.BZ2File(file),
-    b"\xfd7zX": lambda file, path: lzma.LZMAFile(file),  # noqa: SIM115
-    b"\x28\xb5\x2f\xfd": _zstd,
-}
-
-
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-PROGRAMS = dict(zip(DECOMPRESSED, ("gzip", "bzip2", "xz", "zstd"), strict=True))
+PROGRAMS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zX": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def _program(head: bytes) -> str:
+    """Return the program whose compressed files begin so, "" if there is none."""
+    return next((name for signature, name in PROGRAMS.items() if head.startswith(signature)), "")
 
 
 def compression(path: str) -> str:
     """Return the program that compressed a file which `open_file` decompresses, "" for others."""
     with open_file(path, decompress=False) as file:
-        head = file.read(4)
-    return next((name for signature, name in PROGRAMS.items() if head.startswith(signature)), "")
+        return _program(file.read(4))
 
 
 def without_compression(name: str) -> str:

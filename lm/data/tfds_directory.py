@@ -1,5 +1,6 @@
 """Text data sets that TFDS has prepared in a directory, read without TensorFlow."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +36,11 @@ def prepared_directory(root: Path, name: str) -> Path | None:
     parent = root / name
     if not parent.is_dir():
         return None
-    versions = [
-        d
-        for d in parent.iterdir()
-        if re.fullmatch(r"\d+\.\d+\.\d+", d.name) and version in ("", d.name)
-    ]
-    return max(versions, key=lambda d: tuple(map(int, d.name.split("."))), default=None)
+    versions = {}
+    for folder in parent.iterdir():
+        if re.fullmatch(r"\d+\.\d+\.\d+", folder.name) and version in ("", folder.name):
+            versions[tuple(map(int, folder.name.split(".")))] = folder
+    return versions[max(versions)] if versions else None
 
 
 def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
@@ -59,13 +59,12 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
             f"{directory} is incomplete: {Path(e.filename).name} is missing; {AGAIN}"
         ) from None
     splits = {split["name"]: split["shardLengths"] for split in info["splits"]}
-    if wrong := [
-        n for lengths in splits.values() for n in lengths if not re.fullmatch(r"[0-9]{1,18}", n)
-    ]:
-        raise UserError(
-            f"{directory / 'dataset_info.json'} is corrupted: shardLengths has {wrong[0][:80]!r}; "
-            f"{AGAIN}"
-        )
+    for length in itertools.chain.from_iterable(splits.values()):
+        if not re.fullmatch(r"[0-9]{1,18}", length):
+            raise UserError(
+                f"{directory / 'dataset_info.json'} is corrupted: shardLengths has "
+                f"{length[:80]!r}; {AGAIN}"
+            )
     file_format = info.get("fileFormat", "tfrecord")
     if file_format != "array_record":
         raise UserError(
@@ -79,13 +78,12 @@ def check_prepared(directory: Path) -> dict[str, tuple[list[Path], int]]:
         )
     prepared = {}
     for split, lengths in splits.items():
-        n = len(lengths)
-        shards = [
-            directory / f"{info['name']}-{split}.array_record-{i:05d}-of-{n:05d}" for i in range(n)
-        ]
-        if missing := [shard.name for shard in shards if not shard.is_file()]:
-            raise UserError(f"{directory} is incomplete: {missing[0]} is missing; {AGAIN}")
-        for shard in shards:
-            open_regular(shard).close()  # raises PointerError
+        shards = []
+        for i in range(len(lengths)):
+            name = f"{info['name']}-{split}.array_record-{i:05d}-of-{len(lengths):05d}"
+            shards.append(directory / name)
+            if not shards[i].is_file():
+                raise UserError(f"{directory} is incomplete: {name} is missing; {AGAIN}")
+            open_regular(shards[i]).close()  # raises PointerError
         prepared[split] = shards, sum(map(int, lengths))
     return prepared

@@ -53,11 +53,9 @@ class Tokenizer:
     @cached_property
     def ending(self) -> np.ndarray:
         """Return the ids after a document: the end of text, or a newline if there is none."""
-        return (
-            self.encode("\n")
-            if self.end_of_text is None
-            else np.array([self.end_of_text], self.dtype)
-        )
+        if self.end_of_text is None:
+            return self.encode("\n")
+        return np.array([self.end_of_text], self.dtype)
 
     def encode_all(self, texts: list[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]

@@ -57,12 +57,11 @@ def check(data, workdir: str | Path) -> None:
 
 def local(data):
     """Return a `DataConfig` without folders that are not here or not trained with."""
-    folders = {name: path for name in ("data_dir", "cache_dir") if (path := getattr(data, name))}
-    left_out: dict[str, Any] = {
-        name: None
-        for name, path in folders.items()
-        if not (_is_folder(path) and _mark(path).exists())
-    }
+    left_out: dict[str, Any] = {}
+    for name in ("data_dir", "cache_dir"):
+        path = getattr(data, name)
+        if path and not (_is_folder(path) and _mark(path).exists()):
+            left_out[name] = None
     return dataclasses.replace(data, **left_out)
 
 
@@ -72,11 +71,8 @@ def _read(data) -> Iterator[str]:
     yield from (source for source in sources if not re.fullmatch(NAMES, source))
     if data.tokenizer.partition(":")[0] not in TOKENIZERS:
         yield data.tokenizer
-    if (
-        data.data_dir
-        and _is_folder(data.data_dir)
-        and any(source.startswith("tfds:") for source in sources)
-    ):
+    uses_tfds = any(source.startswith("tfds:") for source in sources)
+    if uses_tfds and data.data_dir and _is_folder(data.data_dir):
         yield data.data_dir
 
 
@@ -86,8 +82,9 @@ def _is_folder(path: str) -> bool:
 
 def _mark(place: str) -> Path:
     """Return the file that exists if a place, such as text:PATH, is remembered."""
-    form, colon, path = place.partition(":")
-    if not colon or is_url(place):
-        form, path = "", place
+    form = ""
+    path = place
+    if ":" in place and not is_url(place):
+        form, _, path = place.partition(":")
     absolute = path if is_url(path) else os.path.abspath(expanded(path))
     return user_cache(None) / "trusted" / cache.key_of(form, absolute)
