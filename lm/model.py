@@ -243,8 +243,14 @@ def attention(here: Here, x_BTD):
                 "scale": score_scale(c),
                 "implementation": c.attention,
             }
-            options = at("scores", here, options)
-            o_BTHK = here.past.attend(here, q_BTHK, k_BTGK, v_BTGK, here.window(), **options)
+            o_BTHK = here.past.attend(
+                here,
+                q_BTHK,
+                k_BTGK,
+                v_BTGK,
+                window=here.window(),
+                **at("scores", here, options),
+            )
     else:
         o_BTHK = mixer.apply(here, (q_BTHK, k_BTGK, v_BTGK))
     o_BTHK = here.tap("heads", at("heads", here, o_BTHK, v_BTGK))

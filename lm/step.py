@@ -210,6 +210,23 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
     return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
+def objective(params: dict, fields: dict, config: Resolved, n_targets, progress):
+    """Return what training minimizes, and the means of {"loss": cross-entropy, "loss/NAME": term}.
+
+    `fields` are those of the examples of a micro-batch on this device; `n_targets` is the sum of
+    the weights in the whole batch; for `progress` see `_sums`.
+    """
+    sums, terms = _sums(params, fields, config, progress)
+    total = sums.objective
+    means = {"loss": sums.nll}
+    if config.train.z_loss:
+        means["loss/z_loss"] = sums.square_log_z
+    for name, (term, weight) in terms.items():
+        total = total + weight * term
+        means[f"loss/{name}"] = term
+    return total / n_targets, jax.tree.map(lambda x: x / n_targets, means)
+
+
 def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tuple[dict, dict]:
     """Return the losses of the global batch, and the gradients of their weighted sum.
 
@@ -225,25 +242,18 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
     table = parameters.parameter_table(config.model)
     fields = batch_fields(batch)
     n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
+    progress = state.step / max(t.steps, 1)
     if config.model.dropout:
         key = jax.random.fold_in(jax.random.key(state.seed), _DROPOUT)
         key = jax.random.fold_in(key, state.step)
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
-    def objective(params, fields):
-        sums, terms = _sums(params, fields, config, progress=state.step / max(t.steps, 1))
-        total = sums.objective
-        means = {"loss": sums.nll}
-        if t.z_loss:
-            means["loss/z_loss"] = sums.square_log_z
-        for name, (term, weight) in terms.items():
-            total = total + weight * term
-            means[f"loss/{name}"] = term
-        return total / n_targets, jax.tree.map(lambda x: x / n_targets, means)
-
     def of_micro_batch(params, fields):
-        (_, means), grads = jax.value_and_grad(objective, has_aux=True)(params, fields)
+        of_params = functools.partial(
+            objective, fields=fields, config=config, n_targets=n_targets, progress=progress
+        )
+        (_, means), grads = jax.value_and_grad(of_params, has_aux=True)(params)
         return means, grads
 
     def local(params, fields):

@@ -23,28 +23,33 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(a: argparse.Namespace, config: Config) -> int:
-    """Train, print the config, or estimate the cost on other devices with --plan, and return the
-    exit code.
+    """Train, print the config or the model, or estimate the cost on other devices with --plan, and
+    return the exit code.
     """
     if a.print_config == "python":
         write(as_python(config) + "\n")
         for note in a.notes:
             print_note(note)
         return 0
-    if not a.plan and not a.print_config:
+    if not (a.plan or a.print_config or a.print_model):
         with lasting_output():
             return train(a, config)
     name, n_devices = parse_device(a.device, a.slices) if a.plan else ("", 0)
     runtime.start_jax(config.data.cache_dir).config.update("jax_platforms", "cpu")
     from lm.cost.compiled import compile_step
     from lm.cost.report import describe_compiled, plan
-    from lm.training.run import missing_data, resolve_for_other_devices
+    from lm.interpret.equations import equations
+    from lm.parameters import parameter_table
+    from lm.training.run import describe_parameters, missing_data, resolve_for_other_devices
 
     resolved = resolve_for_other_devices(config, say=print_note)
     for note in a.notes:
         print_note(note)
     if a.print_config:
         write(to_json(to_dict(resolved), indent=2) + "\n")
+        return 0
+    if a.print_model:
+        write(f"{equations(resolved)}\n\n{describe_parameters(parameter_table(resolved.model))}\n")
         return 0
     text, chosen = plan(resolved, name, n_devices, a.slices)
     say(text)

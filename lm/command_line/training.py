@@ -150,6 +150,13 @@ def _parser() -> argparse.ArgumentParser:
             "resolved, as JSON"
         ),
     )
+    add(
+        "--print_model",
+        action="store_true",
+        help=(
+            "print the equations and the parameters of the model, from a trace of its loss, and exit"
+        ),
+    )
     add("--verbose", action="store_true", help="show the table of parameters")
     add(
         "--plan",
@@ -219,7 +226,7 @@ def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
                 else _KEYS_ARE_SET
             )
             yield f"{argument[:200]}: unexpected argument; {advice}"
-    trains = not (a.plan or a.print_config)
+    trains = not (a.plan or a.print_config or a.print_model)
     if (
         a.config.startswith("hf:")
         and trains

@@ -177,7 +177,9 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
     k_BSHK, v_BSHK = (
         jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK)
     )
-    scores_BHTS = apply_softcap(scores(q_BTHK, k_BSHK) * scoring.scale, scoring.softcap)
+    scores_BHTS = scores(q_BTHK, k_BSHK) * scoring.scale
+    if scoring.softcap is not None:
+        scores_BHTS = apply_softcap(scores_BHTS, scoring.softcap)
     if scoring.bias_BHTS is not None:
         scores_BHTS += scoring.bias_BHTS
     scores_BHTS = scores_BHTS if tap is None else tap("scores", scores_BHTS)

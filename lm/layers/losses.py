@@ -124,9 +124,13 @@ def _weights(weights, targets):
 def _sums(logits, targets, weights, z_loss):
     """Return the first three of `Sums`, and the derivative of the objective by the weights."""
     nll, log_z = token_losses(logits, targets)
-    losses = nll + z_loss * jnp.square(log_z) if z_loss else nll
-    others = (jnp.sum(weights * x) for x in jax.lax.stop_gradient((nll, jnp.square(log_z))))
-    return (jnp.sum(weights * losses), *others), losses
+    losses = nll
+    if z_loss:
+        losses = nll + z_loss * jnp.square(log_z)
+    objective = jnp.sum(weights * losses)
+    sum_of_nll = jnp.sum(weights * jax.lax.stop_gradient(nll))
+    square_log_z = jnp.sum(weights * jax.lax.stop_gradient(jnp.square(log_z)))
+    return (objective, sum_of_nll, square_log_z), losses
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -103,7 +103,7 @@ def test_options_that_collect_values_and_those_without_one_may_be_repeated():
     assert (a.prompt, a.stop, a.json) == (["a", "b"], ["c"], True)
 
 
-def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
+def test_the_config_is_printed_as_a_file_and_resolved_and_so_is_the_model(train, tmp_path):
     code, output = train(None, "--print_config=python", "--config.eval.sample_prompt=a\nb")
     assert code == 0
     (tmp_path / "printed.py").write_text(output)
@@ -114,6 +114,10 @@ def test_the_config_is_printed_as_a_file_and_resolved(train, tmp_path):
     assert code == 0
     resolved = json.loads(output[output.index("{\n") : output.rindex("}") + 1])
     assert (resolved["model"]["vocab_size"], resolved["model"]["d_head"]) == (14, 8)
+    code, output = train(None, "--print_model")
+    assert code == 0
+    assert 'x = x + attention(norm("attention_norm", x))' in output
+    assert "\nparameter " in output
     assert not (tmp_path / "runs").exists()
 
 
