@@ -1,5 +1,4 @@
-"""Bytes that devices exchange in a training step, by formulas. A test compares them with compiled
-programs.
+"""Bytes that devices exchange in a step, by formulas, which a test compares with programs.
 
 In all functions `config` is a resolved config, `sizes` the size of each mesh axis, and `device` the
 kind of device.
@@ -44,8 +43,7 @@ class Transfer:
 
 
 def ring_bytes(kind: str, n: int, payload: float) -> float:
-    """Return the bytes that each of n devices sends for one collective with ring algorithms (Thakur
-    et al. 2005).
+    """Return the bytes each of n devices sends in a ring collective (Thakur et al. 2005).
 
     Arguments as in `Transfer`.
 
@@ -57,8 +55,7 @@ def ring_bytes(kind: str, n: int, payload: float) -> float:
 
 
 def seconds(transfer: Transfer, device: Device, sizes: dict[str, int]) -> float:
-    """Return the seconds per step of a transfer by rings that enter and leave each group of devices
-    once.
+    """Return the seconds of a transfer by rings that enter and leave each group of devices once.
 
     Within a group (a node of GPUs) every hop of a ring uses `device.link`. Only one hop per ring
     leaves the group. NCCL builds as many rings as there are devices in the group, each with its own
@@ -112,8 +109,7 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
 
 
 def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
-    """Yield the gathers of parameters over fsdp for each use, and the sums of gradients over fsdp
-    and other axes.
+    """Yield the gathers of parameters over fsdp, and the sums of gradients over fsdp and others.
 
     Parameters without an axis of d_model, such as tables of values by token, are not sharded over
     fsdp. Over several slices XLA scatters gradients within a slice, sums parts over the slices, and
@@ -167,8 +163,7 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
 
 
 def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
-    """Yield the sums over tensor of the products of attention and feed-forward layers (Shoeybi et
-    al. 2019).
+    """Yield the sums over tensor of attention's and FFN's products (Shoeybi et al. 2019).
 
     The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys
     and values, before they sum over devices; the one for CPUs sums each.
@@ -200,8 +195,7 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
-    """Count the modules whose outputs are split over tensor, and the weights whose inputs are, in
-    all layers.
+    """Count the modules with outputs split over tensor, and the weights with inputs split.
 
     The weights of one module that are split by their outputs have the same input.
     """
@@ -235,9 +229,7 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tup
 
 
 def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
-    """Yield the exchanges of parts of matrices for whole ones, before and after an update rule; no
-    other state.
-    """
+    """Yield the exchanges of matrices' parts for whole ones, before and after an update rule."""
     rule = MATRIX_RULES.get(config.optimizer.name)
     payloads: Counter = Counter()
     for p in parameters.parameter_table(config.model).values():

@@ -1,5 +1,4 @@
-"""Compile the programs of a run for TPUs or GPUs that are not here, and report what the compiler
-says.
+"""Compile a run's programs for TPUs or GPUs that are not here; report what the compiler says.
 
 XLA compiles for a description of the devices: `jax.experimental.topologies` with libtpu, or with
 JAX's CUDA plugin. The compiler runs in a process of its own, because its settings are read when JAX
@@ -189,9 +188,7 @@ def compile_step(
 
 
 def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
-    """Run the compiler, return whether it has succeeded; end it when it has written a file of the
-    pattern `last`.
-    """
+    """Run the compiler and return whether it succeeded; it ends at a file of the pattern `last`."""
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     with open(folder / LOG, "w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]

@@ -199,8 +199,7 @@ DEVICES = {
 
 
 def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
-    """Split "NAME:COUNT", or "NAME" for one, into a name of DEVICES and a number of devices, in a
-    number of TPU slices.
+    """Split "NAME:COUNT", or "NAME" for one, of DEVICES in a number of TPU slices.
 
     Raises:
         UserError: the name is unknown, the count is not between 1 and 99,999, or there are no such
@@ -224,8 +223,7 @@ def parse_device(text: str, n_slices: int = 1) -> tuple[str, int]:
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """Return the vendor's dense peak of one device in FLOP/s, or None where it is not known for
-    certain.
+    """Return the vendor's dense peak of one device in FLOP/s, None if it is not known.
 
     Args:
         device_kind: `jax.devices()[0].device_kind`, matched exactly.

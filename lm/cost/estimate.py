@@ -68,8 +68,7 @@ class Estimate:
 
 
 def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int = 1) -> Estimate:
-    """Estimate memory, communication and step time with the mesh of the config, for devices that
-    need not exist here.
+    """Estimate memory, communication and step time on the config's mesh, for any devices.
 
     For the arguments see `Estimate`.
 
@@ -114,9 +113,7 @@ def overlaps(transfer: Transfer, device: Device) -> bool:
 
 
 def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
-    """Return the seconds of the matrix products of a step, which attain `device.attained` of the
-    vendor's peak.
-    """
+    """Return the seconds of a step's matrix products, at `device.attained` of the peak."""
     t, m = config.train, config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     needed = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len
@@ -148,8 +145,7 @@ def search_meshes(
 
 
 def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:
-    """Return all ways to write n as a product of ordered factors, with the largest first factors
-    first.
+    """Return all ways to write n as a product of ordered factors, large first factors first.
 
     >>> factorizations(4, 2)
     [(4, 1), (2, 2), (1, 4)]

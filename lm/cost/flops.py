@@ -1,4 +1,4 @@
-"""Exact counts of weights and floating-point operations from the declarations of a model, and MFU."""
+"""Exact counts of weights and operations from the declarations of a model, and MFU."""
 
 from lm import ideas
 from lm.config import ResolvedModel, layer_windows, query_heads
@@ -28,8 +28,7 @@ def mean_attended_keys(seq_len: int, window: int) -> float:
 
 
 def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = False) -> float:
-    """Count the floating-point operations of training on one token: forward and backward, without
-    recomputation.
+    """Count the operations of training on one token, forward and backward, without recomputation.
 
     6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each
     attended key (queries x keys and weights x values, each 2 forward and 4 backward), except in
@@ -51,8 +50,7 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
 def mfu(
     tokens_per_second: float, flops_per_token: float, n_devices: int, peak: float | None
 ) -> float | None:
-    """Return model FLOPs utilization (Chowdhery et al. 2022), the needed over the possible FLOP/s,
-    in [0, 1].
+    """Return model FLOPs utilization (Chowdhery et al. 2022): needed over possible, in [0, 1].
 
     `tokens_per_second` is that of all devices together, `peak` the FLOP/s of one device. If it is
     not known (None), so is the result.

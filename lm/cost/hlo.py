@@ -1,6 +1,4 @@
-"""Read what a compiled program does from the texts of XLA: collectives and cycles, with trip
-counts, and buffers.
-"""
+"""Read a compiled program from XLA's texts: collectives, cycles, trip counts and buffers."""
 
 import dataclasses
 import math
@@ -52,23 +50,17 @@ class Collective:
 
     @property
     def payload(self) -> int:
-        """Return the bytes of the full array that a device starts or ends with, whichever is
-        larger.
-        """
+        """Return the bytes of the full array that a device starts or ends with, if larger."""
         result = _bytes(self.shapes)
         return result * self.n if self.kind == "reduce-scatter" else result
 
     @property
     def sent(self) -> float:
-        """Return the bytes that each device sends in one run, with ring algorithms (Thakur et al.
-        2005).
-        """
+        """Return the bytes that each device sends in one run, by rings (Thakur et al. 2005)."""
         return ring_bytes(self.kind, self.n, self.payload) * self.times
 
     def axes(self, sizes: dict[str, int]) -> tuple[str, ...]:
-        """Return the axes of a mesh of these sizes along which the devices of a group differ, or
-        "slices".
-        """
+        """Return the axes of a mesh along which the devices of a group differ, or "slices"."""
         if self.over_slices:
             return ("slices",)
         places = np.unravel_index(np.array(self.group), tuple(sizes.values()))
@@ -78,8 +70,7 @@ class Collective:
 
 
 def parse_collectives(hlo: str) -> list[Collective]:
-    """Return the collectives of a compiled program (`compiled.as_text()`), in the order of its
-    text.
+    """Return the collectives of a compiled program (`compiled.as_text()`), in order.
 
     Raises:
         ValueError: a loop contains collectives and its trip count cannot be found.
@@ -145,9 +136,7 @@ def compute_cycles(hlo: str) -> int:
 
 
 def scheduled(hlo: str) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the lines of each computation, and how often the schedule of one run executes it;
-    kernels' insides: 0.
-    """
+    """Return the lines of each computation and how often the schedule executes it (kernels: 0)."""
     bodies, entry = _computations(hlo)
     times, _ = _runs(bodies, entry, _SCHEDULED)
     return bodies, times
@@ -177,8 +166,7 @@ def aliased_bytes(hlo: str) -> int:
 
 
 def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
-    """Return the sizes in bytes of the n largest buffers in the device's memory, and to what they
-    belong.
+    """Return the bytes of the n largest buffers in the device's memory, and their owners.
 
     Buffers that share an address at different times count as one, the largest. `assignment` is
     XLA's text of the assignment of buffers, and `hlo` the program.
@@ -204,9 +192,7 @@ def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
 def _runs(
     bodies: dict[str, list[str]], entry: str, called: re.Pattern
 ) -> tuple[dict[str, int], set[str]]:
-    """Return how often each computation runs, and those in loops whose trip counts are not known
-    (counted once).
-    """
+    """Return how often each computation runs, and the loops of unknown count (counted once)."""
     times = dict.fromkeys(bodies, 0)
     unknown = set()
 
@@ -228,9 +214,7 @@ def _runs(
 
 
 def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
-    """Return how often a loop runs, None if it is not known. XLA:TPU states the limit in the loop's
-    condition only.
-    """
+    """Return how often a loop runs, None if unknown; XLA:TPU states it in the condition only."""
     if known := _TRIPS.search(line):
         return int(known[1])
     named = re.search(r"condition=%?([\w.-]+)", line)
@@ -269,17 +253,13 @@ def _collective(match, line: str, times: int, overlapped: bool) -> Collective:
 
 
 def _scattered(c: Collective) -> Collective:
-    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and slices, along
-    any dimensions.
-    """
+    """Return the reduce-scatter that XLA:TPU writes as a fusion of an all-reduce and slices."""
     parts = tuple((dtype, (math.prod(shape) // c.n,)) for dtype, shape in c.shapes)
     return dataclasses.replace(c, kind="reduce-scatter", shapes=parts)
 
 
 def _group(line: str) -> tuple[int, ...]:
-    """Return the first group of replica_groups={{0,1},{2,3}}, =[2,2]<=[4]T(0), or
-    =mesh['x'=2,'y'=2] {'y'}.
-    """
+    """Return the first group of replica_groups={{0,1},{2,3}}, =[2,2]<=[4]T(0) or =mesh[...]."""
     if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line):
         return tuple(int(n) for n in explicit[1].split(","))
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):

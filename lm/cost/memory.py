@@ -96,9 +96,7 @@ def _state_shapes(config: Resolved):
 
 
 def train_state_bytes(config: Resolved, sizes: dict[str, int]) -> tuple[int, int]:
-    """Return the bytes that one device holds of the parameters, and of the optimizer state and the
-    EMA.
-    """
+    """Return the bytes of the parameters, and of optimizer state and EMA, on one device."""
     state = abstract_train_state(config, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     return local_bytes(state.params), local_bytes((state.opt_state, state.ema))
 
@@ -126,9 +124,7 @@ def tokens_per_micro_batch(config: Resolved, sizes: dict[str, int]) -> float:
 def local_size(
     config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *, gathered: bool = False
 ) -> float:
-    """Count the numbers that a device holds of the chosen parameters; `gathered`: as wholes over
-    fsdp.
-    """
+    """Count the numbers of the chosen parameters on a device; `gathered`: whole over fsdp."""
     total = 0.0
     for p in filter(chosen, parameters.parameter_table(config.model).values()):
         axes = [
@@ -165,9 +161,7 @@ def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[fl
 
 
 def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the head as the product reads it, of logits and of the last hidden
-    states.
-    """
+    """Return the bytes of the head as its product reads it, of logits and of hidden states."""
     m, (param, compute) = config.model, _itemsizes(config)
     copied = sizes["fsdp"] > 1 or compute != param
     # the last states, their chunks, their gradient
@@ -178,9 +172,7 @@ def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
 
 
 def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the float32 logits that exist at the same time, and of their gradient for
-    products.
-    """
+    """Return the bytes of the float32 logits that exist at once, and of their gradient."""
     n = tokens_per_micro_batch(config, sizes)
     n = min(n, config.train.loss_chunk or n)
     return (4 + _itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
@@ -225,9 +217,7 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
 
 
 def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the numbers per token that a device needs for the backward pass of one layer, with
-    attention's own.
-    """
+    """Return the numbers per token that the backward pass of a layer needs, and attention's own."""
     m, heads = config.model, query_heads(config.model) / sizes["tensor"]
     lanes = 0.0
     if (
@@ -271,8 +261,7 @@ def carried_features(config: Resolved) -> int:
 
 
 def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
-    """Return the numbers per token that enter and leave the products of a layer on one device,
-    without the stream's.
+    """Return the numbers per token that enter and leave a layer's products, except the stream's.
 
     By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the
     layers.
@@ -288,8 +277,7 @@ def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
 
 
 def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of activations and logits that a device reads and writes in a step, outside
-    of attention.
+    """Return the bytes of activations and logits that a step moves, outside of attention.
 
     By assumption each activation of a layer is moved 6 times: it is written and read in the forward
     pass and read in the backward pass; its gradient is written once and read twice. Recomputing a
@@ -339,9 +327,7 @@ def _attending_layers(m: ResolvedModel) -> list[int]:
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
-    """Return the number of keys for which attention keeps a query's scores, averaged over the
-    layers.
-    """
+    """Return the number of keys whose scores attention keeps for a query, a mean over layers."""
     n, windows = config.train.seq_len, _windows(config)
     window_varies = config.model.scan_layers and len(set(windows)) > 1
     implementation, _ = attention_implementation(config, device, sizes)

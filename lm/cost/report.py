@@ -20,8 +20,7 @@ MOVED = 12  # kernels
 def plan(
     config: Resolved, device_name: str, n_devices: int, n_slices: int = 1
 ) -> tuple[str, Estimate]:
-    """Describe what a run needs on the mesh of the config, or on the best mesh if all axes have
-    their defaults.
+    """Describe what a run needs on its mesh, or on the best one if all axes have their defaults.
 
     Arguments and errors as for `estimate` and `search_meshes`. Returns the text and the estimate
     that it describes.
@@ -34,9 +33,7 @@ def plan(
 
 
 def describe(e: Estimate, meshes: str = "") -> str:
-    """Describe an estimate: the verdict, memory, communication, time, other meshes, and the
-    compiler's options.
-    """
+    """Describe an estimate: verdict, memory, communication, time, other meshes, options."""
     m, t, d = e.config.model, e.config.train, e.device
     per_token = flops.flops_per_token(m, t.seq_len)
     mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
@@ -82,9 +79,7 @@ def describe(e: Estimate, meshes: str = "") -> str:
 
 
 def _devices(e: Estimate) -> str:
-    """Return the number and the kind of the devices; Google counts the cores of a v4 and v5p slice,
-    two per chip.
-    """
+    """Return the number and kind of devices; Google counts two cores per chip of v4 and v5p."""
     slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
     if e.device.platform == "gpu" or e.device.cores > 1:
         return f"{e.n_devices} x {e.device_name}{slices}"
@@ -161,7 +156,7 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
 
 
 def describe_compiled(e: Estimate, c: Compiled) -> str:
-    """Describe what the compiler says about a program, and beside the training step the estimate."""
+    """Describe what the compiler says about a program; beside the training step, the estimate."""
     planned = e.sent_by_collective if c.state else Bytes(float)
 
     def line(what: str, found: float, of_plan: float) -> str:
@@ -198,7 +193,7 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
 
 
 def _kernel_lines(e: Estimate, c: Compiled) -> list[str]:
-    """Return a table of what the kernels of a program move, and for training the time that follows."""
+    """Return a table of what a program's kernels move, and for training the time that follows."""
     bandwidth = e.device.bandwidth
     moved: collections.Counter[str] = collections.Counter()
     runs: collections.Counter[str] = collections.Counter()

@@ -1,5 +1,4 @@
-"""Bytes that the kernels of a compiled program move between the device and its memory, from the
-text of XLA.
+"""Bytes that the kernels of a program move between device and memory, from XLA's text.
 
 The sum is an upper limit: all operands and results of each kernel count, as if there were no cache.
 Where a kernel reads slices of an operand, or replaces a part of an array in place, only these

@@ -35,9 +35,7 @@ def duration(value: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Round to three significant digits, but never to less than whole numbers or more than three
-    decimals.
-    """
+    """Round to three significant digits, all integer ones and at most three decimals."""
     decimals = (
         0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
     )

@@ -1,3 +1,1 @@
-"""Generation of text: a cache of keys and values, filters of the next token's distribution, and the
-sampling loop.
-"""
+"""Generation of text: the cache of keys and values, the filters, and the sampling loop."""

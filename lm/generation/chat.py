@@ -1,6 +1,4 @@
-"""A chat with a model: turns are written as in training (lm/data/chats.py), and the model reads
-each token once.
-"""
+"""A chat with a model: turns are written as in training (lm/data/chats.py), and read once."""
 
 from collections.abc import Callable, Iterator
 
@@ -113,9 +111,7 @@ class Conversation:
         self.text.ids += new
 
     def _end_turn(self, finish: str | None, special: dict[str, int]) -> None:
-        """Append what is missing of the end of an answer: it may have been cut, or have ended like
-        a document.
-        """
+        """Append what is missing of the end of an answer that was cut, or ended like a document."""
         assert self.text is not None
         marker, newline = chats.ending(is_answer=True)
         ids = self.text.ids

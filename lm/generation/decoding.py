@@ -1,5 +1,4 @@
-"""Generate tokens: prefill the prompts, then decode one token at a time with a cache of keys and
-values.
+"""Generate tokens: prefill the prompts, then decode one at a time with a cache.
 
 A model sees at most seq_len tokens, the length of its training windows. If a text is longer, the
 window slides by half its length: it starts at a multiple of seq_len / 2, and is prefilled again at
@@ -110,9 +109,7 @@ class Decoder:
                 ids_BT, n_more = np.asarray(ids_BT)[:, :n], n_more - n
 
     def _windows(self, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the window of each text that the model sees, padded to a common length, and the
-        lengths.
-        """
+        """Return the window of each text that the model sees, padded, and the lengths."""
         half = max(1, self.seq_len // 2)
         windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
         lengths_B = np.array([len(window) for window in windows], np.int32)
@@ -179,8 +176,7 @@ class CachedText:
 def make_decoder(
     params: dict, c: ResolvedModel, *, seq_len: int, n_ids: int | None = None
 ) -> Decoder:
-    """Prepare a model for generation: unstack and cast its parameters once instead of for every
-    token.
+    """Prepare a model for generation: unstack and cast its parameters once, not for each token.
 
     The context has seq_len tokens. Only ids below n_ids are drawn; None: all of the vocabulary.
     Raises UserError if the model mixes positions in a way that has no cache.
@@ -192,8 +188,7 @@ def make_decoder(
 
 
 def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str, tuple]:
-    """Return the programs that generate n_texts texts of the full context, with the shapes of their
-    arguments.
+    """Return the programs that generate n_texts texts of full context, with their arguments.
 
     `params` are the shapes and dtypes of the parameters.
 
@@ -229,9 +224,7 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
 
 
 def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
-    """Raise UserError if positions see each other in a way that has no cache: generation would be
-    wrong in silence.
-    """
+    """Raise UserError if positions see each other in a way that has no cache."""
     tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
     # looks back or ahead see changes at the ends
     same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))
@@ -256,9 +249,7 @@ def _alone(params: dict, tokens_BT, c: ResolvedModel):
 
 @functools.partial(jax.jit, static_argnames="n_slots")
 def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots: int) -> State:
-    """Run the model on the prompts, fill a cache of n_slots positions, and draw the first token of
-    each text.
-    """
+    """Run the model on the prompts, fill a cache of n_slots, and draw each text's first token."""
     h_BTD, cache = _apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
     time = jnp.max(lengths_B)
@@ -267,9 +258,7 @@ def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax.Array]:
-    """Draw n_tokens (traced) more tokens of each text; return them in the first columns of an array
-    (B, seq_len).
-    """
+    """Draw n_tokens (traced) more of each text, in the first columns of an array (B, seq_len)."""
 
     def step(i, carry):
         state, ids_BT = carry
@@ -286,9 +275,7 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
-    """Put the first n_tokens - 1 (traced) of given tokens of one text into the cache; the last
-    becomes the newest.
-    """
+    """Put the first n_tokens - 1 (traced) given tokens of a text into the cache."""
 
     def step(i, state):
         token_11 = jax.lax.dynamic_slice_in_dim(tokens_T, i, 1)[None]
@@ -309,8 +296,7 @@ def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
 
 
 def _draw(decoder: Decoder, h_BD, n_drawn, draws):
-    """Draw one token per text, int32 (B,), with a key from the seed, the sample index and the token
-    index.
+    """Draw one token per text, int32 (B,), with a key from seed, sample index and token index.
 
     It is -1 if the largest logit is not finite.
     """

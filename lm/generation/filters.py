@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Sampling:
-    """How to draw the next token. The filters apply in this order, each to the tokens that the
-    previous one keeps.
+    """How to draw the next token. Each filter applies to the tokens that the previous one keeps.
 
     Attributes:
         temperature: draw from softmax(logits / temperature); 0: take the likeliest token.

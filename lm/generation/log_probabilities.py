@@ -1,6 +1,4 @@
-"""Log-probabilities of given tokens: of a batch, and of many texts in windows of the model's
-context.
-"""
+"""Log-probabilities of given tokens: of a batch, and of many texts in windows."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +20,7 @@ MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 def score_batch(
     params: dict, batch: dict, c: ResolvedModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the weight and the loss of each target of a batch, and whether it is the likeliest
-    token: (B, T) each.
-    """
+    """Return weight and loss of each target, and whether it is the likeliest token: (B, T) each."""
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
@@ -58,9 +54,7 @@ def _score_targets(params, h_BTD, targets_BT, c):
 
 
 class Window(NamedTuple):
-    """Consecutive tokens, at most one more than the context: the last n_scored are predicted from
-    those before.
-    """
+    """At most context + 1 tokens: the last n_scored are predicted from those before them."""
 
     ids: Sequence[int]
     n_scored: int
@@ -106,8 +100,7 @@ def score(
     batch_size: int | None = None,
     progress: Callable[[int], object] = lambda n: None,
 ) -> list[Score]:
-    """Return the scores of windows, in their order. Batches of similar lengths are padded to few
-    shapes.
+    """Return the scores of windows in order. Batches of similar lengths share few shapes.
 
     Args:
         params, c: parameters as nested dicts, and the model section of a resolved config.

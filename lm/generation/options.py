@@ -1,6 +1,4 @@
-"""The options of text generation, with their types and ranges, for lm.generate and for Python.
-Imports no jax.
-"""
+"""The options of text generation, their types and ranges. Imports no jax."""
 
 import argparse
 import dataclasses

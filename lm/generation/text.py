@@ -1,6 +1,4 @@
-"""Generate text: encode prompts, decode the drawn tokens, and end at a stop string or at the end of
-a document.
-"""
+"""Generate text: encode prompts, decode drawn tokens, and end at a stop string or document."""
 
 import bisect
 import dataclasses
@@ -35,9 +33,7 @@ class Continuation:
     def add(
         self, ids: Sequence[int], tokenizer: Tokenizer, stop: Sequence[str], n_tokens: int
     ) -> None:
-        """Add drawn ids, unless the text has ended: with n_tokens ids, at a stop id, or before a
-        stop string.
-        """
+        """Add drawn ids, unless the text has ended: n_tokens ids, a stop id, or a stop string."""
         if self.finish:
             return
         for i in ids:
@@ -79,8 +75,7 @@ class Continuation:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of the text that is a proper prefix of the stop
-    string.
+    """Return the length of the longest suffix of a text that may begin the stop string.
 
     >>> _overlap("one, t", ", two"), _overlap("one", "two")
     (3, 0)
@@ -102,8 +97,7 @@ def stream_texts(
     stop: Sequence[str] = (),
     batch_size: int = 16,
 ) -> Iterator[list[Continuation]]:
-    """Continue prompts, and yield all continuations, ordered by prompt, each time that some have
-    grown.
+    """Continue prompts; yield all continuations, ordered by prompt, whenever some have grown.
 
     Args:
         prompts: texts, or sequences of token ids, of at least one token each.

@@ -23,43 +23,41 @@ from lm.huggingface.folding import fold
 from lm.system.errors import UserError
 from lm.system.files import open_regular, read_json
 
-MAX_BYTES, MAX_TOKENIZER_BYTES = 2**20, 2**27  # of config.json and the like, and of tokenizer.json
+MAX_BYTES = 2**20  # of config.json and the like
+MAX_TOKENIZER_BYTES = 2**27  # of tokenizer.json
 # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 MAX_SEQ_LEN = 2048
 # theirs -> param_dtype
-DTYPES = {
-    "float32": "float32",
-    "bfloat16": "bfloat16",
-    "float16": "float32",
-}
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
 
 # ---- From config.json ----------------------------------------------------------------------------
 
 
 def find_file(directory: str | Path, name: str, limit: int | None = None) -> Path | None:
-    """Return the path of a checkpoint's file, or None if there is none. Others may have made the
-    checkpoint.
+    """Return the path of a checkpoint's file, None without one. Others may have made it.
 
     Raises:
         UserError: it is a pipe or a device, a pointer of Git LFS, has more bytes than the limit, or
             is a link out of the directory. Links to the blobs beside a snapshot in the cache of
             huggingface_hub are followed.
     """
-    path, inside = Path(directory) / name, Path(directory).resolve()
+    path = Path(directory) / name
     if not os.path.lexists(path):
         return None
     # unlike resolve(), this does not raise for a link to itself
     target = Path(os.path.realpath(path))
-    within = [inside, *([inside.parents[1] / "blobs"] if inside.parent.name == "snapshots" else [])]
-    if target.parent not in within:
+    inside = Path(directory).resolve()
+    allowed = [inside]
+    if inside.parent.name == "snapshots":
+        allowed.append(inside.parents[1] / "blobs")
+    if target.parent not in allowed:
         raise UserError(
             f"{path} is a link that leads out of the directory; replace it by a copy of {target}"
         )
     if not target.is_file():
-        raise UserError(
-            f"{path} is {'missing' if not target.exists() else 'not a file'}; download it again"
-        )
+        problem = "not a file" if target.exists() else "missing"
+        raise UserError(f"{path} is {problem}; download it again")
     if limit is not None and target.stat().st_size > limit:
         raise UserError(
             f"{path} has {target.stat().st_size:,} bytes, more than the {limit:,} that it may have"
@@ -78,7 +76,8 @@ def read_fields(directory: str | Path) -> dict[str, Any]:
         raise UserError(
             f"{directory}: there is no such directory; give one with a checkpoint of Hugging Face"
         )
-    if (path := find_file(directory, "config.json", MAX_BYTES)) is None:
+    path = find_file(directory, "config.json", MAX_BYTES)
+    if path is None:
         raise UserError(
             f"{directory} has no config.json; give a directory with a checkpoint of Hugging Face"
         )
@@ -86,8 +85,7 @@ def read_fields(directory: str | Path) -> dict[str, Any]:
 
 
 def is_checkpoint(directory: str | Path) -> bool:
-    """Return whether a directory holds a checkpoint of Hugging Face, judged by `model_type` in its
-    config.json.
+    """Return whether a directory's config.json has a `model_type`: a checkpoint of Hugging Face.
 
     A run's directory has a config.json, too, without this field. A damaged config.json beside
     weights counts, so that reading it says what is wrong.
@@ -128,16 +126,17 @@ def read_config(
     Raises:
         UserError: with every field that is missing, wrong or not supported.
     """
-    fields = read_fields(directory) | ({"dtype": dtype} if dtype else {})
+    fields = read_fields(directory)
+    if dtype:
+        fields["dtype"] = dtype
     family = family_of(directory, fields)
     model, problems = _read_model(family, fields)
     values = {f"model.{key}": value for key, value in model.items()}
     positions = fields.get(family.context, 1024)
+    is_fixed = family.fixed.get("positions") == "learned" or model["rope_scaling"] == "dynamic"
     if not isinstance(positions, int) or positions < 1:
         problems.append(f"{family.context} is {positions!r}, not a number of positions")
-    elif (seq_len or 1) > positions and (
-        family.fixed.get("positions") == "learned" or model["rope_scaling"] == "dynamic"
-    ):
+    elif is_fixed and (seq_len or 1) > positions:
         problems.append(f"{family.context} is {positions}, but {seq_len} positions are needed")
     else:
         values["train.seq_len"] = seq_len or min(positions, MAX_SEQ_LEN)
@@ -148,8 +147,8 @@ def read_config(
     names = {f"model.{key}": field.name for key, field in family.fields.items()}
     problems += [f"{names.get(key, key)}: {text.partition(': ')[2]}" for key, text in wrong.items()]
     if not problems:
-        found = checks.problems(config, (checks.heads, checks.position_encoding))
-        problems += [text.removeprefix("config.model.") for _, text in found]
+        for _, text in checks.problems(config, (checks.heads, checks.position_encoding)):
+            problems.append(text.removeprefix("config.model."))
     if problems:
         raise UserError(*(f"{directory}/config.json: {problem}" for problem in problems))
     return as_resolved(config)
@@ -163,17 +162,14 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
         del ours["rope_pairing"]
     for name, supported in (IN_ALL_FAMILIES | family.requires).items():
         if fields.get(name) not in supported:
-            shown = (
-                " or ".join(str(value).lower() for value in supported if value is not None)
-                or "none"
-            )
-            problems.append(f"{name} is {str(fields[name])[:80]}; only {shown} is supported")
+            # without the field (None) a model is as lm computes it
+            known = [str(value).lower() for value in supported if value is not None]
+            allowed = " or ".join(known) or "none"
+            problems.append(f"{name} is {str(fields[name])[:80]}; only {allowed} is supported")
     required = {field.name for field in family.fields.values() if field.default is REQUIRED}
     for name in sorted(required):
-        value, limit = (
-            fields.get(name),
-            checks.MAX_UNROLLED if name == family.fields["n_layers"].name else MAX_INT,
-        )
+        value = fields.get(name)
+        limit = checks.MAX_UNROLLED if name == family.fields["n_layers"].name else MAX_INT
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
             problems.append(
                 f"{name} is {str(value)[:80]}; expected a positive integer, at most {limit}"
@@ -198,9 +194,8 @@ def _read_model(family: Family, fields: dict[str, Any]) -> tuple[dict[str, Any],
             problems.append(
                 f"the fields for {', '.join(conversion.keys)} have values of a wrong type"
             )
-    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix(
-        "torch."
-    )
+    dtype = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
+    dtype = dtype.removeprefix("torch.")
     if dtype not in DTYPES:
         problems.append(f"dtype is {dtype[:80]!r}; supported are {', '.join(DTYPES)}")
     else:
@@ -216,9 +211,8 @@ def read_training_config(directory: str | Path) -> Config:
     In bfloat16, small updates of parameters would be lost to rounding.
     """
     config = read_config(directory)
-    return dataclasses.replace(
-        config, model=dataclasses.replace(config.model, param_dtype="float32")
-    )
+    model = dataclasses.replace(config.model, param_dtype="float32")
+    return dataclasses.replace(config, model=model)
 
 
 # ---- To config.json ------------------------------------------------------------------------------
@@ -256,60 +250,57 @@ def export_fields(
 
 def normalized(c: ResolvedModel) -> dict[str, Any]:
     """Return the model section with usual values where they are equivalent or have no effect."""
-    ours = {
-        name: value for name, value in dataclasses.asdict(c).items() if name not in WITHOUT_EFFECT
-    }
+    ours = {key: value for key, value in dataclasses.asdict(c).items() if key not in WITHOUT_EFFECT}
     if ours["attn_out_bias"] is None:
         ours["attn_out_bias"] = c.attn_bias
     if c.attn_scale is not None and math.isclose(c.attn_scale, c.d_head**-0.5):
         ours["attn_scale"] = None
     ours["window_pattern"] = shortest_pattern(layer_windows(c))
     ours["rope_pattern"] = shortest_pattern(over_layers(c.rope_pattern, c))
-    if not any(layer_windows(c)) or (
-        c.rope_window_theta == c.rope_theta and c.rope_scaling == "none"
-    ):
+    same_base = c.rope_window_theta == c.rope_theta and c.rope_scaling == "none"
+    if same_base or not any(layer_windows(c)):
         ours["rope_window_theta"] = None
     ours["rope_pairing"] = "halves"  # the other one is equal up to the order of features
     if c.rope_width == c.d_head:
         ours["rope_width"] = None
-    scaling = ROPE_SCALINGS.get(c.rope_scaling, {}) if c.positions == "rope" else {}
-    unused = {
-        "norm_bias norm_algorithm norm_ddof": c.norm != "layer" or c.norm_placement == "none",
-        "rope_theta rope_window_theta rope_width rope_scaling rope_pattern": c.positions != "rope",
-        " ".join(set(ROPE_KEYS) - {"rope_scaling", *scaling}): True,
-        "sinusoidal_order": c.positions != "sinusoidal",
-        "max_positions": c.positions != "learned",
-        "qk_norm_over": not c.qk_norm,
-        "norm_algorithm": c.norm_algorithm != "running_mean",
-        "ffn_bias": c.ffn == "moe" and not c.moe_first_layer,
-        "n_experts experts_per_token normalize_experts shared_expert moe_first_layer": c.ffn
-        != "moe",
-    }
-    return ours | {
-        name: USUAL[name]
-        for names, is_unused in unused.items()
-        if is_unused
-        for name in names.split()
-    }
+    unused = {*ROPE_KEYS} - {"rope_scaling"}
+    if c.positions == "rope":
+        unused -= {*ROPE_SCALINGS.get(c.rope_scaling, ())}
+    else:
+        unused |= {"rope_theta", "rope_window_theta", "rope_width", "rope_scaling", "rope_pattern"}
+    if c.norm != "layer" or c.norm_placement == "none":
+        unused |= {"norm_bias", "norm_algorithm", "norm_ddof"}
+    if c.norm_algorithm != "running_mean":
+        unused.add("norm_algorithm")
+    if c.positions != "sinusoidal":
+        unused.add("sinusoidal_order")
+    if c.positions != "learned":
+        unused.add("max_positions")
+    if not c.qk_norm:
+        unused.add("qk_norm_over")
+    if c.ffn != "moe":
+        unused |= {"n_experts", "experts_per_token", "normalize_experts", "shared_expert"}
+        unused.add("moe_first_layer")
+    elif not c.moe_first_layer:  # experts have no biases
+        unused.add("ffn_bias")
+    return ours | {key: USUAL[key] for key in unused}
 
 
 def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of a model section, and why the family has no equivalent: what reads back
-    as another model.
-    """
+    """Return the fields of a model, and what of it they cannot say: what reads back as another."""
     c, _ = fold(family, c)
-    ours, name = normalized(c), family.model_type
+    ours = normalized(c)
+    name = family.model_type
     fields: dict[str, Any] = {}
     if c.positions != "rope":  # keys without an effect are no difference
-        c = dataclasses.replace(
-            c, **{key: value for key, value in ours.items() if key.startswith("rope_")}
-        )
+        usual = {key: value for key, value in ours.items() if key.startswith("rope_")}
+        c = dataclasses.replace(c, **usual)
     for key, field in family.fields.items():
         fields.setdefault(field.name, ours[key])  # two of our keys may have one field
     for conversion in family.conversions:
         fields |= conversion.write(c)
-    found, problems = _read_model(family, fields)
-    theirs = normalized(dataclasses.replace(c, **{"d_head": c.d_model // c.n_heads} | found))
+    values, problems = _read_model(family, fields)
+    theirs = normalized(dataclasses.replace(c, **{"d_head": c.d_model // c.n_heads} | values))
     for key, value in ours.items():
         if not _equal(value, theirs[key]):
             problems.append(
@@ -329,13 +320,13 @@ def _write_model(family: Family, c: ResolvedModel) -> tuple[dict[str, Any], list
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a == b or (
-        isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6)
-    )
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-6)
+    return a == b
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return str(value).lower() if value in (None, True, False) else str(value)
 
 
 def _write_common(family: Family, config: Resolved) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Config fields of Hugging Face whose values must be converted for our keys and back. Imports no
-jax.
-"""
+"""Config fields whose values must be converted for our keys and back. Imports no jax."""
 
 import math
 from collections.abc import Callable
@@ -32,9 +30,7 @@ ACTIVATIONS = {
 def activation(
     field: str, default: str = "silu", names: dict[str, str] = ACTIVATIONS
 ) -> Conversion:
-    """Return the conversion of the activation's name, which `field` has; `names` are theirs and
-    ours.
-    """
+    """Return the conversion of the activation's name in `field`; `names` are theirs and ours."""
 
     def read(fields):
         name = fields.get(field) or default
@@ -43,9 +39,8 @@ def activation(
         return {"activation": names[name]}
 
     def write(c):
-        return {
-            field: next((theirs for theirs, ours in names.items() if ours == c.activation), None)
-        }
+        theirs = [name for name, ours in names.items() if ours == c.activation]
+        return {field: theirs[0] if theirs else None}
 
     return Conversion(("activation",), read, write)
 
@@ -111,63 +106,65 @@ def rope(
         names: the fields of the base and of the fraction in transformers 4.
     """
 
+    theta_name, fraction_name = names
+
     def read(fields):
-        base = {"rope_theta": _given(fields.get(names[0]), theta)}
-        found, windowed = _rope_parameters(fields, window_theta is not None)
-        found = base | found
-        if (
-            "original_max_position_embeddings" in fields
-        ):  # where both are given, transformers uses this one
-            found["original_max_position_embeddings"] = fields["original_max_position_embeddings"]
-        if "dynamic" in (found.get("rope_type"), found.get("type")):
-            found["original_max_position_embeddings"] = fields.get("max_position_embeddings", 1024)
-        ours = {"rope_theta": found["rope_theta"]} | _read_scaling(found, scalings)
+        parameters, windowed = _rope_parameters(fields, window_theta is not None)
+        parameters = {"rope_theta": _given(fields.get(theta_name), theta)} | parameters
+        original = "original_max_position_embeddings"
+        if original in fields:  # where both are given, transformers uses this one
+            parameters[original] = fields[original]
+        if "dynamic" in (parameters.get("rope_type"), parameters.get("type")):
+            parameters[original] = fields.get("max_position_embeddings", 1024)
+        base = parameters["rope_theta"]
+        ours = {"rope_theta": base} | _read_scaling(parameters, scalings)
         if window_theta is not None:
-            given = (
-                windowed.get("rope_theta"),
-                fields.get("rope_local_base_freq"),
-                window_theta or found["rope_theta"],
+            ours["rope_window_theta"] = _given(
+                windowed.get("rope_theta"), fields.get("rope_local_base_freq"), window_theta or base
             )
-            ours |= {"rope_window_theta": _given(*given)} | _read_scaling(windowed, {})
-        fraction = _given(found.get("partial_rotary_factor"), fields.get(names[1]), partial, 1.0)
-        if partial is None and fraction != 1:
-            raise ValueError(f"{names[1]} is {str(fraction)[:80]}; only 1.0 is supported")
-        d_head = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        width = int(d_head * fraction)
-        return ours | (
-            {} if partial is None else {"rope_width": None if width == d_head else width}
+            ours |= _read_scaling(windowed, {})
+        fraction = _given(
+            parameters.get("partial_rotary_factor"), fields.get(fraction_name), partial, 1.0
         )
+        if partial is not None:
+            d_head = (
+                fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+            )
+            width = int(d_head * fraction)
+            ours["rope_width"] = None if width == d_head else width
+        elif fraction != 1:
+            raise ValueError(f"{fraction_name} is {str(fraction)[:80]}; only 1.0 is supported")
+        return ours
 
     def write(c):
-        scaling = None
+        scaling = {}
         if c.rope_scaling != "none":
-            scaling = {
-                theirs: getattr(c, ours) for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items()
-            }
-            scaling = {"rope_type": c.rope_scaling} | {
-                k: value for k, value in scaling.items() if value is not None
-            }
-        fields = {names[0]: c.rope_theta, "rope_scaling": scaling}
+            scaling["rope_type"] = c.rope_scaling
+            for ours, theirs in ROPE_SCALINGS[c.rope_scaling].items():
+                if getattr(c, ours) is not None:
+                    scaling[theirs] = getattr(c, ours)
+        fields = {theta_name: c.rope_theta, "rope_scaling": scaling or None}
         if c.rope_scaling == "dynamic":
             fields["max_position_embeddings"] = c.rope_original_max_positions
         if window_theta is not None:
             windowed = c.rope_theta if c.rope_window_theta is None else c.rope_window_theta
-            full = {"rope_type": "default", "rope_theta": c.rope_theta} | (scaling or {})
-            both = {
-                "full_attention": full,
+            fields["rope_local_base_freq"] = windowed
+            fields["rope_parameters"] = {
+                "full_attention": {"rope_type": "default", "rope_theta": c.rope_theta} | scaling,
                 "sliding_attention": {"rope_type": "default", "rope_theta": windowed},
             }
-            fields |= {"rope_local_base_freq": windowed, "rope_parameters": both}
-        return fields | (
-            {} if partial is None else {names[1]: _fraction(c.rope_width or c.d_head, c.d_head)}
-        )
+        if partial is not None:
+            fields[fraction_name] = _fraction(c.rope_width or c.d_head, c.d_head)
+        return fields
 
-    keys = (
-        "rope_theta",
-        *(ROPE_KEYS if scalings else ()),
-        *(() if partial is None else ("rope_width",)),
-    )
-    return Conversion(keys if window_theta is None else (*keys, "rope_window_theta"), read, write)
+    keys = ["rope_theta"]
+    if scalings:
+        keys += ROPE_KEYS
+    if partial is not None:
+        keys.append("rope_width")
+    if window_theta is not None:
+        keys.append("rope_window_theta")
+    return Conversion(tuple(keys), read, write)
 
 
 def _given(*values):
@@ -194,26 +191,26 @@ def _rope_parameters(fields: Fields, by_window: bool) -> tuple[Fields, Fields]:
             raise ValueError(
                 "sliding_window is null; the base of RoPE in layers with a window needs one"
             )
-        full, windowed = both.get("full_attention") or {}, both.get("sliding_attention") or {}
-        return _without_null(full | (fields.get("rope_scaling") or {})), _without_null(windowed)
+        full = (both.get("full_attention") or {}) | (fields.get("rope_scaling") or {})
+        return _without_null(full), _without_null(both.get("sliding_attention") or {})
     # as transformers 5 prefers
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    found = fields.get(name) or {}
-    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+    shared = fields.get(name) or {}
+    if not isinstance(shared, dict) or any(isinstance(value, dict) for value in shared.values()):
         raise ValueError(
             f"{name} is not one set of parameters; RoPE that differs between layers is not "
             "supported"
         )
-    return _without_null(found), {}
+    return _without_null(shared), {}
 
 
-def _without_null(found: Fields) -> Fields:
-    return {name: value for name, value in found.items() if value is not None}
+def _without_null(fields: Fields) -> Fields:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _read_scaling(found: Fields, scalings: dict) -> Fields:
+def _read_scaling(parameters: Fields, scalings: dict) -> Fields:
     """Return our keys for the kind of scaling and its parameters."""
-    kind = found.get("rope_type") or found.get("type") or "default"
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default":
         return {}
     if kind not in scalings:
@@ -221,22 +218,24 @@ def _read_scaling(found: Fields, scalings: dict) -> Fields:
             f"rope_type is {str(kind)[:80]!r}; supported are {', '.join(['default', *scalings])}"
         )
     names = scalings[kind]
-    if missing := [name for name in names.values() if name not in found and name not in OPTIONAL]:
+    if missing := [name for name in names.values() if name not in {*parameters, *OPTIONAL}]:
         raise ValueError(f"the parameters of RoPE have no {' and no '.join(missing)}")
-    if unknown := sorted(found.keys() - {*names.values(), *EVERY_ROPE}):
+    if unknown := sorted(parameters.keys() - {*names.values(), *EVERY_ROPE}):
         raise ValueError(
             f"the parameters of RoPE have {', '.join(unknown)}, which is not supported with {kind}"
         )
-    return {"rope_scaling": kind} | {
-        ours: found[theirs] for ours, theirs in names.items() if theirs in found
-    }
+    ours = {key: parameters[name] for key, name in names.items() if name in parameters}
+    return {"rope_scaling": kind} | ours
 
 
 def rotating_layers(fields: Fields) -> list[int]:
     """Return 1 for each layer of SmolLM3 with RoPE, and 0 for the others."""
-    n, interval = fields["num_hidden_layers"], fields.get("no_rope_layer_interval", 4)
+    n = fields["num_hidden_layers"]
+    interval = fields.get("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers")
-    rotates = [int((i + 1) % interval != 0) for i in range(n)] if rotates is None else rotates[:n]
+    if rotates is None:
+        rotates = [int((i + 1) % interval != 0) for i in range(n)]
+    rotates = rotates[:n]
     if len(rotates) != n or set(rotates) - {0, 1}:
         raise ValueError(f"no_rope_layers must have 1 (RoPE) or 0 for each of {n} layers")
     return rotates
@@ -251,9 +250,11 @@ ROTATING_LAYERS = Conversion(
 
 # ---- Sliding windows -----------------------------------------------------------------------------
 
-DEFAULT_WINDOW = (
-    4096  # where config.json of most families has no sliding_window; null means no window
-)
+# where config.json of most families has no sliding_window; null means no window
+DEFAULT_WINDOW = 4096
+
+
+KINDS = ("full_attention", "sliding_attention")  # of a layer without and with a window
 
 
 def windows(
@@ -273,11 +274,12 @@ def windows(
     """
 
     def read(fields):
-        size, n = fields.get("sliding_window", default), fields["num_hidden_layers"]
+        n = fields["num_hidden_layers"]
+        size = fields.get("sliding_window", default)
         if switch and not fields.get("use_sliding_window"):
             size = None
         if slides is None:
-            _refuse_other_kinds(fields, "full_attention" if size is None else "sliding_attention")
+            _refuse_other_kinds(fields, KINDS[size is not None])
         if size is None:
             return {"window_pattern": (0,)}
         if not isinstance(size, int) or size is True or size < 1:
@@ -289,27 +291,19 @@ def windows(
             return {"window_pattern": (size,)}
         kinds = fields.get("layer_types")
         if kinds is None:
-            return {
-                "window_pattern": shortest_pattern([size * slides(fields, i) for i in range(n)])
-            }
-        if len(kinds) != n or set(kinds) - {"sliding_attention", "full_attention"}:
+            kinds = [KINDS[slides(fields, i)] for i in range(n)]
+        if len(kinds) != n or set(kinds) - {*KINDS}:
             raise ValueError(
                 "layer_types must have one of sliding_attention and full_attention for each of "
                 f"{n} layers"
             )
-        return {
-            "window_pattern": shortest_pattern(
-                [size * (kind == "sliding_attention") for kind in kinds]
-            )
-        }
+        return {"window_pattern": shortest_pattern([size * KINDS.index(kind) for kind in kinds])}
 
     def write(c):
         sizes = layer_windows(c)
         fields = {"sliding_window": max(sizes) or None}
         if slides:
-            fields["layer_types"] = [
-                "sliding_attention" if size else "full_attention" for size in sizes
-            ]
+            fields["layer_types"] = [KINDS[size > 0] for size in sizes]
         if switch:
             fields["use_sliding_window"] = any(sizes)
         if slides and switch:
@@ -323,9 +317,7 @@ def windows(
 
 
 def _refuse_other_kinds(fields: Fields, kind: str) -> None:
-    """Refuse `layer_types` in a family without this field. Its layers are alike, but transformers'
-    cache reads it.
-    """
+    """Refuse `layer_types` in a family without this field: transformers' cache reads it."""
     if set(fields.get("layer_types") or ()) - {kind}:
         raise ValueError(
             f"layer_types is {str(fields['layer_types'])[:80]}; all layers of this family have "
@@ -357,12 +349,10 @@ def shortest_pattern(sizes: list[int]) -> tuple[int, ...]:
     >>> shortest_pattern([4, 0, 4, 0, 4])
     (4, 0)
     """
-    lengths = range(1, len(sizes) + 1)
-    return tuple(
-        next(
-            sizes[:n] for n in lengths if all(size == sizes[i % n] for i, size in enumerate(sizes))
-        )
-    )
+    length = 1
+    while any(size != sizes[i % length] for i, size in enumerate(sizes)):
+        length += 1
+    return tuple(sizes[:length])
 
 
 # ---- Scales, branches and experts ----------------------------------------------------------------
@@ -392,7 +382,8 @@ PARALLEL_BRANCHES = Conversion(
 
 def _read_dense_layers(fields):
     dense = fields.get("mlp_only_layers") or []
-    width, expert = fields.get("intermediate_size"), fields["moe_intermediate_size"]
+    width = fields.get("intermediate_size")
+    expert = fields["moe_intermediate_size"]
     if sorted(dense) != list(range(len(dense))) or len(dense) >= fields["num_hidden_layers"]:
         raise ValueError(
             f"mlp_only_layers is {str(dense)[:80]}; only the first layers may be without experts, "

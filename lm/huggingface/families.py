@@ -111,29 +111,26 @@ WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 # Values of our keys in families that do not mention them: the defaults, so that an idea is off.
 USUAL = {
-    **{
-        f.name: f.default
-        for f in dataclasses.fields(ModelConfig)
-        if f.name not in WITHOUT_EFFECT | {"d_head"}
-    },
-    "attn_out_bias": False,
-    "rope_pairing": "halves",
-}
+    key.name: key.default
+    for key in dataclasses.fields(ModelConfig)
+    if key.name not in WITHOUT_EFFECT | {"d_head"}
+} | {"attn_out_bias": False, "rope_pairing": "halves"}
 
 
 def kv_heads(default: int | None) -> Field:
-    """Return the number of key/value heads: without the field, `default`; where it is null, that of
-    query heads.
-    """
+    """Return the field of key/value heads: without it `default`, where it is null that of queries."""
 
     def left_out(fields):
-        return (
-            fields["num_attention_heads"]
-            if default is None or "num_key_value_heads" in fields
-            else default
-        )
+        if default is None or "num_key_value_heads" in fields:
+            return fields["num_attention_heads"]
+        return default
 
     return Field("num_key_value_heads", left_out)
+
+
+def softcap(name: str, default: float) -> Field:
+    """Return the field of a softcap: without it `default`; null switches the softcap off."""
+    return Field(name, lambda fields: None if name in fields else default)
 
 
 SIZES = {
@@ -150,9 +147,8 @@ SIZES = {
 }
 # n_heads divides d_model
 WITHOUT_D_HEAD = {key: field for key, field in SIZES.items() if key != "d_head"}
-TIED, NOT_TIED = (
-    {"tie_embeddings": Field("tie_word_embeddings", default)} for default in (True, False)
-)
+TIED = {"tie_embeddings": Field("tie_word_embeddings", True)}
+NOT_TIED = {"tie_embeddings": Field("tie_word_embeddings", False)}
 LAST_LAYERS_SLIDE = windows(
     lambda fields, layer: layer >= fields.get("max_window_layers", 28), switch=True
 )
@@ -293,9 +289,8 @@ GEMMA2 = Family(
     | {
         "n_kv_heads": kv_heads(4),
         "d_head": Field("head_dim", 256),
-        # Without the field there is a softcap; null switches it off.
-        "attn_softcap": Field("attn_logit_softcapping", lambda f: None if "attn_logit_softcapping" in f else 50.0),
-        "logit_softcap": Field("final_logit_softcapping", lambda f: None if "final_logit_softcapping" in f else 30.0),
+        "attn_softcap": softcap("attn_logit_softcapping", 50.0),
+        "logit_softcap": softcap("final_logit_softcapping", 30.0),
     }
     | TIED,
     conversions=(

@@ -1,6 +1,4 @@
-"""Factors of our models that a family lacks, multiplied into weights of an exported model. Imports
-no jax.
-"""
+"""Factors that a family lacks, multiplied into weights of an exported model. Imports no jax."""
 
 import dataclasses
 import math
@@ -23,13 +21,10 @@ def fold(family: Family, c: ResolvedModel) -> tuple[ResolvedModel, dict[str, flo
     changes: dict[str, Any] = dict.fromkeys(BIASES, True) if family.zero_biases else {}
     factors: dict[str, float] = {}
     if c.parametrization == "mup":
-        changes |= {
-            "parametrization": "standard",
-            "attn_scale": math.sqrt(c.mup_base_d_head) / c.d_head,
-        }
-        factors |= dict.fromkeys(
-            ("final_norm/scale_D", "final_norm/bias_D"), c.mup_base_d_model / c.d_model
-        )
+        changes["parametrization"] = "standard"
+        changes["attn_scale"] = math.sqrt(c.mup_base_d_head) / c.d_head
+        for name in ("scale_D", "bias_D"):
+            factors[f"final_norm/{name}"] = c.mup_base_d_model / c.d_model
     scale = changes.get("attn_scale", c.attn_scale)
     if scale is not None and "attn_scale" not in has:
         changes["attn_scale"] = None

@@ -18,30 +18,29 @@ from lm.huggingface.config_files import MAX_TOKENIZER_BYTES, find_file
 from lm.system.errors import UserError
 from lm.system.files import name_errors, read_json, write_text
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-PICKLES = ("*.bin", "*.pt", "*.pth")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth")
 DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F64": np.float64}
 SHARD_BYTES = 5 * 10**9
 
 
 class TensorFiles:
-    """The tensors of a checkpoint, and their `shapes` by name, in one file or in several with an
-    index.
+    """The tensors of a checkpoint and their `shapes` by name, in one file, or several of an index.
 
     A context manager.
     """
 
     def __init__(self, directory: str | Path):
-        """Open the files and check their headers; raises UserError if some are missing, damaged or
-        not safetensors.
-        """
+        """Open the files and check their headers; raises UserError if something is wrong."""
         from safetensors import SafetensorError, safe_open
 
-        self._directory, self._stack = Path(directory), ExitStack()
+        self._directory = Path(directory)
         self._file_of: dict[str, Any] = {}
         with ExitStack() as stack:
             for name, expected in self._find_files().items():
-                if (path := find_file(self._directory, name)) is None:
+                path = find_file(self._directory, name)
+                if path is None:
                     raise UserError(f"{self._directory / name} is missing; download it again")
                 try:
                     file = stack.enter_context(safe_open(path, framework="np", backend="pread"))
@@ -68,10 +67,8 @@ class TensorFiles:
 
     def _find_files(self) -> dict[str, set[str] | None]:
         """Return the names of the files, with the tensors that an index places in each."""
-        single, index = (
-            find_file(self._directory, SINGLE),
-            find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES),
-        )
+        single = find_file(self._directory, SINGLE)
+        index = find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES)
         if single and index:
             raise UserError(
                 f"{self._directory} has both {SINGLE} and {INDEX}, which may hold other weights; "
@@ -79,38 +76,34 @@ class TensorFiles:
             )
         if index:
             places = read_json(index, {"weight_map": {str: str}}, "download it again")["weight_map"]
-            found: dict[str, set[str]] = {}
+            tensors_of: dict[str, set[str]] = {}
             for tensor, name in places.items():
-                if (
-                    Path(name).name != name
-                    or not name.endswith(".safetensors")
-                    or len(name.encode()) > 255
-                ):
-                    raise UserError(
-                        f"{self._directory / INDEX}: {name[:80]!r} is not a safetensors file "
-                        "beside it"
-                    )
-                found.setdefault(name, set()).add(tensor)
-            return dict(found)
+                is_beside = Path(name).name == name and len(name.encode()) <= 255
+                if not is_beside or not name.endswith(".safetensors"):
+                    raise UserError(f"{index}: {name[:80]!r} is not a safetensors file beside it")
+                tensors_of.setdefault(name, set()).add(tensor)
+            return dict(tensors_of)
         if single:
             return {SINGLE: None}
-        if pickles := sorted(
-            path.name for pattern in PICKLES for path in self._directory.glob(pattern)
-        ):
-            raise UserError(
-                f"{self._directory} has {pickles[0]} and no {SINGLE}: pickle files can run any "
-                "code when read and are never opened here; convert them with transformers, "
-                "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR), or download "
-                "the safetensors files"
-            )
+        for path in sorted(self._directory.iterdir()):
+            if path.suffix in PICKLES:
+                raise UserError(
+                    f"{self._directory} has {path.name} and no {SINGLE}: pickle files can run any "
+                    "code when read and are never opened here; convert them with transformers, "
+                    "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR), or "
+                    "download the safetensors files"
+                )
         raise UserError(f"{self._directory} has neither {SINGLE} nor {INDEX}")
 
     def read(self, name: str) -> np.ndarray:
         """Return a tensor; raises UserError if it is not of a supported type."""
         file_name, file = self._file_of[name]
-        if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
-            where = f"{self._directory / file_name}: {name}"
-            raise UserError(f"{where} is stored as {dtype}; supported are {', '.join(DTYPES)}")
+        dtype = file.get_slice(name).get_dtype()
+        if dtype not in DTYPES:
+            raise UserError(
+                f"{self._directory / file_name}: {name} is stored as {dtype}; supported are "
+                f"{', '.join(DTYPES)}"
+            )
         return file.get_tensor(name)
 
     def __enter__(self):
@@ -134,33 +127,33 @@ class Planned(NamedTuple):
 
 
 def write_tensors(directory: Path, planned: list[Planned], shard_bytes=SHARD_BYTES) -> list[str]:
-    """Write tensors to model.safetensors, or to several files with an index, and return the names
-    of the files.
+    """Write tensors to model.safetensors, or to several files with an index; return their names.
 
     One value at a time is in memory. A file has at most shard_bytes, unless a single tensor is
     larger.
     """
     shards: list[list[Planned]] = [[]]
+    size = 0
     for tensor in planned:
-        if shards[-1] and sum(other.n_bytes for other in shards[-1]) + tensor.n_bytes > shard_bytes:
+        if shards[-1] and size + tensor.n_bytes > shard_bytes:
             shards.append([])
+            size = 0
         shards[-1].append(tensor)
-    n = len(shards)
-    names = (
-        [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)] if n > 1 else [SINGLE]
-    )
-    for name, shard in zip(names, shards, strict=True):
+        size += tensor.n_bytes
+    if len(shards) == 1:
+        _write_file(directory / SINGLE, planned)
+        return [SINGLE]
+    names = []
+    places: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         _write_file(directory / name, shard)
-    if n > 1:
-        places = {
-            tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard
-        }
-        total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
-        write_text(
-            directory / INDEX,
-            json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n",
-        )
-    return [*names, *([INDEX] if n > 1 else [])]
+        names.append(name)
+        places |= {tensor.name: name for tensor in shard}
+    total = {"total_size": sum(tensor.n_bytes for tensor in planned)}
+    index = json.dumps({"metadata": total, "weight_map": places}, indent=2)
+    write_text(directory / INDEX, index + "\n")
+    return [*names, INDEX]
 
 
 def _write_file(path: Path, planned: list[Planned]) -> None:
@@ -169,7 +162,8 @@ def _write_file(path: Path, planned: list[Planned]) -> None:
     end = 0
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     for tensor in planned:
-        start, end = end, end + tensor.n_bytes
+        start = end
+        end += tensor.n_bytes
         header[tensor.name] = {
             "dtype": names[tensor.dtype],
             "shape": tensor.shape,

@@ -10,32 +10,29 @@ def tensors(
     final_norm: str = "model.norm",
     head: str = "lm_head",
 ) -> dict[str, tuple[str, ...]]:
-    """Return the tensors of a family; see `Family`. Those of parameters that a model lacks do not
-    exist.
+    """Return the tensors of a family; see `Family`. A model may lack some of their parameters.
 
     `parts` are the names of tensors within a layer, and our parameters within it; the rest are
     names of modules.
     """
-    layer = {name: paths for part in parts for name, paths in part.items()}
-    return {
-        f"{embedding}.weight": ("embedding",),
-        **{
-            f"{layers}.{{}}.{name}": tuple(
-                f"layers/{path}" for path in ([paths] if isinstance(paths, str) else paths)
-            )
-            for name, paths in layer.items()
-        },
-        f"{final_norm}.weight": ("final_norm/scale_D",),
-        f"{final_norm}.bias": ("final_norm/bias_D",),
-        f"{head}.weight": ("head/w_DV",),
-    }
+    names: dict[str, tuple[str, ...]] = {f"{embedding}.weight": ("embedding",)}
+    for part in parts:
+        for name, paths in part.items():
+            joined = (paths,) if isinstance(paths, str) else paths
+            names[f"{layers}.{{}}.{name}"] = tuple(f"layers/{path}" for path in joined)
+    names[f"{final_norm}.weight"] = ("final_norm/scale_D",)
+    names[f"{final_norm}.bias"] = ("final_norm/bias_D",)
+    names[f"{head}.weight"] = ("head/w_DV",)
+    return names
 
 
 def norms(**places: str) -> dict[str, str]:
     """Return the gains and biases of norms, given the names of theirs and ours."""
-    return {f"{theirs}.weight": f"{ours}/scale_D" for theirs, ours in places.items()} | {
-        f"{theirs}.bias": f"{ours}/bias_D" for theirs, ours in places.items()
-    }
+    names = {}
+    for theirs, ours in places.items():
+        names[f"{theirs}.weight"] = f"{ours}/scale_D"
+        names[f"{theirs}.bias"] = f"{ours}/bias_D"
+    return names
 
 
 PRE_NORMS = norms(input_layernorm="attention_norm", post_attention_layernorm="ffn_norm")
@@ -56,11 +53,13 @@ WIDE_NORMS = {
 QKV_WEIGHTS = ("attention/w_q_DHK", "attention/w_k_DGK", "attention/w_v_DGK")
 QKV_BIASES = ("attention/b_q_HK", "attention/b_k_GK", "attention/b_v_GK")
 ATTENTION = {
-    **{
-        f"self_attn.{name}_proj.weight": path for name, path in zip("qkv", QKV_WEIGHTS, strict=True)
-    },
+    "self_attn.q_proj.weight": "attention/w_q_DHK",
+    "self_attn.k_proj.weight": "attention/w_k_DGK",
+    "self_attn.v_proj.weight": "attention/w_v_DGK",
     "self_attn.o_proj.weight": "attention/w_o_HKD",
-    **{f"self_attn.{name}_proj.bias": path for name, path in zip("qkv", QKV_BIASES, strict=True)},
+    "self_attn.q_proj.bias": "attention/b_q_HK",
+    "self_attn.k_proj.bias": "attention/b_k_GK",
+    "self_attn.v_proj.bias": "attention/b_v_GK",
     "self_attn.o_proj.bias": "attention/b_o_D",
 }
 GLU = {

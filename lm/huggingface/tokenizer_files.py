@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from lm.config import Resolved
 from lm.data.hf_tokenizer import HFTokenizer
@@ -17,10 +18,7 @@ SETTINGS = (
     "chat_template.jinja",
 )  # fmt: skip
 # those that have the ids at which a generated text ends
-ENDS = (
-    "generation_config.json",
-    "config.json",
-)
+ENDS = ("generation_config.json", "config.json")
 # The first of TOKEN_KEYS in transformers' own classes, where the settings name none.
 CLASS_TOKENS: dict[str, tuple[str | None, ...]] = {
     "GPT2Tokenizer": ("<|endoftext|>", "<|endoftext|>"),
@@ -56,54 +54,45 @@ def load_tokenizer(directory: str | Path, config: Resolved) -> Tokenizer | None:
 
 
 def find_end_ids(settings: dict[str, str]) -> set[int]:
-    """Return the ids that end a generated text: eos_token_id in generation_config.json and
-    config.json.
-    """
-    found = set()
+    """Return the ids that end a generated text: eos_token_id of the config files."""
+    end_ids = set()
     for name in ENDS:
-        ids = json.loads(settings.get(name, "{}")).get("eos_token_id")
-        ids = ids if isinstance(ids, list) else [ids]
-        found |= {i for i in ids if isinstance(i, int) and not isinstance(i, bool) and i >= 0}
-    return found
+        ids = _fields(settings, name).get("eos_token_id")
+        for i in ids if isinstance(ids, list) else [ids]:
+            if isinstance(i, int) and not isinstance(i, bool) and i >= 0:
+                end_ids.add(i)
+    return end_ids
 
 
 def named_tokens(settings: dict[str, str]) -> dict[str, str]:
-    """Return the special tokens that transformers takes from a checkpoint's settings: bos_token,
-    eos_token, ...
-    """
-    config, legacy = (
-        _fields(settings, name) for name in ("tokenizer_config.json", "special_tokens_map.json")
-    )
+    """Return the special tokens of a checkpoint's settings: bos_token, eos_token, ..."""
+    config = _fields(settings, "tokenizer_config.json")
     of_class = CLASS_TOKENS.get(str(config.get("tokenizer_class")).removesuffix("Fast"), ())
-    found = dict(zip(TOKEN_KEYS, of_class, strict=False)) | {
-        key: config[key] for key in TOKEN_KEYS if key in config
-    }
+    tokens: dict[str, Any] = dict(zip(TOKEN_KEYS, of_class, strict=False))
+    tokens |= {key: config[key] for key in TOKEN_KEYS if key in config}
     if "added_tokens_decoder" not in config:  # else transformers does not read the older file
-        found |= {key: legacy[key] for key in TOKEN_KEYS if legacy.get(key)}
-    return {key: name for key, value in found.items() if (name := _content(value))}
+        legacy = _fields(settings, "special_tokens_map.json")
+        tokens |= {key: legacy[key] for key in TOKEN_KEYS if legacy.get(key)}
+    return {key: name for key, token in tokens.items() if (name := _content(token))}
 
 
 def special_names(settings: dict[str, str]) -> set[str]:
-    """Return the names of the tokens that transformers leaves out of generated text, beside those
-    of tokenizer.json.
-    """
+    """Return the names of tokens that transformers leaves out of text, beside tokenizer.json's."""
     config = _fields(settings, "tokenizer_config.json")
+    tokens: list[Any] = list(named_tokens(settings).values())
     added = config.get("added_tokens_decoder")
-    tokens = [
-        token
-        for token in (added.values() if isinstance(added, dict) else ())
-        if isinstance(token, dict)
-    ]
+    if isinstance(added, dict):
+        dicts = [token for token in added.values() if isinstance(token, dict)]
+        tokens += [token for token in dicts if token.get("special") is True]
     more = config.get("additional_special_tokens")
-    found = [token for token in tokens if token.get("special") is True] + (
-        more if isinstance(more, list) else []
-    )
-    return {*named_tokens(settings).values(), *filter(None, map(_content, found))}
+    if isinstance(more, list):
+        tokens += more
+    return {*filter(None, map(_content, tokens))}
 
 
 def _fields(settings: dict[str, str], name: str) -> dict:
-    found = json.loads(settings.get(name, "{}"))
-    return found if isinstance(found, dict) else {}
+    fields = json.loads(settings.get(name, "{}"))
+    return fields if isinstance(fields, dict) else {}
 
 
 def _content(token) -> str | None:
@@ -113,27 +102,24 @@ def _content(token) -> str | None:
 
 
 def read_settings(directory: str | Path, names: tuple[str, ...] = SETTINGS) -> dict[str, str]:
-    """Return the text of each of these files that a checkpoint has, by name; raises UserError if
-    one is damaged.
-    """
-    found = {}
+    """Return the text of each of these files that there is; raises UserError if one is damaged."""
+    settings = {}
     for name in names:
-        if path := find_file(
-            directory, name, MAX_TOKENIZER_BYTES
-        ):  # Gemma 3 lists 6,000 tokens in its settings
-            try:
-                found[name] = read_bytes(path).decode()
-                if path.suffix == ".json":
-                    parse_json(found[name])
-            except ValueError as error:
-                raise UserError(f"{path} is corrupted: {error}; download it again") from None
-    return found
+        # the larger limit, because Gemma 3 lists 6,000 tokens in its settings
+        path = find_file(directory, name, MAX_TOKENIZER_BYTES)
+        if path is None:
+            continue
+        try:
+            settings[name] = read_bytes(path).decode()
+            if path.suffix == ".json":
+                parse_json(settings[name])
+        except ValueError as error:
+            raise UserError(f"{path} is corrupted: {error}; download it again") from None
+    return settings
 
 
 def tokenizer_settings(tokenizer: Tokenizer, seq_len: int) -> str:
-    """Return the tokenizer_config.json of one of our tokenizers, for a model that sees `seq_len`
-    tokens.
-    """
+    """Return the tokenizer_config.json of one of our tokenizers, for models of `seq_len` tokens."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
@@ -164,9 +150,10 @@ def to_tokenizer_json(tokenizer: Tokenizer) -> str:
         # others, in order.
         alphabet = set(pre_tokenizers.ByteLevel.alphabet())
         others = iter(sorted(alphabet - set(map(chr, range(256)))))
-        model = Model(
-            models.BPE({chr(b) if chr(b) in alphabet else next(others): b for b in range(256)}, [])
-        )
+        vocabulary = {}
+        for byte in range(256):
+            vocabulary[chr(byte) if chr(byte) in alphabet else next(others)] = byte
+        model = Model(models.BPE(vocabulary, []))
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         model.decoder = decoders.ByteLevel()
         return model.to_str()

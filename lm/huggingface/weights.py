@@ -46,67 +46,74 @@ class Place:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the tensor's shape."""
-        p, size = self.parameters[0], sum(p.size for p in self.parameters)
+        p = self.parameters[0]
+        size = sum(p.size for p in self.parameters)
         if p.kind == "embedding":
             return p.shape
         if p.kind != "weight":
             return (size,)
-        return (size // p.fan_in, p.fan_in) if self.transposed else (p.fan_in, size // p.fan_in)
+        shape = (p.fan_in, size // p.fan_in)
+        return shape[::-1] if self.transposed else shape
 
     @property
     def _kept(self) -> tuple[int, ...]:
         """Return the first dimensions of the parameters, along which they are not joined."""
         p = self.parameters[0]
-        return p.shape[:-1] if self.by_head else (p.fan_in,) if p.kind == "weight" else ()
+        if self.by_head:
+            return p.shape[:-1]
+        return (p.fan_in,) if p.kind == "weight" else ()
 
     def split(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Return the value of each of our parameters."""
-        tensor = (tensor.T if self.transposed else tensor).reshape(*self._kept, -1)
+        if self.transposed:
+            tensor = tensor.T
         sizes = [p.size // math.prod(self._kept) for p in self.parameters]
-        parts = np.split(tensor, np.cumsum(sizes)[:-1], axis=-1)
+        parts = np.split(tensor.reshape(*self._kept, -1), np.cumsum(sizes)[:-1], axis=-1)
         return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def join(self, values: list[np.ndarray]) -> np.ndarray:
         """Return the tensor; the inverse of `split`."""
         parts = [value.reshape(*self._kept, -1) for value in values]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-        return joined.reshape(self.shape[::-1]).T if self.transposed else joined.reshape(self.shape)
+        if self.transposed:
+            return joined.reshape(self.shape[::-1]).T
+        return joined.reshape(self.shape)
 
 
 def places(family: Family, c: ResolvedModel) -> Iterator[Place]:
-    """Yield the tensors that a checkpoint of this model has, in the order of the family's
-    declaration.
-    """
+    """Yield the tensors that a checkpoint of this model has, in the order of the declaration."""
     table = parameters.parameter_table(c)
     for name, paths in family.tensors.items():
         if (first := table.get(paths[0])) is None:
             continue
-        stacked = len(first.batch)
-        declared = tuple(
-            dataclasses.replace(
-                p, shape=p.shape[stacked:], axes=p.axes[stacked:], batch="", layers=None
+        n = len(first.batch)
+        unstacked = []
+        for path in paths:
+            p = table[path]
+            unstacked.append(
+                dataclasses.replace(p, shape=p.shape[n:], axes=p.axes[n:], batch="", layers=None)
             )
-            for p in (table[path] for path in paths)
-        )
         transposed = first.kind == "weight" and not (family.in_out and first.layers is not None)
-        for index in np.ndindex(first.shape[:stacked]):
-            numbers = (first.layers[index[0]], *index[1:]) if first.layers is not None else ()
-            yield Place(name.format(*numbers), paths, index, declared, transposed, family.by_head)
+        for index in np.ndindex(first.shape[:n]):
+            numbers: tuple[int, ...] = ()
+            if first.layers is not None:  # the stack may have some of the layers only
+                numbers = (first.layers[index[0]], *index[1:])
+            tensor = name.format(*numbers)
+            yield Place(tensor, paths, index, tuple(unstacked), transposed, family.by_head)
 
 
 # ---- Import --------------------------------------------------------------------------------------
 
 
 def load_params(directory: str | Path, config: Resolved) -> dict:
-    """Return the parameters of a checkpoint as nested dicts of arrays on the first device; see
-    `read_params`.
+    """Return the parameters of a checkpoint as nested dicts of arrays on the first device.
 
     They are moved one by one: NumPy arrays would be copied all at once where a checkpoint is saved.
     """
-    values = read_params(directory, config)
-    return parameters.nest(
-        {path: jax.block_until_ready(jax.device_put(value)) for path, value in values}
-    )
+    arrays = {}
+    for path, value in read_params(directory, config):
+        arrays[path] = jax.block_until_ready(jax.device_put(value))
+    return parameters.nest(arrays)
 
 
 def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, np.ndarray]]:
@@ -119,8 +126,10 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
     Raises:
         UserError: if tensors are missing, unexpected or of another shape, or files are damaged.
     """
-    family, c = family_of(directory, read_fields(directory)), config.model
-    table, dtype = parameters.parameter_table(c), np.dtype(c.param_dtype)
+    c = config.model
+    family = family_of(directory, read_fields(directory))
+    table = parameters.parameter_table(c)
+    dtype = np.dtype(c.param_dtype)
     with TensorFiles(directory) as files:
         names = _match(directory, family, c, files)
         of_all_layers = itertools.groupby(places(family, c), key=lambda place: place.paths)
@@ -138,43 +147,45 @@ def read_params(directory: str | Path, config: Resolved) -> Iterator[tuple[str, 
 def _match(
     directory: str | Path, family: Family, c: ResolvedModel, files: TensorFiles
 ) -> dict[str, str]:
-    """Return the name in the files of each tensor of a model, by its usual name; raises UserError
-    if they differ.
-    """
+    """Return the name in the files of each tensor, by its usual name; UserError if they differ."""
     short = {name.removeprefix(family.prefix): name for name in files.shapes}
     wanted = {place.name: place.shape for place in places(family, c)}
-    names = {name: short.get(name.removeprefix(family.prefix)) for name in wanted}
+    names = {}
+    missing = []
+    for name in wanted:
+        actual = short.get(name.removeprefix(family.prefix))
+        if actual is None:
+            missing.append(name)
+        else:
+            names[name] = actual
     problems = []
-    if missing := [name for name, found in names.items() if found is None]:
+    if missing:
         problems.append(f"tensors are missing: {some(missing)}")
-    known = {
-        *names.values(),
-        *([] if not c.tie_embeddings else _tied_copies(directory, family, files)),
-    }
-    if unexpected := [
-        name for name in files.shapes if name not in known and not name.endswith(BUFFERS)
-    ]:
+    known = {*names.values()}
+    if c.tie_embeddings:
+        known |= {*_tied_copies(directory, family, files)}
+    unexpected = [name for name in files.shapes if name not in known]
+    if unexpected := [name for name in unexpected if not name.endswith(BUFFERS)]:
         problems.append(f"tensors that no part of the model uses: {some(unexpected)}")
-    for name, found in names.items():
-        if found is not None and files.shapes[found] != wanted[name]:
+    for name, actual in names.items():
+        if files.shapes[actual] != wanted[name]:
             problems.append(
-                f"{found} has shape {files.shapes[found]}; config.json implies {wanted[name]}"
+                f"{actual} has shape {files.shapes[actual]}; config.json implies {wanted[name]}"
             )
+    if len(problems) > MAX_SHOWN:
+        problems[MAX_SHOWN:] = [f"{len(problems) - MAX_SHOWN} more"]
     if problems:
-        more = [f"{len(problems) - MAX_SHOWN} more"] if len(problems) > MAX_SHOWN else []
-        raise UserError(*(f"{directory}: {problem}" for problem in problems[:MAX_SHOWN] + more))
-    return {name: found for name, found in names.items() if found is not None}
+        raise UserError(*(f"{directory}: {problem}" for problem in problems))
+    return names
 
 
 def _tied_copies(directory: str | Path, family: Family, files: TensorFiles) -> list[str]:
-    """Return the name of a head that repeats a tied embedding; raises UserError if it differs from
-    it.
-    """
-    head, embedding = (
-        next(name for name, paths in family.tensors.items() if paths == (path,))
-        for path in ("head/w_DV", "embedding")
-    )
-    embedding = embedding if embedding in files.shapes else embedding.removeprefix(family.prefix)
+    """Return the name of a head that repeats a tied embedding; UserError if it differs from it."""
+    tensor_of = {paths: name for name, paths in family.tensors.items()}
+    head = tensor_of[("head/w_DV",)]
+    embedding = tensor_of[("embedding",)]
+    if embedding not in files.shapes:
+        embedding = embedding.removeprefix(family.prefix)
     if head not in files.shapes or embedding not in files.shapes:
         return []
     if not np.array_equal(files.read(head), files.read(embedding)):
@@ -196,7 +207,8 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = Non
     Raises:
         UserError: the family has no tensor for one of the model's parameters.
     """
-    flat, dtype = parameters.flat(params or {}), np.dtype(c.param_dtype)
+    flat = parameters.flat(params or {})
+    dtype = np.dtype(c.param_dtype)
     order = _halves(c) if c.positions == "rope" and c.rope_pairing == "adjacent" else None
     exported, factors = fold(family, c)
 
@@ -211,40 +223,31 @@ def exported_tensors(family: Family, c: ResolvedModel, params: dict | None = Non
                 value = value[..., order]
             offset = family.gain_offset if p.kind == "norm" else 0.0
             if offset or path in factors:
-                value = value.astype(np.float32) * np.float32(factors.get(path, 1)) - np.float32(
-                    offset
-                )
+                factor = np.float32(factors.get(path, 1))
+                value = value.astype(np.float32) * factor - np.float32(offset)
             values.append(value.astype(dtype))
         return place.join(values)
 
-    found = list(places(family, exported))
-    if unclaimed := set(parameters.parameter_table(c)) - {
-        path for place in found for path in place.paths
-    }:
+    unclaimed = set(parameters.parameter_table(c))
+    planned = []
+    for place in places(family, exported):
+        unclaimed -= {*place.paths}
+        value = functools.partial(value_of, place)
+        planned.append(Planned(place.name, place.shape, dtype, value))
+    if unclaimed:
         raise UserError(
             f"the model cannot be exported: {family.model_type} has no tensor for "
             f"{some(sorted(unclaimed))}"
         )
-    return [
-        Planned(place.name, place.shape, dtype, functools.partial(value_of, place))
-        for place in found
-    ]
+    return planned
 
 
 # parameters of queries and keys, by features
-ROTATED = (
-    "w_q_",
-    "w_k_",
-    "b_q_",
-    "b_k_",
-    "q_scale_",
-    "k_scale_",
-)
+ROTATED = ("w_q_", "w_k_", "b_q_", "b_k_", "q_scale_", "k_scale_")
 
 
 def _halves(c: ResolvedModel) -> np.ndarray:
-    """Return the order of a head's features in which rotated pairs (2k, 2k + 1) become pairs (k, k
-    + R/2).
+    """Return the order of features in which rotated pairs (2k, 2k + 1) become (k, k + R/2).
 
     Scores and QK-norm do not change if the features of queries and keys are permuted alike.
     """

@@ -21,8 +21,7 @@ def write_checkpoint(
     tokenizer: Tokenizer | None = None,
     settings: dict[str, str] | None = None,
 ) -> list[str]:
-    """Write a checkpoint of Hugging Face to an existing directory, and return the names of its
-    files.
+    """Write a checkpoint of Hugging Face to an existing directory; return the names of its files.
 
     `settings` are the files of the checkpoint that the model came from, see `read_settings`; they
     are written again.
@@ -40,9 +39,8 @@ def write_checkpoint(
             "tokenizer_config.json", tokenizer_settings(tokenizer, config.train.seq_len)
         )
     ids = {"eos_token_id": tokenizer and tokenizer.end_of_text}
-    for before in (
-        json.loads(settings.get(name, "{}")) for name in ("config.json", "generation_config.json")
-    ):
+    for file in ("config.json", "generation_config.json"):
+        before = json.loads(settings.get(file, "{}"))
         ids |= {name: before[name] for name in TOKEN_IDS if before.get(name) is not None}
     texts.setdefault("generation_config.json", to_json(ids, indent=2) + "\n")
     # Last: a directory without it is not a checkpoint.

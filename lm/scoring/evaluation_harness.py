@@ -102,9 +102,7 @@ class HarnessModel(TemplateLM):
         return self.trained.seq_len
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-        """Encode a text, from its beginning (see `Tokenizer.begin_of_text`) unless
-        add_special_tokens is False.
-        """
+        """Encode a text, with begin_of_text unless add_special_tokens is False."""
         tokenizer = self.trained.tokenizer
         return (
             tokenizer.encode(string)
@@ -161,9 +159,7 @@ class HarnessModel(TemplateLM):
     # ---- Log-likelihoods -------------------------------------------------------------------------
 
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return (log-probability, whether each token is the likeliest) of continuations given
-        their contexts.
-        """
+        """Return (log-probability, whether greedy) of continuations given their contexts."""
         pairs = []
         for context, text in (request.args for request in requests):
             if context:
@@ -297,9 +293,7 @@ class HarnessModel(TemplateLM):
 
 
 def load_tasks(names: Sequence[str]) -> dict:
-    """Load tasks and groups by name, or by the path of a YAML file, with their data; raises
-    UserError if it fails.
-    """
+    """Load tasks and groups with their data, by name or by path of a YAML file."""
     random.seed(0)  # as simple_evaluate does: some tasks shuffle while they load
     np.random.seed(1234)
     try:
@@ -319,9 +313,7 @@ def load_tasks(names: Sequence[str]) -> dict:
 
 
 def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[str, float]:
-    """Return the metrics of the loaded tasks and groups by TASK/METRIC, with `limit` examples of
-    each; None: all.
-    """
+    """Return the loaded tasks' metrics by TASK/METRIC, of `limit` examples each (None: all)."""
     for task in tasks["tasks"].values():
         # the harness's own; so each evaluation has the same examples in its prompts
         task.set_fewshot_seed(seed=1234)

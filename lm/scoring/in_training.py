@@ -33,8 +33,7 @@ def sample(run: Run, params: dict, step: int, directory: Path) -> str | None:
 
 
 def task_scorer(run: Run, directory: Path) -> Scorer:
-    """Load the tasks of the config, with their data, and return what scores them on the first
-    device.
+    """Load the tasks of the config, and return what scores them on the first device.
 
     Raises:
         UserError: the harness cannot load a task, or a task cannot be computed in this run.

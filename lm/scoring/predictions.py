@@ -23,8 +23,7 @@ def score_split(
     batch_size: int | None = None,
     title: str = "",
 ) -> Scores:
-    """Predict every token of a split once, and sum up losses and hits by block and by length of the
-    context.
+    """Predict every token of a split once; sum losses and hits by block and context length.
 
     The memory that this takes does not depend on the length of the split.
 
@@ -59,9 +58,7 @@ def score_split(
 
 
 def context_lengths(batch: dict) -> np.ndarray:
-    """Return the number of tokens of the same document that the model sees for each target of a
-    batch, int (B, T).
-    """
+    """Return how many tokens of its document the model sees for each target, int (B, T)."""
     segments_BT = batch.get("segments", np.ones_like(batch["tokens"]))[:, :-1]
     index_T = np.arange(segments_BT.shape[1])
     starts_BT = np.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)))

@@ -41,8 +41,7 @@ def losses_table(results: list[TextResult]) -> str:
 
 
 def weighted_mean(results: list[TextResult]) -> Estimate | None:
-    """Return the mean loss over the sources of a mixture by their weights; None if they are not all
-    there.
+    """Return the mean loss over a mixture's sources by their weights; None if some are missing.
 
     The texts of the sources are independent, so the squares of the weighted standard errors add up.
     """

@@ -1,5 +1,4 @@
-"""Means over the tokens of a text, and their standard errors from the variation between blocks of
-the text.
+"""Means over the tokens of a text, with standard errors from the blocks of the text.
 
 The losses of neighboring tokens are correlated: a difficult passage raises many of them. The
 standard error of independent tokens would be too small. The method of batch means (Schmeiser 1982,
@@ -43,9 +42,7 @@ class Estimate(NamedTuple):
 
 
 def _digits(x: float, following: int) -> int:
-    """Return the number of decimals, 0 to 6, that show x with `following` digits after its first
-    significant one.
-    """
+    """Return the number of decimals, 0 to 6, that show `following` digits after the first."""
     if x == 0 or not math.isfinite(x):
         return following
     return min(6, max(0, following - math.floor(math.log10(abs(x)))))
@@ -87,9 +84,7 @@ class Scores:
 
     @property
     def block_losses(self) -> np.ndarray:
-        """Return the mean loss of each block, to compare two models on the same blocks; NaN of one
-        without targets.
-        """
+        """Return the mean loss of each block, to compare two models; NaN without targets."""
         with np.errstate(invalid="ignore"):
             return self.sums[..., 1].sum(1) / self.sums[..., 0].sum(1)
 
@@ -108,9 +103,7 @@ class Scores:
 
     @functools.cached_property
     def by_context(self) -> list[ContextBin]:
-        """Return loss and accuracy by length of the context, in the bins of `bin_edges`, without
-        empty ones.
-        """
+        """Return loss and accuracy by length of context, in the non-empty bins of `bin_edges`."""
         found, edges = [], bin_edges(self.seq_len)
         for i, (before, last) in enumerate(itertools.pairwise([0, *edges])):
             counts, losses, hits = self.sums[:, i].T

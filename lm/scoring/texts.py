@@ -94,8 +94,7 @@ def score_text(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> TextResult:
-    """Evaluate a model on an open text; `baselines` has the losses of other models on it, in nats
-    per token.
+    """Evaluate a model on an open text; `baselines` are losses of other models, nats per token.
 
     For the stride and the batch size see `evaluate`.
 
@@ -118,9 +117,7 @@ def score_text(
 
 
 def with_seq_len(run: TrainedModel, seq_len: int | None) -> TrainedModel:
-    """Return a model that sees this many tokens at once, at most those of its training; None: the
-    same model.
-    """
+    """Return a model that sees this many tokens at once, at most those of training; None: all."""
     if seq_len is None:
         return run
     if not 1 <= seq_len <= run.seq_len:
@@ -146,9 +143,7 @@ def check_stride(run: TrainedModel, stride: int | None) -> None:
 
 
 def own_texts(run: TrainedModel) -> dict[str | None, tuple[str, float | None]]:
-    """Return the source and the weight of each text of a run, by name; without a mixture, name and
-    weight are None.
-    """
+    """Return the source and weight of each text of a run, by name; both None without a mixture."""
     data = run.config.data
     if not data.mixture:
         return {None: (data.source, None)}
@@ -203,9 +198,7 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
 
 
 def _has_text(run: TrainedModel) -> bool:
-    """Return whether a model was trained by a run, unlike a checkpoint of Hugging Face, imported or
-    not.
-    """
+    """Return whether a run trained a model, unlike a checkpoint of Hugging Face."""
     imported = _data_record(run).get("name", "").startswith(WEIGHTS_OF)
     return (run.path / "checkpoints").is_dir() and not imported
 
@@ -256,8 +249,7 @@ def _open_corpus(
 def find_baselines(
     run: TrainedModel, texts: list[Text], say: Callable[[str], None]
 ) -> list[dict[str, float]]:
-    """Return the losses of n-gram models of the run's train split on each text; see
-    `lm/baselines/ngrams.py`.
+    """Return the losses of n-gram models of the run's train split on each text.
 
     They are empty if the model was not trained by a run, or on a mixture; and, with a warning, if
     the text of the run cannot be read.
@@ -276,9 +268,7 @@ def find_baselines(
 
 
 def _data_record(run: TrainedModel) -> dict[str, Any]:
-    """Return the name and the fingerprint of the tokens that a run trained on; empty if they are
-    unknown.
-    """
+    """Return the name and fingerprint of the tokens that a run trained on; empty if unknown."""
     try:
         return read_json(run.path / "run.json", _RUN)["data"] or {}
     except FileNotFoundError:
@@ -286,9 +276,7 @@ def _data_record(run: TrainedModel) -> dict[str, Any]:
 
 
 def _trained_on(run: TrainedModel) -> set[str]:
-    """Return the fingerprints of the texts that a run trained on; empty if unknown, or of rows of
-    another length.
-    """
+    """Return the fingerprints of a run's training texts; empty if unknown or of other rows."""
     record, data = _data_record(run), run.config.data
     if data.mixture:
         return {made["fingerprint"] for made in record.get("record", {}).values()}

@@ -12,8 +12,9 @@ from tiny import redrawn, tiny
 
 import lm
 from lm import model
-from lm.command_line import exchange, writing
+from lm.command_line import exchange
 from lm.data import tokenizers
+from lm.huggingface import writing
 from lm.huggingface.config_files import read_config, read_fields
 from lm.huggingface.safetensors_files import write_tensors
 from lm.huggingface.weights import load_params
