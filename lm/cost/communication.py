@@ -9,12 +9,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-import jax.numpy as jnp
-
 from lm import parameters
 from lm.config import Resolved, ResolvedModel
 from lm.cost.devices import Device
-from lm.cost.memory import micro_batches_per_step, tokens_per_micro_batch
+from lm.cost.memory import itemsizes, micro_batches_per_step, tokens_per_micro_batch
 from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
 from lm.update_rules.matrices import split_sides
@@ -28,9 +26,8 @@ class Transfer:
     """One purpose of communication: `times` collectives per step."""
 
     what: str  # what is sent
-    kind: (
-        str  # the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
-    )
+    # the collective, as in HLO: "all-reduce", "all-gather", "reduce-scatter", "all-to-all"
+    kind: str
     axes: tuple[str, ...]  # the mesh axes that take part; "slices" for one device of each TPU slice
     n: int  # devices that take part
     payload: float  # bytes of the full array that a device starts or ends with, whichever is larger
@@ -81,7 +78,8 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
     >>> devices_per_group(8, sizes, ("fsdp",)), devices_per_group(8, sizes, ("replica",))
     (8, 1)
     """
-    stride, numbers = math.prod(sizes.values()), [0]
+    stride = math.prod(sizes.values())
+    numbers = [0]
     for axis, size in sizes.items():
         stride //= size
         if axis in axes:
@@ -102,10 +100,9 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
         *_matrix_transfers(config, sizes),
     ):
         axes = tuple(axis for axis in axes if in_slice[axis] > 1)
+        n = math.prod(in_slice[axis] for axis in axes)
         if axes and payload and times:
-            yield Transfer(
-                what, kind, axes, math.prod(in_slice[axis] for axis in axes), payload, times
-            )
+            yield Transfer(what, kind, axes, n, payload, times)
 
 
 def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
@@ -115,9 +112,10 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     fsdp. Over several slices XLA scatters gradients within a slice, sums parts over the slices, and
     gathers the sums.
     """
-    m, n = config.model, micro_batches_per_step(config, sizes)
+    m = config.model
+    n = micro_batches_per_step(config, sizes)
     table = parameters.parameter_table(m)
-    param, compute = jnp.dtype(m.param_dtype).itemsize, jnp.dtype(m.compute_dtype).itemsize
+    param, compute = itemsizes(config)
 
     def size(p) -> float:
         """Count the numbers that a device holds of a parameter gathered over fsdp."""
@@ -129,28 +127,15 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
-    others = sum(size(p) for path, p in table.items() if path not in sharded and not p.small)
-    yield (
-        "parameters of the layers, forward and backward",
-        "all-gather",
-        ("fsdp",),
-        layers * compute,
-        2 * n,
-    )
-    yield (
-        "parameters of embeddings and head",
-        "all-gather",
-        ("fsdp",),
-        embeddings * param + head * compute,
-        n,
-    )
+    gather = ("all-gather", ("fsdp",))
+    yield "parameters of the layers, forward and backward", *gather, layers * compute, 2 * n
+    outer = embeddings * param + head * compute
+    yield "parameters of embeddings and head", *gather, outer, n
     yield "gradients of these parameters", "reduce-scatter", ("fsdp",), gradients, n
+    shards = sum(map(size, sharded.values())) / sizes["fsdp"]
+    others = sum(size(p) for path, p in table.items() if path not in sharded and not p.small)
     for what, summed, rest in (
-        (
-            "gradients, once per step",
-            sum(map(size, sharded.values())) / sizes["fsdp"] * 4,
-            ("replica", "sequence"),
-        ),
+        ("gradients, once per step", shards * 4, ("replica", "sequence")),
         ("gradients of other parameters", others * 4, ("replica", "fsdp", "sequence")),
     ):
         if n_slices == 1:
@@ -168,13 +153,11 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
     The compilers for TPUs and GPUs add the gradients that reach one input, as from queries, keys
     and values, before they sum over devices; the one for CPUs sums each.
     """
-    m, n = config.model, micro_batches_per_step(config, sizes)
+    m = config.model
+    n = micro_batches_per_step(config, sizes)
     n_tokens = tokens_per_micro_batch(config, sizes)
-    sum_x_BTD = (
-        "all-reduce",
-        ("tensor",),
-        n_tokens * m.d_model * jnp.dtype(m.compute_dtype).itemsize,
-    )
+    compute = itemsizes(config)[1]
+    sum_x_BTD = ("all-reduce", ("tensor",), n_tokens * m.d_model * compute)
     inputs, outputs = _split_products(m, sizes)
     if m.remat == "block":
         outputs += outputs - m.n_layers  # the last output of a block is not recomputed
@@ -185,13 +168,8 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
     if m.qk_norm and m.qk_norm_over == "all_heads":
         # One float32 number per token for queries and for keys, forward and backward.
         times = n * m.n_layers * (4 + 2 * (m.remat != "none"))
-        yield (
-            "squares of queries and keys, summed over heads",
-            "all-reduce",
-            ("tensor",),
-            4 * n_tokens,
-            times,
-        )
+        what = "squares of queries and keys, summed over heads"
+        yield what, "all-reduce", ("tensor",), 4 * n_tokens, times
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
@@ -212,20 +190,14 @@ def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
 
 def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
     """Yield the gathers of keys and values over sequence: every device attends to all positions."""
-    m, n = config.model, micro_batches_per_step(config, sizes)
+    m = config.model
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
-    payload = (
-        n_tokens * m.n_kv_heads * m.d_head / sizes["tensor"] * jnp.dtype(m.compute_dtype).itemsize
-    )
+    width = m.n_kv_heads * m.d_head / sizes["tensor"]
+    payload = n_tokens * width * itemsizes(config)[1]
+    times = 2 * m.n_layers * micro_batches_per_step(config, sizes)  # keys, and values
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
-    yield "keys and values", "all-gather", ("sequence",), payload, n * 2 * gathers * m.n_layers
-    yield (
-        "gradients of keys and values",
-        "reduce-scatter",
-        ("sequence",),
-        payload,
-        n * 2 * m.n_layers,
-    )
+    yield "keys and values", "all-gather", ("sequence",), payload, gathers * times
+    yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, times
 
 
 def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
@@ -235,11 +207,10 @@ def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
     for p in parameters.parameter_table(config.model).values():
         if rule and rule.takes(p):
             axes = split_sides(p, sizes).values()
-            n, n_devices = p.n_matrices, math.prod(sizes[axis] for axis in axes)
+            n_devices = math.prod(sizes[axis] for axis in axes)
             # some devices have none where they are not divisible
-            per_device = math.ceil(n / n_devices) * p.size / n
-            payloads.update(
-                dict.fromkeys(axes, per_device * jnp.dtype(config.model.param_dtype).itemsize)
-            )
+            n = math.ceil(p.n_matrices / n_devices)
+            for axis in axes:
+                payloads[axis] += n * p.size / p.n_matrices * itemsizes(config)[0]
     for axis, payload in payloads.items():
         yield f"matrices of {config.optimizer.name}", "all-to-all", (axis,), payload, 2

@@ -10,12 +10,14 @@ import importlib.util
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from lm.config import Resolved, saved_config, to_dict
 from lm.config.values import divisors
@@ -38,16 +40,14 @@ PROGRAM = "*.jit_{}*after_optimizations.txt"
 REPORT = "*.jit_{}*after_optimizations-memory-usage-report.txt"
 ASSIGNMENT = "*.jit_{}*after_optimizations-buffer-assignment.txt"
 GENERATED = "*.jit_{}*after_codegen.txt"
-LOG, SHOWN = "compiler.txt", 8
+LOG = "compiler.txt"
+SHOWN = 8  # buffers
 # Cycles per second of a TPU's cores: their published peak / (128 x 128 or 256 x 256 products of an
 # array, times the number of arrays), see lm/cost/devices.py and
 # https://jax-ml.github.io/scaling-book/tpus. Not known of a tpu7x.
 CLOCKS = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9}
 # module, extra of pyproject.toml
-PLUGINS = {
-    "tpu": ("libtpu", "tpu"),
-    "gpu": ("jax_cuda13_plugin", "cuda"),
-}
+PLUGINS = {"tpu": ("libtpu", "tpu"), "gpu": ("jax_cuda13_plugin", "cuda")}
 TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server of Google Cloud
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -122,8 +122,10 @@ def compile_step(
         UserError: the compiler is not installed, there is no such slice, or the program does not
             compile. The compiler's own text is then in a file that the message names.
     """
-    n_devices, function = math.prod(sizes.values()), PROGRAMS[program]
-    platform, topology = DEVICES[device_name].platform, slice_of(device_name, n_devices // n_slices)
+    n_devices = math.prod(sizes.values())
+    function = PROGRAMS[program]
+    topology = slice_of(device_name, n_devices // n_slices)
+    platform = DEVICES[device_name].platform
     module, extra = PLUGINS[platform]
     if importlib.util.find_spec(module) is None:
         raise UserError(
@@ -141,14 +143,13 @@ def compile_step(
         "n_slices": n_slices,
         "program": program,
     }
-    environment = (
-        os.environ | {"JAX_PLATFORMS": "cpu"} | (TPU_ENVIRONMENT if platform == "tpu" else {})
-    )
-    flags = [
-        f"--xla_dump_to={folder}",
-        *(["--xla_gpu_autotune_level=0"] if platform == "gpu" else []),
-    ]
-    environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"
+    if platform == "tpu":
+        environment |= TPU_ENVIRONMENT
+    else:  # autotuning runs kernels on a GPU, and there is none
+        flags += " --xla_gpu_autotune_level=0"
+    environment["XLA_FLAGS"] = flags
     start = time.monotonic()
     if not _run_compiler(job, environment, folder, "" if code else REPORT.format(function)):
         mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
@@ -158,33 +159,34 @@ def compile_step(
             f"the compiler's text is in {folder / LOG}"
         )
     seconds = time.monotonic() - start
-    text, report, assignment, generated = (
-        _read(folder, pattern.format(function))
-        for pattern in (PROGRAM, REPORT, ASSIGNMENT, GENERATED)
-    )
-    sent, overlapped = Bytes(float), Bytes(float)
+    text = _read(folder, PROGRAM.format(function))
+    report = _read(folder, REPORT.format(function))
+    assignment = _read(folder, ASSIGNMENT.format(function))
+    compute = None
+    if code and device_name in CLOCKS:
+        cycles = hlo.compute_cycles(_read(folder, GENERATED.format(function)))
+        compute = cycles / CLOCKS[device_name]
+    sent = Bytes(float)
+    overlapped = Bytes(float)
     for c in hlo.parse_collectives(text):
         sent[c.kind, c.axes(sizes)] += c.sent
         overlapped[c.kind, c.axes(sizes)] += c.sent * c.overlapped
-    found = Compiled(
+    compiled = Compiled(
         program=program,
-        peak=int(
-            report.split("Total bytes: ")[1].split()[0]
-        ),  # of the first memory space, the device's
+        # of the first memory space, the device's
+        peak=int(report.split("Total bytes: ")[1].split()[0]),
         state=sum(train_state_bytes(config, sizes)) if program == "training" else 0,
         aliased=hlo.aliased_bytes(text),
         buffers=hlo.largest_buffers(assignment, text, SHOWN),
         sent=sent,
         overlapped=overlapped,
         kernels=traffic.kernels(text),
-        compute=hlo.compute_cycles(generated) / CLOCKS[device_name]
-        if code and device_name in CLOCKS
-        else None,
+        compute=compute,
         seconds=seconds,
     )
     if not dump:
         shutil.rmtree(folder)
-    return found
+    return compiled
 
 
 def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
@@ -239,18 +241,16 @@ def slice_of(device_name: str, n_devices: int) -> str:
         return f"1 x {n_hosts} x {n_devices // n_hosts}"
     slices = {device.cores * math.prod(map(int, text.split("x"))): text for text in device.slices}
     n, rest = divmod(n_devices, 64)
-    if (
-        n and not rest and n_devices <= device.largest_slice
-    ):  # sides are multiples of 4, here as equal as possible
+    if n and not rest and n_devices <= device.largest_slice:
+        # Sides are multiples of 4, here as equal as possible.
         sides = min(([a, b, n // a // b] for a in divisors(n) for b in divisors(n // a)), key=sum)
         slices[n_devices] = "x".join(str(4 * side) for side in sorted(sides))
     if n_devices not in slices:
-        larger = (
-            f", and multiples of 64 up to {device.largest_slice}" if device.largest_slice else ""
-        )
+        sizes = str(list(slices))
+        if device.largest_slice:
+            sizes += f", and multiples of 64 up to {device.largest_slice}"
         raise UserError(
-            f"--device: there is no {device_name} slice of {n_devices} devices; there are "
-            f"{list(slices)}{larger}"
+            f"--device: there is no {device_name} slice of {n_devices} devices; there are {sizes}"
         )
     return f"{device_name}:{slices[n_devices]}"
 
@@ -263,16 +263,12 @@ def _reason(text: str) -> str:
             "cuDNN is not installed; pip install -e '.[cuda]', or set "
             "--config.model.attention=einsum"
         )
-    chosen = next(
-        (line for line in lines if "RESOURCE_EXHAUSTED" in line or "Ran out of memory" in line),
-        None,
-    )
-    errors = [
-        line
-        for line in lines
-        if ": " in line and line.split(":")[0].replace(".", "").isidentifier()
-    ]
-    return (chosen or (errors or lines)[-1])[:300]
+    for line in lines:
+        if "RESOURCE_EXHAUSTED" in line or "Ran out of memory" in line:
+            return line[:300]
+    # as Python prints them: jax.errors.JaxRuntimeError: ...
+    errors = [line for line in lines if re.match(r"[\w.]+: ", line)]
+    return (errors or lines)[-1][:300]
 
 
 # ---- In the compiler's process -------------------------------------------------------------------
@@ -285,34 +281,29 @@ def _compile(job: dict) -> None:
     from lm.kernels.platform import compiler_options, compiling_for
     from lm.parallel.mesh import make_mesh
 
-    config, sizes, platform = (
-        saved_config(job["config"]),
-        job["sizes"],
-        DEVICES[job["device"]].platform,
-    )
+    config = saved_config(job["config"])
+    platform = DEVICES[job["device"]].platform
+    options: dict[str, Any] = {}
     if platform == "tpu":
-        family = job["device"]
-        options = (
-            {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
-            if family == "v4"
-            else {}
-        )
-        options |= {"num_slices": job["n_slices"]} if job["n_slices"] > 1 else {}
-        topology = topologies.get_topology_desc(
-            platform="tpu", topology_name=job["topology"], **options
-        )
+        if job["device"] == "v4":
+            options = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
+        if job["n_slices"] > 1:
+            options["num_slices"] = job["n_slices"]
+        topology = topologies.get_topology_desc(job["topology"], "tpu", **options)
     else:
-        description = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
-        topology = topologies.get_topology_desc(platform="cuda", topology_name="", **description)
-    trains, generates = job["program"] == "training", job["program"] in ON_ONE_DEVICE
-    mesh = (
-        make_mesh(dict.fromkeys(sizes, 1), topology.devices[:1])
-        if generates
-        else make_mesh(sizes, topology.devices)
-    )
-    set_here = compiler_options(platform, config.train.compiler_options) if trains else {}
+        options = {"topology": job["topology"], "target_config": _gpu_target(job["device"])}
+        topology = topologies.get_topology_desc("", "cuda", **options)
+    sizes = job["sizes"]
+    devices = topology.devices
+    if job["program"] in ON_ONE_DEVICE:
+        sizes = dict.fromkeys(sizes, 1)
+        devices = devices[:1]
+    mesh = make_mesh(sizes, devices)
+    flags = {}
+    if job["program"] == "training":
+        flags = compiler_options(platform, config.train.compiler_options)
     with jax.set_mesh(mesh), compiling_for(platform):
-        _lower(job["program"], config, mesh).compile(set_here or None)
+        _lower(job["program"], config, mesh).compile(flags or None)
 
 
 def _lower(program: str, config: Resolved, mesh):
@@ -324,26 +315,23 @@ def _lower(program: str, config: Resolved, mesh):
     from lm.parallel.mesh import BATCH_AXES
     from lm.step import eval_step, train_step
 
-    state, t = abstract_train_state(config, mesh), config.train
+    state = abstract_train_state(config, mesh)
+    t = config.train
     n_rows = t.batch_size if program == "training" else config.eval.batch_size or t.batch_size
     if program in ON_ONE_DEVICE:
         jitted, arguments, options = abstract_programs(state.params, config, n_rows)[program]
-        here = jax.NamedSharding(mesh, jax.P())
+        whole = jax.NamedSharding(mesh, jax.P())
         arguments = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), arguments
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole), arguments
         )
         return jitted.lower(*arguments, **options)
     rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
-    is_there = {
-        "tokens": True,
-        "segments": config.data.packing != "none",
-        "is_target": config.data.targets != "all",
-    }
-    names = [name for name, there in is_there.items() if there]
-    batch = {
-        name: jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows)
-        for name in names
-    }
+    array = jax.ShapeDtypeStruct((n_rows, t.seq_len + 1), np.int32, sharding=rows)
+    batch = {"tokens": array}
+    if config.data.packing != "none":
+        batch["segments"] = array
+    if config.data.targets != "all":
+        batch["is_target"] = array
     if program == "evaluation":
         return jax.jit(eval_step, static_argnames="config").lower(state.params, None, batch, config)
     shardings = (jax.tree.map(lambda a: a.sharding, state), None)

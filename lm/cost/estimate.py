@@ -20,10 +20,7 @@ from lm.system.errors import UserError
 
 USABLE = 0.9  # of the memory; the rest is left to XLA and fragmentation
 # axes whose communication can run at the same time as matrix products
-OVERLAPPING = {
-    "replica",
-    "fsdp",
-}
+OVERLAPPING = {"replica", "fsdp"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +54,10 @@ class Estimate:
     @property
     def sent_by_collective(self) -> Bytes:
         """Return the sum of what is sent for all purposes."""
-        found: Bytes = Bytes(float)
+        sent: Bytes = Bytes(float)
         for transfer in self.sent:
-            found[transfer.kind, transfer.axes] += transfer.sent
-        return found
+            sent[transfer.kind, transfer.axes] += transfer.sent
+        return sent
 
     @property
     def tokens_per_step(self) -> int:
@@ -76,7 +73,8 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
         UserError: the mesh does not fit the config, the device does not support
             config.model.attention, or its peak in config.model.compute_dtype is not published.
     """
-    sizes, dtype = check_mesh(config, n_devices, n_slices), config.model.compute_dtype
+    sizes = check_mesh(config, n_devices, n_slices)
+    dtype = config.model.compute_dtype
     device = DEVICES[device_name]
     if dtype not in device.peak:
         published = " or ".join(device.peak)
@@ -84,10 +82,8 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
             f"config.model.compute_dtype: no {dtype} peak is published for {device_name}; use "
             f"{published}"
         )
-    memory, sent = (
-        memory_per_device(config, device, sizes),
-        tuple(transfers(config, sizes, n_slices)),
-    )
+    memory = memory_per_device(config, device, sizes)
+    sent = tuple(transfers(config, sizes, n_slices))
     # bytes that the optimizer moves, gradients included
     update = 3 * memory.parameters + 2 * memory.optimizer
     moved = moved_activation_bytes(config, sizes)
@@ -114,7 +110,8 @@ def overlaps(transfer: Transfer, device: Device) -> bool:
 
 def product_seconds(config: Resolved, device: Device, n_devices: int) -> float:
     """Return the seconds of a step's matrix products, at `device.attained` of the peak."""
-    t, m = config.train, config.model
+    t = config.train
+    m = config.model
     recomputed = 4 / 3 if m.remat == "block" else 1
     needed = recomputed * flops.flops_per_token(m, t.seq_len) * t.batch_size * t.seq_len
     return needed / n_devices / device.peak[m.compute_dtype] / device.attained
@@ -131,17 +128,17 @@ def search_meshes(
     Raises:
         UserError: there is no such mesh; the error lists the problems of pure data parallelism.
     """
-    found = []
+    estimates = []
     first_error: UserError | None = None
     for sizes in factorizations(n_devices, len(MESH_AXES)):
         try:
             on_mesh = dataclasses.replace(config, mesh=MeshConfig(*sizes))
-            found.append(estimate(on_mesh, device_name, n_devices, n_slices))
+            estimates.append(estimate(on_mesh, device_name, n_devices, n_slices))
         except UserError as error:
             first_error = first_error or error
-    if first_error and not found:
+    if first_error and not estimates:
         raise first_error
-    return sorted(found, key=lambda e: (not e.fits, e.seconds if e.fits else 0.0, e.memory.total))
+    return sorted(estimates, key=lambda e: (not e.fits, e.seconds * e.fits, e.memory.total))
 
 
 def factorizations(n: int, n_factors: int) -> list[tuple[int, ...]]:

@@ -39,12 +39,11 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     follow.
     """
     width = query_heads(config) * config.d_head  # of all query heads together
-    keys = sum(
-        width * (seq_len if full_square else mean_attended_keys(seq_len, window))
-        for layer, window in enumerate(layer_windows(config))
-        if ideas.mixer(config, layer) is None
-    )
-    return 6 * (matmul_params(config) + ideas.products(config)) + 12 * keys
+    keys = 0.0
+    for layer, window in enumerate(layer_windows(config)):
+        if ideas.mixer(config, layer) is None:
+            keys += seq_len if full_square else mean_attended_keys(seq_len, window)
+    return 6 * (matmul_params(config) + ideas.products(config)) + 12 * width * keys
 
 
 def mfu(

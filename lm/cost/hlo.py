@@ -1,6 +1,7 @@
 """Read a compiled program from XLA's texts: collectives, cycles, trip counts and buffers."""
 
 import dataclasses
+import itertools
 import math
 import re
 
@@ -40,9 +41,8 @@ class Collective:
     group: tuple[int, ...]
     times: int  # how often one run of the program executes the instruction
     overlapped: bool  # whether other operations run at the same time
-    over_slices: bool = (
-        False  # one device of each TPU slice takes part; XLA:TPU writes a transfer of the host
-    )
+    # one device of each TPU slice takes part; XLA:TPU writes a transfer of the host
+    over_slices: bool = False
 
     @property
     def n(self) -> int:
@@ -65,7 +65,9 @@ class Collective:
             return ("slices",)
         places = np.unravel_index(np.array(self.group), tuple(sizes.values()))
         return tuple(
-            axis for axis, at in zip(sizes, places, strict=True) if len(set(at.tolist())) > 1
+            axis
+            for axis, coordinates in zip(sizes, places, strict=True)
+            if len(np.unique(coordinates)) > 1
         )
 
 
@@ -77,41 +79,36 @@ def parse_collectives(hlo: str) -> list[Collective]:
     """
     bodies, entry = _computations(hlo)
     times, unknown = _runs(bodies, entry, _CALLED)
-    asynchronous = {
-        name
-        for lines in bodies.values()
-        for line in lines
-        if " async-start(" in line
-        for name in _CALLED.findall(line)
-    }
-    found, seen = [], set()
+    every_line = list(itertools.chain.from_iterable(bodies.values()))
+    starts = [line for line in every_line if " async-start(" in line]
+    asynchronous = {*itertools.chain.from_iterable(map(_CALLED.findall, starts))}
+    collectives = []
+    seen = set()
     for name, lines in bodies.items():
-        for line in lines:
-            if (match := _INSTRUCTION.search(line)) and times[name]:
+        for line in lines if times[name] else ():
+            if match := _INSTRUCTION.search(line):
                 if name in unknown:
                     raise ValueError(
                         f"{name}: a collective in a loop of unknown trip count: "
                         f"{line.strip()[:200]}"
                     )
-                copied, channel = _OVERLAPPED.search(line), re.search(r"channel_id=(\d+)", line)
-                if copied and (key := (copied[2], channel and channel[1])) in seen:
-                    continue
-                if copied:
+                if copied := _OVERLAPPED.search(line):  # of the copies, the first counts
+                    channel = re.search(r"channel_id=(\d+)", line)
+                    key = (copied[2], channel and channel[1])
+                    if key in seen:
+                        continue
                     seen.add(key)
                 overlapped = bool(copied or match["start"]) or name in asynchronous
                 collective = _collective(match, line, times[name], overlapped)
-                found.append(_scattered(collective) if "all-reduce-scatter" in name else collective)
-            elif (match := _OVER_SLICES.search(line)) and times[name]:
-                kind, slices = (
-                    match["kind"].lower().replace("_", "-"),
-                    tuple(map(int, match["slices"].split(","))),
-                )
-                found.append(
-                    Collective(
-                        kind, tuple(_arrays(match["type"])), slices, times[name], False, True
-                    )
-                )
-    return found
+                if "all-reduce-scatter" in name:
+                    collective = _scattered(collective)
+                collectives.append(collective)
+            elif match := _OVER_SLICES.search(line):
+                kind = match["kind"].lower().replace("_", "-")
+                slices = tuple(map(int, match["slices"].split(",")))
+                shapes = tuple(_arrays(match["type"]))
+                collectives.append(Collective(kind, shapes, slices, times[name], False, True))
+    return collectives
 
 
 def compute_cycles(hlo: str) -> int:
@@ -126,9 +123,8 @@ def compute_cycles(hlo: str) -> int:
     times, unknown = _runs(bodies, entry, _CONTROLLED)
     total = 0
     for name, lines in bodies.items():
-        cycles = sum(
-            int(n) for line in lines for n in re.findall(r'"estimated_cycles":"(\d+)"', line)
-        )
+        estimates = re.findall(r'"estimated_cycles":"(\d+)"', "\n".join(lines))
+        cycles = sum(map(int, estimates))
         if cycles and times[name] and name in unknown:
             raise ValueError(f"{name}: a loop of unknown trip count")
         total += cycles * times[name]
@@ -153,14 +149,12 @@ def array_bytes(text: str) -> int:
 
 def aliased_bytes(hlo: str) -> int:
     """Return the bytes of the arguments whose place outputs take."""
-    header = hlo.split("\n", 1)[0]
-    aliased = {
-        int(n) for n in re.findall(r": \((\d+), \{", header.split("entry_computation_layout")[0])
-    }
+    header = hlo.split("\n", 1)[0].split("entry_computation_layout")[0]
+    aliased = set(re.findall(r": \((\d+), \{", header))
     bodies, entry = _computations(hlo)
     total = 0
     for line in bodies[entry]:
-        if (number := re.search(r" parameter\((\d+)\)", line)) and int(number[1]) in aliased:
+        if (number := re.search(r" parameter\((\d+)\)", line)) and number[1] in aliased:
             total += _bytes(_arrays(line.split(" parameter(")[0]))
     return total
 
@@ -174,19 +168,17 @@ def largest_buffers(assignment: str, hlo: str, n: int) -> list[tuple[int, str]]:
     owners = dict(
         re.findall(r'^ +(?:ROOT )?%?([\w.-]+) = .*?op_name="((?:[^"\\]|\\.)*)"', hlo, re.MULTILINE)
     )
-    found: dict[tuple[str, str], tuple[int, str]] = {}
+    value = re.compile(r"value: <\d+ ([\w.-]+)\S* .*?\(size=(\d+),offset=(\d+)\)")
+    buffers: dict[tuple[str, str], tuple[int, str]] = {}
     for text in assignment.split("\nallocation ")[1:]:
         number, rest = text.split(":", 1)
         if "color" in rest.split("\n", 1)[0]:  # another memory than the device's
             continue
-        for name, size, offset in re.findall(
-            r"value: <\d+ ([\w.-]+)\S* .*?\(size=(\d+),offset=(\d+)\)", rest
-        ):
-            owner = owners.get(name, name).replace("\\'", "'")
-            found[number, offset] = max(
-                found.get((number, offset), (0, "")), (int(size), owner), key=lambda b: b[0]
-            )
-    return sorted(found.values(), reverse=True)[:n]
+        for name, size, offset in value.findall(rest):
+            if int(size) > buffers.get((number, offset), (0, ""))[0]:
+                owner = owners.get(name, name).replace("\\'", "'")
+                buffers[number, offset] = (int(size), owner)
+    return sorted(buffers.values(), reverse=True)[:n]
 
 
 def _runs(
@@ -218,25 +210,21 @@ def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
     if known := _TRIPS.search(line):
         return int(known[1])
     named = re.search(r"condition=%?([\w.-]+)", line)
-    condition = bodies.get(named[1], []) if named else []
-    limits = [
-        int(n) for text in condition for n in re.findall(r"= s32\[\]\S* constant\((\d+)\)", text)
-    ]
-    return (
-        limits[0]
-        if len(limits) == 1 and any("direction=LT" in text for text in condition)
-        else None
-    )
+    condition = "\n".join(bodies.get(named[1], ())) if named else ""
+    limits = re.findall(r"= s32\[\]\S* constant\((\d+)\)", condition)
+    return int(limits[0]) if len(limits) == 1 and "direction=LT" in condition else None
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[str]], str]:
     """Return the lines of each computation by name, and the name of the entry computation."""
     bodies: dict[str, list[str]] = {}
-    name, entry = None, ""
+    name = None
+    entry = ""
     for line in hlo.splitlines():
         if line.startswith(("%", "ENTRY")) and line.endswith("{"):
             name = line.removeprefix("ENTRY ").lstrip("%").split(" ", 1)[0]
-            entry = name if line.startswith("ENTRY") else entry
+            if line.startswith("ENTRY"):
+                entry = name
             bodies[name] = []
         elif line == "}":  # a kernel's attributes may have other lines that start with }
             name = None
@@ -263,24 +251,25 @@ def _group(line: str) -> tuple[int, ...]:
     if explicit := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]*)\}", line):
         return tuple(int(n) for n in explicit[1].split(","))
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        n, shape, order = int(iota[1]), [int(d) for d in iota[2].split(",")], iota[3]
+        shape = [int(size) for size in iota[2].split(",")]
         numbers = np.arange(math.prod(shape)).reshape(shape)
-        numbers = numbers.transpose([int(axis) for axis in order.split(",")]) if order else numbers
-        return tuple(numbers.ravel()[:n].tolist())
+        if iota[3]:
+            numbers = numbers.transpose([int(axis) for axis in iota[3].split(",")])
+        return tuple(numbers.ravel()[: int(iota[1])].tolist())
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line)
     if mesh is None:
         raise ValueError(f"a collective without groups: {line.strip()[:200]}")
     sizes = {axis: int(n) for axis, n in re.findall(r"'([\w.]+)'=(\d+)", mesh[1])}
     named = {axis.strip(" '") for axis in mesh[2].split(",")}
     numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    return tuple(
-        numbers[tuple(slice(None) if axis in named else 0 for axis in sizes)].ravel().tolist()
-    )
+    first = tuple(slice(None) if axis in named else 0 for axis in sizes)
+    return tuple(numbers[first].ravel().tolist())
 
 
 def _arrays(text: str) -> list[tuple[str, tuple[int, ...]]]:
     return [
-        (dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(text)
+        (dtype, tuple(map(int, filter(None, sizes.split(",")))))
+        for dtype, sizes in _ARRAY.findall(text)
     ]
 
 

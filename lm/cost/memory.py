@@ -37,9 +37,8 @@ class Memory:
     gradients: float
     copies: float  # see `_copies`
     activations: float  # what config.model.remat keeps of all layers for the backward pass
-    loss: (
-        float  # the gathered head, and a chunk of logits with their gradient; 0 at the other moment
-    )
+    # the gathered head, and a chunk of logits with their gradient; 0 at the other moment
+    loss: float
     # one layer's activations, gathered parameters and their gradients; 0 at the other moment
     layer: float
 
@@ -55,39 +54,35 @@ def memory_per_device(config: Resolved, device: Device, sizes: dict[str, int]) -
     sums.
     """
     params, optimizer = train_state_bytes(config, sizes)
-    summed = 4 * local_size(config, sizes) if micro_batches_per_step(config, sizes) > 1 else 0
-    of_layers = _itemsizes(config)[0] * local_size(config, sizes, lambda p: p.layers)
+    of_layers = itemsizes(config)[0] * local_size(config, sizes, lambda p: p.layers)
     # XLA:TPU adds the gradient of an untied embedding when those of the layers are done.
     late = device.platform == "tpu" and not config.model.tie_embeddings
-    outer = 4 * local_size(
-        config,
-        sizes,
-        lambda p: p.outer and "V" in p.axes and not (late and p.kind == "embedding"),
-        gathered=True,
-    )
+
+    def is_outer(p) -> bool:
+        return p.outer and "V" in p.axes and not (late and p.kind == "embedding")
+
+    at_loss = 4 * local_size(config, sizes, is_outer, gathered=True)
+    if micro_batches_per_step(config, sizes) > 1:  # the sum over them
+        at_loss += 4 * local_size(config, sizes)
     copied, transposed = _copies(config, device, sizes)
-    kept, loss = activation_bytes(config, device, sizes), _loss_bytes(config, sizes)
+    kept = activation_bytes(config, device, sizes)
+    loss = _loss_bytes(config, sizes)
     layer = layer_bytes(config, device, sizes)
-    backward = Memory(
-        params, optimizer, summed + outer + of_layers, copied + transposed, kept, 0, layer
-    )
+    backward = Memory(params, optimizer, at_loss + of_layers, copied + transposed, kept, 0, layer)
     if device.platform == "cpu":
         return dataclasses.replace(backward, loss=loss)
-    # XLA:GPU fills the gradients of all layers with zeros before the loss, XLA:TPU after it.
-    at_loss = summed + outer + (of_layers if device.platform == "gpu" else 0)
-    return max(
-        backward,
-        Memory(params, optimizer, at_loss, copied, kept, loss, 0),
-        key=lambda memory: memory.total,
-    )
+    if device.platform == "gpu":
+        # XLA:GPU fills the gradients of all layers with zeros before the loss, XLA:TPU after it.
+        at_loss += of_layers
+    forward = Memory(params, optimizer, at_loss, copied, kept, loss, 0)
+    return max(backward, forward, key=lambda memory: memory.total)
 
 
 def abstract_train_state(config: Resolved, mesh):
     """Return the train state's shapes, dtypes and shardings on a concrete or an abstract mesh."""
-    without_mesh = dataclasses.replace(config, mesh=MeshConfig())
-    return sharding.shard_state(
-        _state_shapes(without_mesh), parameters.parameter_table(config.model), mesh
-    )
+    # The shapes are those of any mesh, and cached for the search of meshes.
+    shapes = _state_shapes(dataclasses.replace(config, mesh=MeshConfig()))
+    return sharding.shard_state(shapes, parameters.parameter_table(config.model), mesh)
 
 
 @functools.lru_cache(maxsize=4)
@@ -103,9 +98,10 @@ def train_state_bytes(config: Resolved, sizes: dict[str, int]) -> tuple[int, int
 
 def local_bytes(tree) -> int:
     """Return the bytes that one device holds of arrays with shardings."""
-    return sum(
-        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
-    )
+    total = 0
+    for array in jax.tree.leaves(tree):
+        total += math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return total
 
 
 def micro_batches_per_step(config: Resolved, sizes: dict[str, int]) -> int:
@@ -125,21 +121,20 @@ def local_size(
     config: Resolved, sizes: dict[str, int], chosen=lambda p: True, *, gathered: bool = False
 ) -> float:
     """Count the numbers of the chosen parameters on a device; `gathered`: whole over fsdp."""
+    if gathered:
+        sizes = sizes | {"fsdp": 1}
     total = 0.0
     for p in filter(chosen, parameters.parameter_table(config.model).values()):
-        axes = [
-            axis
-            for axis in sharding.parameter_spec(p, sizes)
-            if axis and not (gathered and axis == "fsdp")
-        ]
+        axes = filter(None, sharding.parameter_spec(p, sizes))
         total += p.size / math.prod(sizes[axis] for axis in axes)
     return total
 
 
-def _itemsizes(config: Resolved) -> tuple[int, int]:
-    return jnp.dtype(config.model.param_dtype).itemsize, jnp.dtype(
-        config.model.compute_dtype
-    ).itemsize
+def itemsizes(config: Resolved) -> tuple[int, int]:
+    """Return the bytes of a number in the dtypes of parameters and of products."""
+    param = jnp.dtype(config.model.param_dtype)
+    compute = jnp.dtype(config.model.compute_dtype)
+    return param.itemsize, compute.itemsize
 
 
 def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[float, float]:
@@ -149,33 +144,35 @@ def _copies(config: Resolved, device: Device, sizes: dict[str, int]) -> tuple[fl
     with remat=none the backward pass keeps them converted on all platforms. XLA:GPU transposes the
     weights whose last axis is sharded over fsdp, to gather them, and likewise their gradients.
     """
-    m, (param, compute) = config.model, _itemsizes(config)
+    param, compute = itemsizes(config)
     converted = transposed = 0.0
-    if compute != param and (device.platform == "tpu" or m.remat == "none"):
+    if compute != param and (device.platform == "tpu" or config.model.remat == "none"):
         converted = compute * local_size(config, sizes, lambda p: p.layers and p.contract)
     if device.platform == "gpu" and sizes["fsdp"] > 1:
-        transposed = param * local_size(
-            config, sizes, lambda p: p.layers and sharding.parameter_spec(p, sizes)[-1] == "fsdp"
-        )
+
+        def is_transposed(p) -> bool:
+            return p.layers and sharding.parameter_spec(p, sizes)[-1] == "fsdp"
+
+        transposed = param * local_size(config, sizes, is_transposed)
     return converted + transposed, transposed
 
 
 def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of the head as its product reads it, of logits and of hidden states."""
-    m, (param, compute) = config.model, _itemsizes(config)
-    copied = sizes["fsdp"] > 1 or compute != param
+    m = config.model
+    param, compute = itemsizes(config)
     # the last states, their chunks, their gradient
-    hidden = 3 * tokens_per_micro_batch(config, sizes) * m.d_model
-    return compute * (copied * _local_vocabulary(m, sizes) * m.d_model + hidden) + logit_bytes(
-        config, sizes
-    )
+    numbers = 3 * tokens_per_micro_batch(config, sizes) * m.d_model
+    if sizes["fsdp"] > 1 or compute != param:  # the head is copied
+        numbers += _local_vocabulary(m, sizes) * m.d_model
+    return compute * numbers + logit_bytes(config, sizes)
 
 
 def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of the float32 logits that exist at once, and of their gradient."""
     n = tokens_per_micro_batch(config, sizes)
     n = min(n, config.train.loss_chunk or n)
-    return (4 + _itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
+    return (4 + itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
 
 
 def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
@@ -184,22 +181,22 @@ def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
 
 def layer_bytes(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the bytes of one layer's backward pass, beside what is kept of all layers."""
-    m, (param, compute) = config.model, _itemsizes(config)
-    whole = local_size(config, sizes, lambda p: p.layers, gathered=True) / m.n_layers
-    weights = compute * whole if sizes["fsdp"] > 1 or compute != param else 0.0
+    n_layers = config.model.n_layers
+    param, compute = itemsizes(config)
+    whole = local_size(config, sizes, lambda p: p.layers, gathered=True) / n_layers
+    weights = 0.0
     if sizes["fsdp"] > 1 and device.platform == "gpu":
         # float32 gradients, scattered at the end of the layer from transposed copies
         weights = 2 * 4 * whole
-    elif (
-        sizes["fsdp"] > 1
-    ):  # gradients of the feed-forward layer are scattered before attention has its own
+    elif sizes["fsdp"] > 1:
+        # Gradients of the feed-forward layer are scattered before attention has its own.
         of_ffn = local_size(config, sizes, lambda p: p.layers and "F" in p.axes, gathered=True)
-        weights += 4 * of_ffn / m.n_layers
+        weights = compute * whole + 4 * of_ffn / n_layers
+    elif compute != param:
+        weights = compute * whole
     activations = _needed_activations(config, device, sizes)
-    if (
-        config.data.packing == "documents"
-        and attention_implementation(config, device, sizes)[0] == "cudnn"
-    ):
+    is_packed = config.data.packing == "documents"
+    if is_packed and attention_implementation(config, device, sizes)[0] == "cudnn":
         # the mask of all queries and keys, and its gradient
         activations += 2 * config.train.seq_len
     return weights + compute * activations * tokens_per_micro_batch(config, sizes)
@@ -213,21 +210,21 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
         kept = _needed_activations(config, device, sizes)
     elif m.remat == "dots":  # outputs of products, but the last one, which is only added
         kept += m.d_model + sum(_features(config, sizes)[letter] for letter in "KF")
-    return m.n_layers * kept * tokens_per_micro_batch(config, sizes) * _itemsizes(config)[1]
+    return m.n_layers * kept * tokens_per_micro_batch(config, sizes) * itemsizes(config)[1]
 
 
 def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the numbers per token that the backward pass of a layer needs, and attention's own."""
-    m, heads = config.model, query_heads(config.model) / sizes["tensor"]
+    m = config.model
+    heads = query_heads(m) / sizes["tensor"]
     lanes = 0.0
-    if (
-        attention_implementation(config, device, sizes)[0] == "splash"
-    ):  # its arrays have heads of whole lanes
+    if attention_implementation(config, device, sizes)[0] == "splash":
+        # its arrays have heads of whole lanes
         lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
     # keys and values
     gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
     # Weights in compute_dtype and scores in float32.
-    float32 = 4 / _itemsizes(config)[1]
+    float32 = 4 / itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
     mixers = filter(None, (ideas.mixer(m, layer) for layer in range(m.n_layers)))
     mixed = float32 * sum(mixer.activations(m) for mixer in mixers) / m.n_layers / sizes["tensor"]
@@ -243,12 +240,8 @@ def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     """
     m = config.model
     attended = query_heads(m) * m.d_head / sizes["tensor"]
-    return (
-        4 * m.d_model
-        + sum(_features(config, sizes).values())
-        + attended
-        + 2 * carried_features(config)
-    )
+    products = sum(_features(config, sizes).values())
+    return 4 * m.d_model + products + attended + 2 * carried_features(config)
 
 
 def carried_features(config: Resolved) -> int:
@@ -267,13 +260,15 @@ def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
     layers.
     """
     m = config.model
-    found: Counter = Counter()
+    features: Counter = Counter()
     for p in parameters.parameter_table(m).values():
+        if not p.contract or not p.layers:
+            continue
         for dimensions, others, prefix in ((p.columns, p.rows, ""), (p.rows, p.columns, "to ")):
-            if p.contract and p.layers and dimensions and p.axes[dimensions[-1]] in "KF":
+            if dimensions and p.axes[dimensions[-1]] in "KF":
                 width = p.matmul_size / math.prod(p.shape[i] for i in others)
-                found[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / sizes["tensor"]
-    return found
+                features[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / sizes["tensor"]
+    return features
 
 
 def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
@@ -283,8 +278,9 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     pass and read in the backward pass; its gradient is written once and read twice. Recomputing a
     block moves it 2 more times. The float32 logits are moved 5 times.
     """
-    m, times = config.model, 8 if config.model.remat == "block" else 6
-    per_token = times * m.n_layers * layer_activations(config, sizes) * _itemsizes(config)[1]
+    m = config.model
+    times = 8 if m.remat == "block" else 6
+    per_token = times * m.n_layers * layer_activations(config, sizes) * itemsizes(config)[1]
     per_token += 5 * 4 * _local_vocabulary(m, sizes)
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
@@ -294,8 +290,8 @@ def attention_implementation(
 ) -> tuple[str, str]:
     """Return the implementation of attention that runs, and why."""
     m = config.model
-    window_varies = m.scan_layers and len(set(_windows(config))) > 1
-    if not (attending := _attending_layers(m)):
+    n_attending = len(_attending_layers(m))
+    if not n_attending:
         return "none", "no layer has it"
     try:
         chosen, why = choose_implementation(
@@ -304,7 +300,7 @@ def attention_implementation(
             dtype=m.compute_dtype,
             d_head=m.d_head,
             softcap=m.attn_softcap,
-            window="varies" if window_varies else None,
+            window="varies" if _window_varies(config) else None,
             segments=config.data.packing == "documents",
             contiguous=sizes["sequence"] == 1,
             n_queries=config.train.seq_len,
@@ -312,8 +308,14 @@ def attention_implementation(
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
-    n = len(attending)
-    return chosen, why if n == m.n_layers else f"{why}; in {n} of {m.n_layers} layers"
+    if n_attending < m.n_layers:
+        why += f"; in {n_attending} of {m.n_layers} layers"
+    return chosen, why
+
+
+def _window_varies(config: Resolved) -> bool:
+    """Return whether a scan over layers has several windows, which are then traced."""
+    return config.model.scan_layers and len(set(_windows(config))) > 1
 
 
 def _windows(config: Resolved) -> tuple[int | None, ...]:
@@ -328,8 +330,7 @@ def _attending_layers(m: ResolvedModel) -> list[int]:
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the number of keys whose scores attention keeps for a query, a mean over layers."""
-    n, windows = config.train.seq_len, _windows(config)
-    window_varies = config.model.scan_layers and len(set(windows)) > 1
+    n = config.train.seq_len
     implementation, _ = attention_implementation(config, device, sizes)
     if implementation in ("cudnn", "splash"):
         return 0
@@ -339,8 +340,12 @@ def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) ->
     # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is
     # known at compile time.
     size = chunk_size(n)
-    keys = [
-        (n + size) / 2 if window_varies or not w else min((n + size) / 2, size + w - 1)
-        for w in windows
-    ]
-    return sum(keys[layer] for layer in attending) / len(keys)
+    windows = _windows(config)
+    total = 0.0
+    for layer in attending:
+        keys = (n + size) / 2
+        window = windows[layer]
+        if window and not _window_varies(config):
+            keys = min(keys, size + window - 1)
+        total += keys
+    return total / len(windows)

@@ -15,6 +15,8 @@ from lm.kernels.platform import compiler_options
 
 SHOWN = 5  # meshes
 MOVED = 12  # kernels
+# parts of JAX's names that say nothing of the model
+CONTROL = ("shard_map", "while", "body", "closed_call", "checkpoint")
 
 
 def plan(
@@ -28,19 +30,24 @@ def plan(
     if config.mesh != MeshConfig() or n_devices == 1:
         chosen = estimate(config, device_name, n_devices, n_slices)
         return describe(chosen), chosen
-    found = search_meshes(config, device_name, n_devices, n_slices)
-    return describe(found[0], _mesh_table(found) + _batch_advice(config, n_devices)), found[0]
+    estimates = search_meshes(config, device_name, n_devices, n_slices)
+    meshes = _mesh_table(estimates) + _batch_advice(config, n_devices)
+    return describe(estimates[0], meshes), estimates[0]
 
 
 def describe(e: Estimate, meshes: str = "") -> str:
     """Describe an estimate: verdict, memory, communication, time, other meshes, options."""
-    m, t, d = e.config.model, e.config.train, e.device
+    m = e.config.model
+    t = e.config.train
+    d = e.device
     per_token = flops.flops_per_token(m, t.seq_len)
     mfu = flops.mfu(e.tokens_per_step / e.seconds, per_token, e.n_devices, e.peak)
     n_micro = micro_batches_per_step(e.config, e.sizes)
     rows = t.batch_size // (e.sizes["replica"] * e.sizes["fsdp"] * n_micro)
-    overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
-    options = compiler_options(d.platform, t.compiler_options)
+    overlaps = "does not overlap them"
+    if d.platform == "tpu":
+        overlaps = "over replica and fsdp overlaps them, unless gradients are scattered"
+    implementation, reason = attention_implementation(e.config, d, e.sizes)
     lines = [
         f"{'Fits' if e.fits else 'DOES NOT FIT'}: {si(e.memory.total, 'B')} of "
         f"{si(d.memory, 'B')} per device ({USABLE:.0%} usable).",
@@ -53,7 +60,7 @@ def describe(e: Estimate, meshes: str = "") -> str:
         f"{e.tokens_per_step:,} tokens per step in {n_micro} "
         f"micro-batch{'es' if n_micro > 1 else ''} of {rows} sequence{'s' if rows > 1 else ''} "
         f"per device; {si(e.tokens_per_step * t.steps)} tokens in all",
-        "attention: {}; {}".format(*attention_implementation(e.config, d, e.sizes)),
+        f"attention: {implementation}; {reason}",
         "",
         "Memory per device",
         *_memory_lines(e),
@@ -64,18 +71,21 @@ def describe(e: Estimate, meshes: str = "") -> str:
         "Assumptions",
         f"  matrix products at {d.attained:.0%} of the vendor's peak, {si(e.peak, 'FLOP/s')} in "
         f"{m.compute_dtype};",
-        f"  communication {overlaps if d.platform == 'tpu' else 'does not overlap them'};",
+        f"  communication {overlaps};",
         f"  optimizer state and activations are moved at {si(d.bandwidth, 'B/s')}; no host time;",
         f"  links: {si(d.link, 'B/s')} within groups of {d.group} devices, {si(d.network, 'B/s')} "
         "beyond; per device, one direction",
-        *(["", meshes] if meshes else []),
-        *(["", "Options of the compiler"] if options else []),
-        *(
-            f"  {name}={str(value).lower() if isinstance(value, bool) else value}"
-            for name, value in options.items()
-        ),
     ]
+    if meshes:
+        lines += ["", meshes]
+    if options := compiler_options(d.platform, t.compiler_options):
+        lines += ["", "Options of the compiler"]
+        lines += [f"  {name}={_flag(value)}" for name, value in options.items()]
     return "\n".join(lines)
+
+
+def _flag(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _devices(e: Estimate) -> str:
@@ -83,12 +93,10 @@ def _devices(e: Estimate) -> str:
     slices = f" in {e.n_slices} slices" if e.n_slices > 1 else ""
     if e.device.platform == "gpu" or e.device.cores > 1:
         return f"{e.n_devices} x {e.device_name}{slices}"
-    google = (
-        f" ({e.device_name}-{2 * e.n_devices} in Google's count)"
-        if e.device_name in ("v4", "v5p")
-        else ""
+    google = f" ({e.device_name}-{2 * e.n_devices} in Google's count)"
+    return f"{e.n_devices} {e.device_name} chips{slices}" + google * (
+        e.device_name in ("v4", "v5p")
     )
-    return f"{e.n_devices} {e.device_name} chips{slices}{google}"
 
 
 def _mesh(e: Estimate) -> str:
@@ -96,12 +104,15 @@ def _mesh(e: Estimate) -> str:
 
 
 def _memory_lines(e: Estimate) -> list[str]:
-    m, memory = e.config.model, e.memory
-    accumulates = micro_batches_per_step(e.config, e.sizes) > 1
+    m = e.config.model
+    memory = e.memory
+    gradients = "gradients"
+    if micro_batches_per_step(e.config, e.sizes) > 1:
+        gradients += ", and their float32 sum over micro-batches"
     rows = {
         f"parameters ({m.param_dtype})": memory.parameters,
         f"optimizer state ({e.config.optimizer.name})": memory.optimizer,
-        f"gradients{', and their float32 sum over micro-batches' if accumulates else ''}": memory.gradients,
+        gradients: memory.gradients,
         "copies of layers' parameters in another dtype or layout": memory.copies,
         f"activations for the backward pass (remat={m.remat})": memory.activations,
         "the loss: head, logits and their gradient": memory.loss,
@@ -125,18 +136,17 @@ def _communication_lines(e: Estimate) -> list[str]:
     return lines or ["  nothing"]
 
 
-def _mesh_table(found: list[Estimate]) -> str:
+def _mesh_table(estimates: list[Estimate]) -> str:
     """List the first meshes of `search_meshes`."""
-    fitting = [e for e in found if e.fits]
+    fitting = [e for e in estimates if e.fits]
+    n = len(estimates)
     if not fitting:
         return (
-            f"None of the {len(found)} possible meshes fits; this one needs the least memory. Use "
+            f"None of the {n} possible meshes fits; this one needs the least memory. Use "
             "more devices, or reduce the activations with --config.train.micro_batch_size=1 or "
             "--config.model.remat=block, the logits with --config.train.loss_chunk=512."
         )
-    lines = [
-        f"Meshes: {len(fitting)} of {len(found)} fit. The fastest, with s per step and memory:"
-    ]
+    lines = [f"Meshes: {len(fitting)} of {n} fit. The fastest, with s per step and memory:"]
     for e in fitting[:SHOWN]:
         lines.append(f"  {_mesh(e):<50}{e.seconds:>8.3g}{si(e.memory.total, 'B'):>10}")
     return "\n".join(lines)
@@ -147,7 +157,8 @@ def _batch_advice(config: Resolved, n_devices: int) -> str:
     batch_size = config.train.batch_size
     if batch_size % n_devices == 0:
         return ""
-    sizes = [n * n_devices for n in (batch_size // n_devices, batch_size // n_devices + 1) if n]
+    below = batch_size // n_devices * n_devices
+    sizes = filter(None, (below, below + n_devices))
     flags = " or ".join(f"--config.train.batch_size={size}" for size in sizes)
     return (
         f"\nThe batch of {batch_size} sequences is not divisible by {n_devices} devices, so that "
@@ -159,8 +170,9 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
     """Describe what the compiler says about a program; beside the training step, the estimate."""
     planned = e.sent_by_collective if c.state else Bytes(float)
 
-    def line(what: str, found: float, of_plan: float) -> str:
-        return f"  {what:<54}{si(found, 'B'):>10}" + (f"{si(of_plan, 'B'):>10}" if c.state else "")
+    def line(what: str, compiled: float, of_plan: float) -> str:
+        text = f"  {what:<54}{si(compiled, 'B'):>10}"
+        return text + f"{si(of_plan, 'B'):>10}" * bool(c.state)
 
     devices = f"one of {_devices(e)}" if c.program in ON_ONE_DEVICE else _devices(e)
     lines = [
@@ -169,19 +181,16 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
         line("largest use of memory per device", c.peak, e.memory.total),
     ]
     if c.state:
-        in_place = (
-            "replaced in place"
-            if c.aliased >= c.state
-            else f"COPIED: {si(c.state - c.aliased, 'B')} of it"
-        )
+        in_place = "replaced in place"
+        if c.aliased < c.state:
+            in_place = f"COPIED: {si(c.state - c.aliased, 'B')} of it"
         lines.append(f"  {'train state of ' + si(c.state, 'B') + ' per device':<54}{in_place}")
     for kind, axes in planned | c.sent:
-        total, what = (
-            c.sent[kind, axes],
-            f"sent per device and step: {kind} over {' x '.join(axes)}",
-        )
-        hidden = f"  {c.overlapped[kind, axes] / total:.0%} overlapped" if total else ""
-        lines.append(line(what, total, planned[kind, axes]) + hidden)
+        total = c.sent[kind, axes]
+        what = f"sent per device and step: {kind} over {' x '.join(axes)}"
+        lines.append(line(what, total, planned[kind, axes]))
+        if total:
+            lines[-1] += f"  {c.overlapped[kind, axes] / total:.0%} overlapped"
     if c.compute:
         planned_compute = product_seconds(e.config, e.device, e.n_devices)
         what = "time of a step without communication and kernels"
@@ -195,36 +204,35 @@ def describe_compiled(e: Estimate, c: Compiled) -> str:
 def _kernel_lines(e: Estimate, c: Compiled) -> list[str]:
     """Return a table of what a program's kernels move, and for training the time that follows."""
     bandwidth = e.device.bandwidth
-    moved: collections.Counter[str] = collections.Counter()
-    runs: collections.Counter[str] = collections.Counter()
-    groups: collections.Counter[tuple[str, str]] = collections.Counter()
-    runs_of_group: collections.Counter[tuple[str, str]] = collections.Counter()
+    # by kind, and by kind and owner
+    moved: collections.Counter[tuple[str, ...]] = collections.Counter()
+    runs: collections.Counter[tuple[str, ...]] = collections.Counter()
     for kernel in c.kernels:
-        group = kernel.kind, re.sub(r"layers/\d+", "layers/*", _owner(kernel.owner))
-        moved[kernel.kind] += kernel.total
-        runs[kernel.kind] += kernel.times
-        groups[group] += kernel.total
-        runs_of_group[group] += kernel.times
+        owner = re.sub(r"layers/\d+", "layers/*", _owner(kernel.owner))
+        for group in ((kernel.kind,), (kernel.kind, owner)):
+            moved[group] += kernel.total
+            runs[group] += kernel.times
+    kinds = [group for group, _ in moved.most_common() if len(group) == 1]
+    owners = [group for group, _ in moved.most_common() if len(group) == 2]
+    total = sum(moved[kind] for kind in kinds)
+    of_products = moved[traffic.PRODUCTS,]
 
     def line(what: str, n: int, size: int) -> str:
         return f"  {what:<54}{n:>5} x {si(size, 'B'):>9}{1e3 * size / bandwidth:>9.3g} ms"
 
     lines = [f"Moved by kernels per device, at most, and its time at {si(bandwidth, 'B/s')}"]
-    lines += [line(kind, runs[kind], size) for kind, size in moved.most_common()]
-    lines.append(line("all kernels", runs.total(), moved.total()))
+    lines += [line(*kind, runs[kind], moved[kind]) for kind in kinds]
+    lines.append(line("all kernels", sum(runs[kind] for kind in kinds), total))
     if c.state:
-        products = max(
-            product_seconds(e.config, e.device, e.n_devices), moved[traffic.PRODUCTS] / bandwidth
-        )
-        others = moved.total() - moved[traffic.PRODUCTS]
+        products = max(product_seconds(e.config, e.device, e.n_devices), of_products / bandwidth)
+        milliseconds = 1e3 * (products + (total - of_products) / bandwidth)
         what = f"time of a step: products at {e.device.attained:.0%} of the peak, then the rest"
-        lines.append(f"  {what:<76}{1e3 * (products + others / bandwidth):>9.3g} ms")
+        lines.append(f"  {what:<76}{milliseconds:>9.3g} ms")
     lines.append("The kernels that move most, besides products")
-    largest = [group for group, _ in groups.most_common() if group[0] != traffic.PRODUCTS]
-    lines += [
-        line(f"{owner} ({kind})", runs_of_group[kind, owner], groups[kind, owner])
-        for kind, owner in largest[:MOVED]
-    ]
+    largest = [group for group in owners if group[0] != traffic.PRODUCTS]
+    for group in largest[:MOVED]:
+        kind, owner = group
+        lines.append(line(f"{owner} ({kind})", runs[group], moved[group]))
     return lines
 
 
@@ -239,9 +247,5 @@ def _owner(name: str) -> str:
     if name.startswith("state."):
         return "/".join(re.findall(r"\w+", name.removeprefix("state.")))
     parts = [part for part in name.split("/") if re.fullmatch(r"[\w.-]+", part)]
-    parts = [
-        part
-        for part in parts
-        if part not in ("shard_map", "while", "body", "closed_call", "checkpoint")
-    ]
-    return ("/".join(parts[-4:]) or name[:50]) + (", backward" if "transpose(jvp" in name else "")
+    parts = [part for part in parts if part not in CONTROL]
+    return ("/".join(parts[-4:]) or name[:50]) + ", backward" * ("transpose(jvp" in name)

@@ -11,8 +11,12 @@ from collections.abc import Iterable
 
 from lm.cost import hlo
 
-PRODUCTS, ATTENTION, COLLECTIVES = "matrix products", "attention kernels", "collectives"
-REDUCTIONS, COPIES, OTHER = "reductions", "copies", "element by element"
+PRODUCTS = "matrix products"
+ATTENTION = "attention kernels"
+COLLECTIVES = "collectives"
+REDUCTIONS = "reductions"
+COPIES = "copies"
+OTHER = "element by element"
 
 _INSTRUCTION = re.compile(
     r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)"
@@ -72,31 +76,30 @@ def kernels(text: str) -> list[Kernel]:
     """
     bodies, times = hlo.scheduled(text)
     computations = {name: _parse(lines) for name, lines in bodies.items()}
-    found = []
+    moving = []
     for name, computation in computations.items():
         if not times[name]:
             continue
         for i in computation.values():
             if i.op in _NO_KERNEL or i.op.endswith(("-done", "-update")):
                 continue
-            called = _FUSED.search(i.line) if i.op == "fusion" else None
-            fused = computations.get(called[1], {}) if called else {}
+            fused: dict[str, _Instruction] = {}
+            if i.op == "fusion" and (called := _FUSED.search(i.line)):
+                fused = computations.get(called[1], {})
             moved = _read(i, computation, fused) + _written(i, computation, fused)
             owner = _OWNER.search(i.line)
             kind = _kind(i, fused.values())
-            found.append(Kernel(kind, owner[1] if owner else i.name, moved, times[name]))
-    return found
+            moving.append(Kernel(kind, owner[1] if owner else i.name, moved, times[name]))
+    return moving
 
 
 def _parse(lines: list[str]) -> dict[str, _Instruction]:
-    found = {}
-    for line in lines:
-        if match := _INSTRUCTION.match(line):
-            operands = _OPERAND.findall(match["rest"].split("), ")[0])
-            found[match["name"]] = _Instruction(
-                match["name"], match["type"], match["op"], operands, line
-            )
-    return found
+    instructions = {}
+    for match in filter(None, map(_INSTRUCTION.match, lines)):
+        name = match["name"]
+        operands = _OPERAND.findall(match["rest"].split("), ")[0])
+        instructions[name] = _Instruction(name, match["type"], match["op"], operands, match.string)
+    return instructions
 
 
 def _kind(i: _Instruction, fused: Iterable[_Instruction]) -> str:
@@ -121,15 +124,10 @@ def _read(i: _Instruction, computation: dict, fused: dict) -> int:
         if operand not in computation:
             continue
         whole = _bytes(computation[operand].type)
-        if fused:
-            parameters = [
-                p
-                for p in fused.values()
-                if p.op == "parameter" and f" parameter({number})" in p.line
-            ]
-            used = _used(parameters[0].name, fused) if parameters else None
-        else:
-            used = _used_by(i, operand)
+        used = None if fused else _used_by(i, operand)
+        for part in fused.values():
+            if part.op == "parameter" and f" parameter({number})" in part.line:
+                used = _used(part.name, fused)
         total += whole if used is None else min(used, whole)
     return total
 
@@ -159,18 +157,14 @@ def _written(i: _Instruction, computation: dict, fused: dict) -> int:
     """Return the bytes that an instruction writes."""
     if i.op.endswith("-start"):  # (result, operand, ...), or (operand, result, ...)
         return max((_bytes(part) for part in _arrays(i.type)), default=0)
-    if not fused:
-        return (
-            _bytes(computation[i.operands[1]].type)
-            if i.op == "dynamic-update-slice"
-            else _bytes(i.type)
-        )
+    if not fused and i.op == "dynamic-update-slice":
+        return _bytes(computation[i.operands[1]].type)
     root = next((part for part in fused.values() if part.line.lstrip().startswith("ROOT")), None)
     if root is None:
         return _bytes(i.type)
-    results = (
-        [fused[name] for name in root.operands if name in fused] if root.op == "tuple" else [root]
-    )
+    results = [root]
+    if root.op == "tuple":
+        results = [fused[name] for name in root.operands if name in fused]
     updates = [_update(result, fused) for result in results]
     # What stays outside of the device's memory is marked on the fusion's own type only.
     if not any(updates):
@@ -190,11 +184,8 @@ def _update(result: _Instruction, fused: dict) -> int:
 
 
 def _arrays(text: str) -> list[str]:
-    return [
-        match[0]
-        for match in _ARRAY.finditer(text)
-        if not re.search(r"S\([1-9]", match["layout"] or "")
-    ]
+    arrays = _ARRAY.finditer(text)
+    return [match[0] for match in arrays if not re.search(r"S\([1-9]", match["layout"] or "")]
 
 
 def _bytes(text: str) -> int:

@@ -20,7 +20,8 @@ def si(value: float, unit: str = "") -> str:
         return f"0 {unit}".strip()
     thousands = 0
     while abs(value) >= 999.5 and thousands < len(_PREFIXES) - 1:
-        value, thousands = value / 1000, thousands + 1
+        value /= 1000
+        thousands += 1
     return f"{_three_digits(value)} {_PREFIXES[thousands]}{unit}".strip()
 
 
@@ -36,7 +37,6 @@ def duration(value: float) -> str:
 
 def _three_digits(value: float) -> str:
     """Round to three significant digits, all integer ones and at most three decimals."""
-    decimals = (
-        0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2 if abs(value) >= 0.9995 else 3
-    )
+    # a number that is rounded up to 10 or 100 has one decimal less
+    decimals = sum(abs(value) < limit for limit in (99.95, 9.995, 0.9995))
     return f"{value:,.{decimals}f}"
