@@ -130,7 +130,7 @@ class TrainedModel:
         if len(ids) < 2:
             raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
         first, *rest = ids.tolist()
-        windows = list(log_probabilities.windows([first], rest, self.seq_len, full_last=False))
+        windows = list(log_probabilities.split_text([first], rest, self.seq_len, full_last=False))
         scores = log_probabilities.score(
             self.params, self.config.model, windows, seq_len=self.seq_len
         )

@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 
 import lm
 from lm.data import tokenizers
-from lm.generation.log_probabilities import score, windows
+from lm.generation.log_probabilities import score, split_text
 from lm.generation.text import Continuation
 from lm.harness import main
 from lm.huggingface.tokenizer_files import read_settings
@@ -108,7 +108,7 @@ def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
         context = run.encode(question["context"].rstrip()).tolist()
         for (log_p, _), choice in zip(sample["filtered_resps"], question["choices"], strict=True):
             ids = run.encode(question["context"] + choice).tolist()
-            (window,) = windows(
+            (window,) = split_text(
                 ids[: len(context) or 1], ids[len(context) or 1 :], 16, full_last=True
             )
             expected = score(run.params, run.config.model, [window], seq_len=16)[0].log_p
@@ -218,7 +218,7 @@ def test_texts_start_with_the_begin_of_text(adapt):
     ids, model = run.tokenizer.encode(TEXTS[1]).tolist(), adapt(run)
 
     def log_p(context, ids, full_last):
-        of = list(windows(context, ids, 16, full_last=full_last))
+        of = list(split_text(context, ids, 16, full_last=full_last))
         return sum(s.log_p for s in score(run.params, run.config.model, of, seq_len=16))
 
     (found,) = model.loglikelihood_rolling(instances([(TEXTS[1],)]), True)

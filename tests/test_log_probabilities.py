@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.generation.log_probabilities import Window, score, windows
+from lm.generation.log_probabilities import Window, score, split_text
 
 T = 8  # the context
 
@@ -49,7 +49,7 @@ def test_a_greedy_continuation_is_greedy(trained):
 @given(st.integers(1, 12), st.integers(0, 40), st.integers(1, 9), st.booleans())
 def test_each_token_is_scored_once_with_at_most_seq_len_inputs(n_context, n, seq_len, full_last):
     context, ids = list(range(-n_context, 0)), list(range(n))
-    found = list(windows(context, ids, seq_len, full_last=full_last))
+    found = list(split_text(context, ids, seq_len, full_last=full_last))
     assert [i for window in found for i in window.ids[len(window.ids) - window.n_scored :]] == ids
     for window in found:
         assert window.n_scored < len(window.ids) <= seq_len + 1

@@ -33,8 +33,11 @@ class Conversation:
         system: str = "",
         seed: int = 0,
     ):
-        self.decoder, self.tokenizer, self.n_tokens = decoder, tokenizer, n_tokens
-        self.sampling, self.seed = sampling, seed
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.n_tokens = n_tokens
+        self.sampling = sampling
+        self.seed = seed
         turns = chats.render(Turn("system", system)) if system else []
         self.head = tokenizer.begin(self._encode(turns)).tolist()  # what is never forgotten
         self.text: CachedText | None = None
@@ -55,20 +58,14 @@ class Conversation:
             UserError: if the turn cannot be encoded or is too long; the conversation stays as it
                 was.
         """
-        self._add(
-            self._encode(
-                [*chats.render(Turn("user", content)), *chats.opening("assistant")]
-            ).tolist(),
-            say,
-        )
+        turn = [*chats.render(Turn("user", content)), *chats.opening("assistant")]
+        self._add(self._encode(turn).tolist(), say)
         assert self.text is not None
         special = chats.marker_ids(self.tokenizer)
         stop = () if special else (chats.END,)
-        row, n_shown, self.interrupted = (
-            Continuation("", 0, prompt_ids=self.text.ids.copy()),
-            0,
-            False,
-        )
+        row = Continuation("", 0, prompt_ids=self.text.ids.copy())
+        n_shown = 0
+        self.interrupted = False
         while not (row.finish or self.interrupted or self.text.is_full):
             row.add([self.text.draw()], self.tokenizer, stop, self.n_tokens)
             yield row.text[n_shown:]
@@ -81,7 +78,8 @@ class Conversation:
 
     def _add(self, new: list[int], say: Callable[[str], None]) -> None:
         """Append the tokens of a turn, and forget old turns if there is no room for an answer."""
-        seq_len, least = self.decoder.seq_len, len(self.head) + len(new)
+        seq_len = self.decoder.seq_len
+        least = len(self.head) + len(new)
         if least >= seq_len:
             of_system = f" and the system's {len(self.head):,}" if self.head else ""
             raise UserError(
@@ -91,11 +89,7 @@ class Conversation:
         room = max(least, seq_len - min(self.n_tokens, seq_len // 2))
         ids = self.text.ids if self.text else self.head
         # if 0, 1, ... messages with answers are forgotten
-        kept_from = [
-            len(self.head),
-            *self.starts[1:],
-            len(ids),
-        ]
+        kept_from = [len(self.head), *self.starts[1:], len(ids)]
         n = next(n for n, first in enumerate(kept_from) if least + len(ids) - first <= room)
         if n:
             say(
@@ -104,9 +98,8 @@ class Conversation:
             )
         if n or self.text is None:
             self.starts = [start - kept_from[n] + len(self.head) for start in self.starts[n:]]
-            self.text = CachedText(
-                self.decoder, [*self.head, *ids[kept_from[n] :]], self.sampling, self.seed
-            )
+            kept = [*self.head, *ids[kept_from[n] :]]
+            self.text = CachedText(self.decoder, kept, self.sampling, self.seed)
         self.starts.append(len(self.text.ids))
         self.text.ids += new
 
@@ -115,9 +108,9 @@ class Conversation:
         assert self.text is not None
         marker, newline = chats.ending(is_answer=True)
         ids = self.text.ids
-        is_complete = finish == "stop" or (
-            finish == "end_of_text" and ids[-1] == special.get(chats.END)
-        )
-        if finish == "end_of_text" and not is_complete:
+        missing = [marker, newline]
+        if finish == "stop" or (finish == "end_of_text" and ids[-1] == special.get(chats.END)):
+            missing = [newline]
+        elif finish == "end_of_text":
             ids.pop()  # another token ended the answer
-        ids += self._encode([newline] if is_complete else [marker, newline]).tolist()
+        ids += self._encode(missing).tolist()

@@ -84,12 +84,12 @@ class Decoder:
             raise ValueError(
                 "generate: a prompt is empty; a model needs at least one token to continue"
             )
-        texts, n_drawn = [list(prompt) for prompt in prompts], 0
+        texts = [list(prompt) for prompt in prompts]
         n_slots = min(padded(max(map(len, texts)) + n_tokens - 1), self.seq_len)
-        samples_B = (
-            np.zeros(len(texts), np.uint32) if samples is None else np.asarray(samples, np.uint32)
-        )
-        draws = (sampling, np.uint32(seed), samples_B)
+        if samples is None:
+            samples = np.zeros(len(texts))
+        draws = (sampling, np.uint32(seed), np.asarray(samples, np.uint32))
+        n_drawn = 0
         while n_drawn < n_tokens:
             prompts_BT, lengths_B = self._windows(texts)
             state = _prefill(self, prompts_BT, lengths_B, np.int32(n_drawn), draws, n_slots=n_slots)
@@ -106,16 +106,20 @@ class Decoder:
                     break
                 n = min(n_more, every)
                 state, ids_BT = _decode(self, state, np.int32(n), draws)
-                ids_BT, n_more = np.asarray(ids_BT)[:, :n], n_more - n
+                ids_BT = np.asarray(ids_BT)[:, :n]
+                n_more -= n
 
     def _windows(self, texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Return the window of each text that the model sees, padded, and the lengths."""
         half = max(1, self.seq_len // 2)
-        windows = [text[-(-max(0, len(text) - self.seq_len) // half) * half :] for text in texts]
-        lengths_B = np.array([len(window) for window in windows], np.int32)
+        visible = []
+        for text in texts:
+            n_halves = -(-max(0, len(text) - self.seq_len) // half)
+            visible.append(text[n_halves * half :])
+        lengths_B = np.array([len(ids) for ids in visible], np.int32)
         prompts_BT = np.zeros((len(texts), min(padded(max(lengths_B)), self.seq_len)), np.int32)
-        for row, window in zip(prompts_BT, windows, strict=True):
-            row[: len(window)] = window
+        for row, ids in zip(prompts_BT, visible, strict=True):
+            row[: len(ids)] = ids
         return prompts_BT, lengths_B
 
 
@@ -137,7 +141,8 @@ class CachedText:
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], sampling: Sampling, seed: int = 0):
-        self.decoder, self.ids = decoder, list(ids)
+        self.decoder = decoder
+        self.ids = list(ids)
         self._draws = sampling, np.uint32(seed), np.zeros(1, np.uint32)
         self._state: State | None = None
         self._n_read = 0  # tokens in the cache
@@ -154,11 +159,9 @@ class CachedText:
                 f"the text has {len(self.ids)} tokens, and the model sees {self.decoder.seq_len}"
             )
         if self._state is None:
-            prompts_BT, lengths_B = self.decoder._windows([self.ids])
-            draws, n_slots = self._draws, self.decoder.seq_len
-            self._state = _prefill(
-                self.decoder, prompts_BT, lengths_B, np.int32(0), draws, n_slots=n_slots
-            )
+            prompt = self.decoder._windows([self.ids])
+            n_slots = self.decoder.seq_len
+            self._state = _prefill(self.decoder, *prompt, np.int32(0), self._draws, n_slots=n_slots)
         else:
             # of one shape, for one compiled program
             new_T = np.zeros(self.decoder.seq_len, np.int32)
@@ -195,13 +198,16 @@ def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str,
     Returns:
         {"prefill" or "decode": (a jitted function, its arguments, its static arguments)}.
     """
-    c, T = _generating(config.model), config.train.seq_len
+    c = _generating(config.model)
+    T = config.train.seq_len
     decoder = Decoder(jax.eval_shape(functools.partial(_unstack, c=c), params), c, T, c.vocab_size)
     array = jax.ShapeDtypeStruct
     sampling = Sampling(array((), np.float32))  # type: ignore[arg-type]
     draws = (sampling, array((), np.uint32), array((n_texts,), np.uint32))
-    lengths_B, n = array((n_texts,), np.int32), array((), np.int32)
-    prefill = (decoder, array((n_texts, T), np.int32), lengths_B, n, draws)
+    prompts_BT = array((n_texts, T), np.int32)
+    lengths_B = array((n_texts,), np.int32)
+    n = array((), np.int32)
+    prefill = (decoder, prompts_BT, lengths_B, n, draws)
     state = jax.eval_shape(functools.partial(_prefill, n_slots=T), *prefill)
     return {
         "prefill": (_prefill, prefill, {"n_slots": T}),
@@ -229,10 +235,9 @@ def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
     # looks back or ahead see changes at the ends
     same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))
     changed_T = np.where(same_T, tokens_T, (tokens_T + 1) % c.vocab_size)
-    one, other = (
-        np.asarray(_alone(params, tokens[None], c=c))[:, same_T] for tokens in (tokens_T, changed_T)
-    )
-    if not np.array_equal(one, other, equal_nan=True):
+    before_BTD = np.asarray(_alone(params, tokens_T[None], c=c))
+    after_BTD = np.asarray(_alone(params, changed_T[None], c=c))
+    if not np.array_equal(before_BTD[:, same_T], after_BTD[:, same_T], equal_nan=True):
         raise UserError(
             "config.model: positions see each other outside of attention, here.last, "
             "here.running_sum and here.recurrence, so the model has no cache to generate with; use "
@@ -262,9 +267,8 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
 
     def step(i, carry):
         state, ids_BT = carry
-        h_B1D, cache = _apply(
-            decoder, state.cache, state.tokens_B[:, None], decode(state.time, state.starts_B)
-        )
+        past = decode(state.time, state.starts_B)
+        h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], past)
         tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
         state = State(cache, state.time + 1, state.starts_B, tokens_B, state.n_drawn + 1)
         return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
@@ -283,9 +287,8 @@ def _read(decoder: Decoder, state: State, tokens_T, n_tokens) -> State:
         return dataclasses.replace(state, cache=cache, time=state.time + 1)
 
     state = jax.lax.fori_loop(0, n_tokens - 1, step, state)
-    return dataclasses.replace(
-        state, tokens_B=jax.lax.dynamic_slice_in_dim(tokens_T, n_tokens - 1, 1)
-    )
+    newest_B = jax.lax.dynamic_slice_in_dim(tokens_T, n_tokens - 1, 1)
+    return dataclasses.replace(state, tokens_B=newest_B)
 
 
 def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
@@ -303,8 +306,10 @@ def _draw(decoder: Decoder, h_BD, n_drawn, draws):
     sampling, seed, samples_B = draws
     logits_BV = head_logits(h_BD, model.head(decoder.params, decoder.config))[:, : decoder.n_ids]
     key = jax.random.key(seed)
-    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn))(
-        samples_B
-    )
+
+    def key_of(sample):
+        return jax.random.fold_in(jax.random.fold_in(key, sample), n_drawn)
+
+    keys_B = jax.vmap(key_of)(samples_B)
     is_finite_B = jnp.isfinite(jnp.max(logits_BV, axis=-1))
     return replicate_inside(jnp.where(is_finite_B, draw(keys_B, logits_BV, sampling), -1))

@@ -39,14 +39,11 @@ def filter_logits(logits, sampling: Sampling):
         p = jax.nn.softmax(descending, axis=-1)
         # total probability of all likelier tokens; the first token is always kept
         before = jnp.cumsum(p, axis=-1) - p
-        smallest = jnp.min(
-            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
-        )
-        logits = _keep(logits, logits >= smallest)
+        kept = jnp.where(before < sampling.top_p, descending, jnp.inf)
+        logits = _keep(logits, logits >= jnp.min(kept, axis=-1, keepdims=True))
     if sampling.min_p is not None:
-        logits = _keep(
-            logits, logits >= jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
-        )
+        least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+        logits = _keep(logits, logits >= least)
     return logits
 
 
@@ -56,12 +53,14 @@ def _keep(logits, kept):
 
 def draw(keys_B, logits_BV, sampling: Sampling):
     """Draw one token per example, int32 (B,), each with its own key."""
+
+    def likeliest():
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+
+    def random():
+        drawn_B = jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling))
+        return drawn_B.astype(jnp.int32)
+
     # Random numbers for a large vocabulary take as long as a small model, so they are not drawn for
     # nothing.
-    return jax.lax.cond(
-        sampling.temperature == 0,
-        lambda: jnp.argmax(logits_BV, axis=-1).astype(jnp.int32),
-        lambda: jax.vmap(jax.random.categorical)(keys_B, filter_logits(logits_BV, sampling)).astype(
-            jnp.int32
-        ),
-    )
+    return jax.lax.cond(sampling.temperature == 0, likeliest, random)

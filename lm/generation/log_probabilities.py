@@ -24,15 +24,13 @@ def score_batch(
     weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
-    found = [
-        _score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c)
-        for i in range(0, T, n)
-    ]
-    losses_BT, hits_BT = (
-        np.concatenate([np.asarray(part) for part in parts], 1)
-        for parts in zip(*found, strict=True)
-    )
-    return np.asarray(weights_BT), losses_BT, hits_BT
+    losses = []
+    hits = []
+    for i in range(0, T, n):
+        part = _score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c)
+        losses.append(np.asarray(part[0]))
+        hits.append(np.asarray(part[1]))
+    return np.asarray(weights_BT), np.concatenate(losses, 1), np.concatenate(hits, 1)
 
 
 @functools.partial(jax.jit, static_argnames="c")
@@ -40,11 +38,8 @@ def _hidden(params, batch, c):
     fields = batch_fields(batch)
     # of packed rows
     documents = {name: fields[name] for name in ("segments", "positions") if name in fields}
-    return (
-        fields["weights"],
-        fields["targets"],
-        model.hidden(params, c, fields["inputs"], **documents),
-    )
+    h_BTD = model.hidden(params, c, fields["inputs"], **documents)
+    return fields["weights"], fields["targets"], h_BTD
 
 
 @functools.partial(jax.jit, static_argnames="c")
@@ -67,7 +62,7 @@ class Score(NamedTuple):
     is_greedy: bool  # whether each of them is the likeliest token
 
 
-def windows(
+def split_text(
     context: Sequence[int], ids: Sequence[int], seq_len: int, *, full_last: bool
 ) -> Iterator[Window]:
     """Split a text into windows in which each token is predicted once.
@@ -79,9 +74,9 @@ def windows(
         full_last: the last window starts early enough to be full; otherwise it starts where the one
             before it ends.
 
-    >>> [(w.ids, w.n_scored) for w in windows([9], [0, 1, 2, 3, 4], 3, full_last=True)]
+    >>> [(w.ids, w.n_scored) for w in split_text([9], [0, 1, 2, 3, 4], 3, full_last=True)]
     [([9, 0, 1, 2], 3), ([1, 2, 3, 4], 2)]
-    >>> [(w.ids, w.n_scored) for w in windows([9], [0, 1, 2, 3, 4], 3, full_last=False)]
+    >>> [(w.ids, w.n_scored) for w in split_text([9], [0, 1, 2, 3, 4], 3, full_last=False)]
     [([9, 0, 1, 2], 3), ([2, 3, 4], 2)]
     """
     text = [*context, *ids]
@@ -94,7 +89,7 @@ def windows(
 def score(
     params: dict,
     c: ResolvedModel,
-    of: Sequence[Window],
+    windows: Sequence[Window],
     *,
     seq_len: int,
     batch_size: int | None = None,
@@ -112,22 +107,22 @@ def score(
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
     scores: dict[int, Score] = {}
     # memory runs out in the first batch or never
-    longest_first = sorted(range(len(of)), key=lambda i: -len(of[i].ids))
-    for batch in (longest_first[i : i + batch_size] for i in range(0, len(of), batch_size)):
+    longest_first = sorted(range(len(windows)), key=lambda i: -len(windows[i].ids))
+    for first in range(0, len(windows), batch_size):
+        batch = longest_first[first : first + batch_size]
         n_rows = min(padded(len(batch), 1), batch_size)
-        n_inputs = min(padded(len(of[batch[0]].ids) - 1), seq_len)
+        n_inputs = min(padded(len(windows[batch[0]].ids) - 1), seq_len)
         tokens_BT = np.zeros((n_rows, n_inputs + 1), np.int32)
         for row, i in zip(tokens_BT, batch, strict=False):
-            row[: len(of[i].ids)] = of[i].ids
+            row[: len(windows[i].ids)] = windows[i].ids
         _, losses_BT, hits_BT = score_batch(params, {"tokens": tokens_BT}, c)
         for losses_T, hits_T, i in zip(losses_BT, hits_BT, batch, strict=False):
-            end = len(of[i].ids) - 1
-            scored = slice(end - of[i].n_scored, end)
-            scores[i] = Score(
-                -float(losses_T[scored].sum(dtype=np.float64)), bool(hits_T[scored].all())
-            )
+            end = len(windows[i].ids) - 1
+            scored = slice(end - windows[i].n_scored, end)
+            log_p = -float(losses_T[scored].sum(dtype=np.float64))
+            scores[i] = Score(log_p, bool(hits_T[scored].all()))
         progress(len(batch))
-    return [scores[i] for i in range(len(of))]
+    return [scores[i] for i in range(len(windows))]
 
 
 def padded(n: int, smallest: int = 16) -> int:

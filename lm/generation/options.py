@@ -78,10 +78,8 @@ def check_options(values: dict[str, Any], label: Callable[[str], str] = str) -> 
 def _check(name: str, value: Any) -> None:
     if name not in ("prompts", "stop"):
         field = Options.__dataclass_fields__[name]
-        # a NumPy scalar
-        value = (
-            value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value
-        )
+        if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a NumPy scalar
+            value = value.item()
         checked(value, typing.get_type_hints(Options)[name], field)
         return
     used_up = iter(value) is value  # an iterator has no texts after this check

@@ -30,7 +30,7 @@ import lm
 from lm.data.chats import NO_TEMPLATE
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.generation.filters import Sampling
-from lm.generation.log_probabilities import Score, score, windows
+from lm.generation.log_probabilities import Score, Window, score, split_text
 from lm.generation.options import check_options
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.tokenizer_files import named_tokens, special_names
@@ -89,7 +89,8 @@ class HarnessModel(TemplateLM):
                 f"{workdir}: this run was trained on token ids and has no tokenizer; a task needs "
                 "one"
             )
-        self.windows, self.batch_size = windows, None if batch_size == "auto" else int(batch_size)
+        self.windows = windows
+        self.batch_size = None if batch_size == "auto" else int(batch_size)
 
     # ---- The tokenizer ---------------------------------------------------------------------------
 
@@ -104,38 +105,33 @@ class HarnessModel(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         """Encode a text, with begin_of_text unless add_special_tokens is False."""
         tokenizer = self.trained.tokenizer
-        return (
-            tokenizer.encode(string)
-            if add_special_tokens is False
-            else tokenizer.encode_prompt(string)
-        ).tolist()
+        encode = tokenizer.encode if add_special_tokens is False else tokenizer.encode_prompt
+        return encode(string).tolist()
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         context_ids, ids = super()._encode_pair(context, continuation)
-        # Encoded together, a short continuation may become a part of the context's last token.
-        return context_ids or self._prefix(), ids or self.tok_encode(
-            continuation, add_special_tokens=False
-        )
+        if not ids:
+            # Encoded together, a short continuation may become a part of the context's last token.
+            ids = self.tok_encode(continuation, add_special_tokens=False)
+        return context_ids or self._prefix(), ids
 
     def _prefix(self) -> list[int]:
         """Return the token that precedes a text without context, or no token."""
-        names = (
-            named_tokens(self.trained.settings)
-            if "tokenizer_config.json" in self.trained.settings
-            else {}
-        )
-        if found := [*self._ids_of(names.get("bos_token")), *self._ids_of(names.get("eos_token"))]:
-            return found[:1]
-        end = self.eot_token_id
-        return list(self.trained.tokenizer.begin_of_text) or ([] if end is None else [end])
+        if "tokenizer_config.json" in self.trained.settings:
+            names = named_tokens(self.trained.settings)
+            if ids := self._ids_of(names.get("bos_token"), names.get("eos_token")):
+                return ids[:1]
+        if self.trained.tokenizer.begin_of_text:
+            return list(self.trained.tokenizer.begin_of_text)
+        return [] if self.eot_token_id is None else [self.eot_token_id]
 
     def _ids_of(self, *names: str | None) -> list[int]:
         """Return the ids of those of these tokens that the tokenizer has."""
         tokenizer = self.trained.tokenizer
         if not isinstance(tokenizer, HFTokenizer):
             return []
-        found = (tokenizer.model.token_to_id(name) for name in names if name is not None)
-        return [i for i in found if i is not None]
+        ids = [tokenizer.model.token_to_id(name) for name in names if name is not None]
+        return [i for i in ids if i is not None]
 
     @functools.cached_property
     def _special_ids(self) -> set[int]:
@@ -161,17 +157,13 @@ class HarnessModel(TemplateLM):
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return (log-probability, whether greedy) of continuations given their contexts."""
         pairs = []
-        for context, text in (request.args for request in requests):
+        for request in requests:
+            context, text = request.args
             if context:
-                pairs.append(((context, text), *self._encode_pair(context, text)))
+                encoded = self._encode_pair(context, text)
             else:
-                pairs.append(
-                    (
-                        (context, text),
-                        self._prefix(),
-                        self.tok_encode(text, add_special_tokens=False),
-                    )
-                )
+                encoded = self._prefix(), self.tok_encode(text, add_special_tokens=False)
+            pairs.append((request.args, *encoded))
         return self._loglikelihood_tokens(pairs, disable_tqdm)
 
     def _loglikelihood_tokens(
@@ -179,10 +171,10 @@ class HarnessModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         pairs = [(context or ids[:1], ids[not context :]) for _, context, ids in requests]
         scores = self._score(pairs, full_last=True, disable_tqdm=disable_tqdm)
-        results = [
-            (sum(s.log_p for s in found), all(s.is_greedy for s in found)) for found in scores
-        ]
-        for (strings, _, _), result in zip(requests, results, strict=True):
+        results = []
+        for (strings, _, _), of_pair in zip(requests, scores, strict=True):
+            result = (sum(s.log_p for s in of_pair), all(s.is_greedy for s in of_pair))
+            results.append(result)
             self.cache_hook.add_partial("loglikelihood", strings, result)
         return results
 
@@ -201,8 +193,8 @@ class HarnessModel(TemplateLM):
         pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
         results = []
         scores = self._score(pairs, full_last=not in_training, disable_tqdm=disable_tqdm)
-        for request, ids, found in zip(requests, texts, scores, strict=True):
-            total = math.fsum(s.log_p for s in found)
+        for request, ids, of_text in zip(requests, texts, scores, strict=True):
+            total = math.fsum(s.log_p for s in of_text)
             if ids and not prefix:
                 n = len(ids) - 1
                 total += total / n if n else -math.log(self.trained.config.model.vocab_size)
@@ -212,29 +204,31 @@ class HarnessModel(TemplateLM):
 
     def _score(self, pairs, *, full_last: bool, disable_tqdm: bool) -> list[list[Score]]:
         """Return the scores of the windows of each pair (context, ids)."""
-        c, seq_len = self.trained.config.model, self.trained.seq_len
-        split = [
-            list(windows(context, ids, seq_len, full_last=full_last)) for context, ids in pairs
-        ]
-        flat = [window for found in split for window in found]
-        with tqdm(total=len(flat), desc="Scoring windows", disable=disable_tqdm) as bar:
+        c = self.trained.config.model
+        seq_len = self.trained.seq_len
+        windows: list[Window] = []
+        ends = [0]
+        for context, ids in pairs:
+            windows += split_text(context, ids, seq_len, full_last=full_last)
+            ends.append(len(windows))
+        with tqdm(total=len(windows), desc="Scoring windows", disable=disable_tqdm) as bar:
             options = {"seq_len": seq_len, "batch_size": self.batch_size, "progress": bar.update}
-            scores = iter(score(self.trained.params, c, flat, **options))
-        return [[next(scores) for _ in found] for found in split]
+            scores = score(self.trained.params, c, windows, **options)
+        return [scores[start:end] for start, end in itertools.pairwise(ends)]
 
     # ---- Generation ------------------------------------------------------------------------------
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         """Return the continuation of each context, up to one of its stop strings."""
-        groups, results = defaultdict(list), [""] * len(requests)
+        groups = defaultdict(list)
+        results = [""] * len(requests)
         for i, request in enumerate(requests):
             groups[repr(request.args[1])].append(i)  # requests of a batch share their options
         with tqdm(total=len(requests), desc="Generating texts", disable=disable_tqdm) as bar:
             for group in groups.values():
                 contexts = [requests[i].args[0] for i in group]
-                for i, text in zip(
-                    group, self._generate(contexts, requests[group[0]].args[1], bar), strict=True
-                ):
+                texts = self._generate(contexts, requests[group[0]].args[1], bar)
+                for i, text in zip(group, texts, strict=True):
                     results[i] = text
                     self.cache_hook.add_partial("generate_until", requests[i].args, text)
         return results
@@ -255,15 +249,23 @@ class HarnessModel(TemplateLM):
             drawing |= {name: options.get(name) or None for name in ("top_k", "min_p")}
         check_options(drawing, "generation_kwargs.{}".format)
         sampling = Sampling(**drawing)
-        n_tokens, stop = options["max_gen_toks"], [s for s in options["until"] if s]
+        n_tokens = options["max_gen_toks"]
+        stop = [text for text in options["until"] if text]
         keys = [tuple(self._prompt(context, n_tokens)) for context in contexts]
         n_samples = max(Counter(keys).values()) if sampling.temperature else 1
         prompts = sorted(set(keys), key=lambda ids: (-len(ids), ids))
-        what = self.trained.decoder, self.trained.tokenizer, prompts, n_tokens, sampling
+        stream = stream_texts(
+            self.trained.decoder,
+            self.trained.tokenizer,
+            prompts,
+            n_tokens,
+            sampling,
+            n_samples=n_samples,
+            stop=stop,
+            batch_size=self.batch_size or 16,
+        )
         texts: dict[tuple, str] = {}
-        for rows in stream_texts(
-            *what, n_samples=n_samples, stop=stop, batch_size=self.batch_size or 16
-        ):
+        for rows in stream:
             while len(texts) < len(rows) and (row := rows[len(texts)]).finish:
                 texts[tuple(row.prompt_ids), row.sample] = self._without_special(row, stop)
                 bar.update()
@@ -281,7 +283,8 @@ class HarnessModel(TemplateLM):
 
     def _prompt(self, context: str, n_tokens: int) -> list[int]:
         """Encode a context, without its first tokens if the model could not see n_tokens more."""
-        if not (ids := self.tok_encode(context) or self._prefix()):
+        ids = self.tok_encode(context) or self._prefix()
+        if not ids:
             raise UserError(
                 "a task asks for text without a context, and this model's tokenizer has no end of "
                 "text"
@@ -298,9 +301,8 @@ def load_tasks(names: Sequence[str]) -> dict:
     np.random.seed(1234)
     try:
         loaded = TaskManager().load(list(names))
-    except (
-        Exception
-    ) as error:  # of the harness, of the task's own code, or of what downloads its data
+    # of the harness, of the task's own code, or of what downloads its data
+    except Exception as error:
         raise UserError(
             f"config.eval.harness_tasks: {', '.join(names)} cannot be loaded "
             f"({first_line(error)}); `lm_eval ls tasks` lists the tasks, and a YAML file's path is "
@@ -319,9 +321,8 @@ def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[s
         task.set_fewshot_seed(seed=1234)
     # simple_evaluate does the same, and then describes the machine, which takes seconds.
     try:
-        found = lm_eval.evaluate(
-            HarnessModel(trained), tasks, limit=limit, bootstrap_iters=0, log_samples=False
-        )
+        options = {"limit": limit, "bootstrap_iters": 0, "log_samples": False}
+        results = lm_eval.evaluate(HarnessModel(trained), tasks, **options)["results"]
     except UserError:
         raise
     except Exception as error:  # of the task's own code
@@ -329,9 +330,9 @@ def task_scores(trained: TrainedModel, tasks: dict, limit: int | None) -> dict[s
         raise UserError(
             f"config.eval.harness_tasks: {names}: {first_line(error)}; leave the task out"
         ) from error
-    return {
-        f"{task}/{metric.removesuffix(',none')}": float(value)
-        for task, metrics in found["results"].items()
-        for metric, value in metrics.items()
-        if isinstance(value, float) and "_stderr" not in metric
-    }
+    scores = {}
+    for task, metrics in results.items():
+        for metric, value in metrics.items():
+            if isinstance(value, float) and "_stderr" not in metric:
+                scores[f"{task}/{metric.removesuffix(',none')}"] = float(value)
+    return scores

@@ -24,7 +24,8 @@ def sample(run: Run, params: dict, step: int, directory: Path) -> str | None:
     Raises:
         UserError: if the tokenizer cannot encode the prompt.
     """
-    c, tokenizer = run.config, run.corpus.tokenizer
+    c = run.config
+    tokenizer = run.corpus.tokenizer
     if tokenizer is None or not c.eval.sample_tokens:
         return None
     model = TrainedModel(directory, step, c, params, tokenizer)
@@ -38,7 +39,8 @@ def task_scorer(run: Run, directory: Path) -> Scorer:
     Raises:
         UserError: the harness cannot load a task, or a task cannot be computed in this run.
     """
-    c, tokenizer = run.config, run.corpus.tokenizer
+    c = run.config
+    tokenizer = run.corpus.tokenizer
     if jax.process_count() > 1:
         raise UserError(
             "config.eval.harness_every: a run of several processes has no tasks; use 0, and "
@@ -57,9 +59,8 @@ def task_scorer(run: Run, directory: Path) -> Scorer:
         first = jax.devices()[:1]
         alone = make_mesh(dict.fromkeys(MESH_AXES, 1), first)
         with jax.set_mesh(alone) if current_mesh() else contextlib.nullcontext():
-            model = TrainedModel(
-                directory, 0, config, jax.device_put(jax.device_get(params), first[0]), tokenizer
-            )
+            on_first = jax.device_put(jax.device_get(params), first[0])
+            model = TrainedModel(directory, 0, config, on_first, tokenizer)
             return evaluation_harness.task_scores(model, tasks, c.eval.harness_limit or None)
 
     return scores

@@ -34,26 +34,26 @@ def score_split(
         batch_size: windows per batch; None: as many as have TOKENS tokens.
         title: of the progress bar in a terminal.
     """
-    T, n = config.train.seq_len, n_eval_windows(split, config, stride=stride)
+    T = config.train.seq_len
+    n = n_eval_windows(split, config, stride=stride)
     # At most the next power of two: few sizes, hence few compiled programs.
     B = min(batch_size or max(1, TOKENS // T), padded(n, 1))
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, batch_size=B))
-    n_blocks, edges = min(MAX_BLOCKS, n), bin_edges(T)
+    n_blocks = min(MAX_BLOCKS, n)
+    edges = bin_edges(T)
     sums = np.zeros((n_blocks, len(edges), 3))
     for first in tqdm(range(0, n, B), title, leave=False, disable=None):
         starts_B, weights_BT = eval_windows(split, config, first // B, stride)
         batch = gather(split.arrays, starts_B, T)
         contexts_BT = context_lengths(batch)
-        weights_BT, losses_BT, hits_BT = score_batch(
-            params, batch | {"weights": weights_BT}, config.model
-        )
+        batch["weights"] = weights_BT
+        weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n
         cells_BT = block_B[:, None] * len(edges) + np.searchsorted(edges, contexts_BT)
         for i, values_BT in enumerate((np.ones_like(losses_BT), losses_BT, hits_BT)):
             counted = np.where(weights_BT > 0, values_BT, 0.0)
-            sums[..., i] += np.bincount(
-                cells_BT.ravel(), counted.ravel(), sums[..., 0].size
-            ).reshape(sums.shape[:2])
+            totals = np.bincount(cells_BT.ravel(), counted.ravel(), n_blocks * len(edges))
+            sums[..., i] += totals.reshape(n_blocks, len(edges))
     return Scores(sums, T, stride or T, split.bytes_per_token)
 
 

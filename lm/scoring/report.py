@@ -10,10 +10,10 @@ from lm.system.text_tables import plural, table
 
 def short_names(results: list[TextResult]) -> list[str]:
     """Return the names of the texts; where two are equal, their sources."""
-    found = [r.text.name or r.text.corpus.name for r in results]
+    names = [r.text.name or r.text.corpus.name for r in results]
     return [
-        r.text.source if found.count(name) > 1 else name
-        for r, name in zip(results, found, strict=True)
+        r.text.source if names.count(name) > 1 else name
+        for r, name in zip(results, names, strict=True)
     ]
 
 
@@ -26,15 +26,8 @@ def losses_table(results: list[TextResult]) -> str:
         if result.sliding:
             rows.append(("", f"model, stride {result.sliding.stride}", *_cells(result.sliding)))
         for baseline, loss in reversed(result.baselines.items()):
-            rows.append(
-                (
-                    "",
-                    baseline,
-                    "",
-                    *_loss_cells(Estimate(loss, None), result.plain.bytes_per_token),
-                    "-",
-                )
-            )
+            cells = _loss_cells(Estimate(loss, None), result.plain.bytes_per_token)
+            rows.append(("", baseline, "", *cells, "-"))
     if mean := weighted_mean(results):
         rows.append(("weighted mean", "model", "", str(mean), str(perplexity(mean)), "-", "-"))
     return table(rows, right=[2])
@@ -67,9 +60,9 @@ def _loss_cells(loss: Estimate, bytes_per_token: float | None) -> tuple[str, str
 
 def context_table(results: list[TextResult]) -> str:
     """Return a table of the loss by length of the context, with a column for each text."""
-    columns = [
-        {(b.first, b.last): str(b.loss) for b in result.plain.by_context} for result in results
-    ]
+    columns = []
+    for result in results:
+        columns.append({(b.first, b.last): str(b.loss) for b in result.plain.by_context})
     rows = [("context", *short_names(results))]
     for first, last in sorted(set().union(*columns)):
         lengths = f"{first:,}" if first == last else f"{first:,}-{last:,}"
@@ -79,10 +72,9 @@ def context_table(results: list[TextResult]) -> str:
 
 def footnotes(results: list[TextResult]) -> list[str]:
     """Return the lines below the table of losses."""
-    lines = [
-        "Loss in nats per token.",
-        *(line for r in results for line in shards.describe(r.text.corpus.record)),
-    ]
+    lines = ["Loss in nats per token."]
+    for result in results:
+        lines += shards.describe(result.text.corpus.record)
     if any(result.text.split.targets for result in results):
         lines.append(
             "Of chats, only answers are predicted and counted (config.data.targets = assistant)."
@@ -114,19 +106,19 @@ def to_record(result: TextResult) -> dict:
         "baselines": result.baselines,
         "plain": _scores_record(result.plain),
     }
-    return record | ({"sliding": _scores_record(result.sliding)} if result.sliding else {})
+    if result.sliding:
+        record["sliding"] = _scores_record(result.sliding)
+    return record
 
 
 def _scores_record(scores: Scores) -> dict:
     record = {"stride": scores.stride, "predicted_tokens": scores.tokens, "blocks": scores.blocks}
     for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
         record |= _pair(name, getattr(scores, name))
-    bins = [
-        {"first": b.first, "last": b.last, "tokens": b.tokens}
-        | _pair("loss", b.loss)
-        | _pair("accuracy", b.accuracy)
-        for b in scores.by_context
-    ]
+    bins = []
+    for b in scores.by_context:
+        lengths = {"first": b.first, "last": b.last, "tokens": b.tokens}
+        bins.append(lengths | _pair("loss", b.loss) | _pair("accuracy", b.accuracy))
     return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}
 
 

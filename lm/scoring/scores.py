@@ -104,14 +104,14 @@ class Scores:
     @functools.cached_property
     def by_context(self) -> list[ContextBin]:
         """Return loss and accuracy by length of context, in the non-empty bins of `bin_edges`."""
-        found, edges = [], bin_edges(self.seq_len)
-        for i, (before, last) in enumerate(itertools.pairwise([0, *edges])):
+        bins = []
+        edges = [0, *bin_edges(self.seq_len)]
+        for i, (before, last) in enumerate(itertools.pairwise(edges)):
             counts, losses, hits = self.sums[:, i].T
             if n := int(counts.sum()):
-                found.append(
-                    ContextBin(before + 1, last, n, ratio(losses, counts), ratio(hits, counts))
-                )
-        return found
+                loss = ratio(losses, counts)
+                bins.append(ContextBin(before + 1, last, n, loss, ratio(hits, counts)))
+        return bins
 
 
 def perplexity(loss: Estimate) -> Estimate:
@@ -149,8 +149,11 @@ def ratio(sums_B, counts_B) -> Estimate:
     >>> ratio(np.array([4.0, 6.0, 8.0, 2.0] * 2), np.full(8, 2.0))  # means 2, 3, 4, 1
     Estimate(value=2.5, error=0.4225771273642583)
     """
-    s, c = (np.asarray(a, float)[np.asarray(counts_B) > 0] for a in (sums_B, counts_B))
-    value, n = float(s.sum()) / float(c.sum()), len(c)
+    counted = np.asarray(counts_B) > 0
+    s = np.asarray(sums_B, float)[counted]
+    c = np.asarray(counts_B, float)[counted]
+    value = float(s.sum()) / float(c.sum())
+    n = len(c)
     if n < MIN_BLOCKS:
         return Estimate(value, None)
     with np.errstate(invalid="ignore"):  # infinite losses of a diverged model

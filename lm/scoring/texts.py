@@ -172,24 +172,26 @@ def open_text(run: TrainedModel, split: str, data: str | None, say: Callable[[st
         raise UserError(f"--split: {repeated[0]} is given twice")
     corpus = _open_corpus(run, source, say, is_given=data is not None and data not in own)
     try:
-        found = corpus.split("+".join(corpus.splits) if split == "all" else split)
+        tokens = corpus.split("+".join(corpus.splits) if split == "all" else split)
     except UserError as error:
         raise UserError(f"--split: {error}; all joins them") from None
-    text = Text(without_secrets(source), corpus, found, data or "" if weight else "", weight)
-    n, vocab_size = len(found.tokens), run.config.model.vocab_size
+    name = data or "" if weight else ""
+    text = Text(without_secrets(source), corpus, tokens, name, weight)
+    n = len(tokens.tokens)
+    vocab_size = run.config.model.vocab_size
     advice = "use a longer text, --split all or a smaller --seq-len"
-    if found.packed and not n:
+    if tokens.packed and not n:
         raise UserError(f"--data: {text} has no document of two tokens; {advice}")
-    if not found.packed and n <= run.seq_len:
+    if not tokens.packed and n <= run.seq_len:
         raise UserError(
             f"--data: {text} has {n:,} tokens, and a window of this model has {run.seq_len + 1:,}; "
             f"{advice}"
         )
-    if found.targets and not found.targets.n_tokens:
+    if tokens.targets and not tokens.targets.n_tokens:
         raise UserError(
             f"--data: {text} has no answers, which alone count in this run (config.data.targets)"
         )
-    if not corpus.ids_are_checked and (largest := largest_id(found.tokens)) >= vocab_size:
+    if not corpus.ids_are_checked and (largest := largest_id(tokens.tokens)) >= vocab_size:
         raise UserError(
             f"--data: {text} has the id {largest:,}, but the vocabulary of this model has "
             f"{vocab_size:,} ids; these shards have another tokenizer"
@@ -211,20 +213,19 @@ def _open_corpus(
     `is_given` says whether the user named the source, not only the run.
     """
     # A run records URLs without their secrets, and the user may give them.
-    own = [without_secrets(own) for own, _ in own_texts(run).values()]
+    own = [without_secrets(text) for text, _ in own_texts(run).values()]
     is_own = without_secrets(source) in own and _has_text(run)
     if run.tokenizer is None and not source.startswith("tokens:"):
         raise UserError(f"--data: {run.path} has no tokenizer, only token ids; give tokens:PATH")
     config = trusted.local(run.config.data)
-    config = (
-        config.of_source(source)
-        if not is_own or config.mixture
-        else dataclasses.replace(config, source=source)
-    )
-    if not is_given:  # the tokenizer is the model's
-        trusted.check(
-            dataclasses.replace(run.config.data.of_source(source), tokenizer="char"), run.path
-        )
+    if is_own and not config.mixture:
+        config = dataclasses.replace(config, source=source)
+    else:
+        config = config.of_source(source)
+    if not is_given:
+        # The tokenizer is the model's, and a file that the run names is not read.
+        named = dataclasses.replace(run.config.data.of_source(source), tokenizer="char")
+        trusted.check(named, run.path)
     if source.startswith("tokens:") and config.packing != "none":
         raise UserError(
             f"--data: {run.path} packs documents, and token shards do not record documents; give a "
@@ -233,10 +234,11 @@ def _open_corpus(
     try:
         corpus = open_corpus(config, seq_len=run.seq_len, tokenizer=run.tokenizer, say=say)
     except UserError as error:
-        lines = [line.replace("config.data.source:", "--data:") for line in error.problems]
-        error.problems = tuple(
-            line if line.startswith("--data:") else f"--data: {source}: {line}" for line in lines
-        )
+        problems = []
+        for line in error.problems:
+            line = line.replace("config.data.source:", "--data:")
+            problems.append(line if line.startswith("--data:") else f"--data: {source}: {line}")
+        error.problems = tuple(problems)
         raise
     if is_own and corpus.fingerprint not in (_trained_on(run) or {corpus.fingerprint}):
         say(
@@ -256,11 +258,10 @@ def find_baselines(
     """
     if not _has_text(run) or run.config.data.mixture:
         return [{} for _ in texts]
-    source, recorded = run.config.data.source, without_secrets(run.config.data.source)
+    source = run.config.data.source
+    opened = [text.corpus for text in texts if text.source == without_secrets(source)]
     try:
-        own = next(
-            (text.corpus for text in texts if text.source == recorded), None
-        ) or _open_corpus(run, source, say)
+        own = opened[0] if opened else _open_corpus(run, source, say)
         return [ngram_losses(own, text.split, run.config.model.vocab_size) for text in texts]
     except UserError as error:
         say(f"WARNING: no baselines, because the text of the run cannot be read: {error}")
@@ -277,14 +278,14 @@ def _data_record(run: TrainedModel) -> dict[str, Any]:
 
 def _trained_on(run: TrainedModel) -> set[str]:
     """Return the fingerprints of a run's training texts; empty if unknown or of other rows."""
-    record, data = _data_record(run), run.config.data
+    record = _data_record(run)
+    data = run.config.data
     if data.mixture:
         return {made["fingerprint"] for made in record.get("record", {}).values()}
     if not record:
         return set()
-    if (
-        data.packing != "none"
-        and read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"] != run.seq_len
-    ):
-        return set()
+    if data.packing != "none":
+        trained = read_json(run.path / "config.json", _CONFIG)["train"]["seq_len"]
+        if trained != run.seq_len:
+            return set()
     return {record["fingerprint"]}
