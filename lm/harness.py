@@ -8,6 +8,7 @@ import sys
 
 from lm.command_line.checkpoint import STEP
 from lm.config.values import path_argument
+from lm.data import trusted
 from lm.data.chats import NO_TEMPLATE
 from lm.system.errors import UserError, first_line, with_exit_code
 from lm.system.parser import Parser
@@ -18,8 +19,7 @@ examples:
   python -m lm.harness --workdir runs/mine --tasks my_task --include_path my_tasks --output_path results
   lm_eval ls tasks                                        (the tasks of the harness)
 
-Needs the extra [eval]. Most tasks download their data; docs/evaluation.md has one that does not. A task file is a
-program (!function, templates): use only those that you trust.
+Needs the extra [eval]. Most tasks download their data; docs/evaluation.md has one that does not.
 
 exit codes: 0 finished; 1 a file cannot be read at the moment; 2 invalid arguments; 130 Ctrl-C.
 """
@@ -47,6 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--windows", default="training", choices=["training", "harness"], help=windows
     )
+    trust = (
+        "run the Python code that task files other than the harness's own name (!function); their "
+        "folders are remembered"
+    )
+    parser.add_argument("--trust-tasks", action="store_true", help=trust)
     given = sys.argv[1:] if argv is None else argv
     if given and not given[0].startswith("-"):
         given = ["--workdir", *given]
@@ -58,10 +63,13 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(NO_TEMPLATE)
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError("lm-eval is not installed; run: pip install -e '.[eval]'")
+    from jinja2 import TemplateError
     from lm_eval.__main__ import cli_evaluate
 
-    import lm.scoring.evaluation_harness  # noqa: F401 - registers the model
+    from lm.scoring.evaluation_harness import check_functions  # the import registers the model
 
+    if a.trust_tasks:
+        check_functions(trusted.remember_tasks)
     model_args = json.dumps({"workdir": a.workdir, "step": a.step, "windows": a.windows})
     sys.argv = [
         "lm_eval",
@@ -76,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     ]
     try:
         cli_evaluate()
-    except ValueError as error:  # the harness raises it for unknown tasks and wrong task files
+    # unknown tasks, wrong task files, and templates that want to run code
+    except (ValueError, TemplateError) as error:
         raise UserError(f"lm-eval: {first_line(error)}") from error
     return 0
 

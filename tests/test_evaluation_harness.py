@@ -5,6 +5,7 @@ own models.
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -291,6 +292,57 @@ def test_special_tokens_that_are_drawn_are_left_out_of_texts(adapt, monkeypatch)
         row = Continuation("the", 0, prompt_ids=run.tokenizer.encode("the").tolist())
         row.add(drawn, run.tokenizer, ["q"], len(drawn))
         assert model._without_special(row, ["q"]) == text
+
+
+FUNCTION = """
+task: with_code
+output_type: generate_until
+doc_to_target: x
+"""
+WITH_CODE = {  # file: content; the task is in task.yaml
+    "function": {"task.yaml": FUNCTION + "doc_to_text: !function code.run\n"},
+    "included": {
+        "task.yaml": FUNCTION + "include: other.yaml\n",
+        "other.yaml": "process_docs: !function code.run\n",
+    },
+    "class": {"task.yaml": "task: with_code\nclass: !function code.run\n"},
+    "standard library": {"task.yaml": FUNCTION + "doc_to_text: !function os.system\n"},
+    "verbatim tag": {"task.yaml": FUNCTION + "doc_to_text: !<!function> code.run\n"},
+}
+
+
+@pytest.mark.parametrize("case", WITH_CODE)
+def test_the_code_of_a_task_file_runs_only_where_it_is_trusted(
+    case, command, tmp_path, monkeypatch
+):
+    from lm.scoring import evaluation_harness as harness
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name, content in WITH_CODE[case].items():
+        (tmp_path / name).write_text(content)
+    marker = f"open({str(tmp_path / 'it ran')!r}, 'w')"
+    (tmp_path / "code.py").write_text(f"{marker}\ndef run(*a, **k): return 'x'\n")
+    arguments = "--workdir=none", f"--tasks={tmp_path / 'task.yaml'}"
+    code, output = command(main, *arguments)
+    assert (code, "--trust-tasks" in output) == (2, True)
+    with pytest.raises(UserError, match="--trust-tasks"):  # in a run, and in Python
+        harness.load_tasks([str(tmp_path / "task.yaml")])
+    assert not (tmp_path / "it ran").exists()
+    if (tmp_path / "code.py").exists() and case != "standard library":
+        command(main, *arguments, "--trust-tasks")
+        assert (tmp_path / "it ran").exists()
+    harness.check_functions(harness.trusted.check_tasks)
+
+
+def test_the_templates_of_a_task_file_run_no_code(command):
+    from jinja2.exceptions import SecurityError
+    from lm_eval.utils import apply_template
+
+    assert apply_template("{{a.strip() | regex_replace('x', 'y')}}\n", {"a": " x "}) == "y\n"
+    for template in ("{{cycler.__init__.__globals__}}", "{{''.__class__.mro()}}"):
+        with pytest.raises(SecurityError):
+            apply_template(template, {})
 
 
 def test_a_chat_template_is_refused_before_anything_is_loaded(command):

@@ -3,7 +3,7 @@
 Training remembers, outside of its run, what it read: a file in the user's cache for each place,
 which is a path or a URL. What a run names is read without being asked for if the same user trained
 with it before. Names that mean the same everywhere (python_docs, markov, tfds:NAME) are always
-read.
+read. Folders with task files of lm-evaluation-harness that may run code are remembered alike.
 """
 
 import dataclasses
@@ -31,13 +31,21 @@ def remember(data) -> None:
         UserError: the user's cache cannot be written.
     """
     for place in [*_read(data), *filter(None, (data.data_dir, data.cache_dir))]:
-        mark = _mark(place)
-        try:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            write_text(mark, "")
-        except OSError as error:
-            advice = "set XDG_CACHE_HOME to another folder"
-            raise UserError(f"{mark} cannot be written ({error.strerror}); {advice}") from None
+        _remember(place)
+
+
+def remember_tasks(folder: str | Path) -> None:
+    """Remember that the task files of a folder may run code."""
+    _remember(f"tasks:{folder}")
+
+
+def check_tasks(folder: str | Path) -> None:
+    """Raise UserError if a folder, in which a task file runs code, is not remembered."""
+    if not _mark(f"tasks:{folder}").exists():
+        raise UserError(
+            f"{folder}: a task file there has !function, which runs any Python code; if you trust "
+            "it, lm.harness --trust-tasks runs it, now and later"
+        )
 
 
 def check(data, workdir: str | Path) -> None:
@@ -78,6 +86,16 @@ def _read(data) -> Iterator[str]:
 
 def _is_folder(path: str) -> bool:
     return os.path.isdir(expanded(path))
+
+
+def _remember(place: str) -> None:
+    mark = _mark(place)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        write_text(mark, "")
+    except OSError as error:
+        advice = "set XDG_CACHE_HOME to another folder"
+        raise UserError(f"{mark} cannot be written ({error.strerror}); {advice}") from None
 
 
 def _mark(place: str) -> Path:

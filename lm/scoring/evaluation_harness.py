@@ -14,19 +14,23 @@ import logging
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import lm_eval
+import lm_eval.utils
 import numpy as np
+from jinja2.sandbox import SandboxedEnvironment
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, _yaml_loader
 from tqdm import tqdm
 
 import lm
+from lm.data import trusted
 from lm.data.chats import NO_TEMPLATE
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.generation.filters import Sampling
@@ -292,6 +296,45 @@ class HarnessModel(TemplateLM):
         return ids[-max(self.max_length - n_tokens, self.max_length // 2, 1) :]
 
 
+# ---- Task files of other people ------------------------------------------------------------------
+
+OWN_TASKS = Path(_yaml_loader.__file__).parent
+if not (hasattr(_yaml_loader, "_import_func_in_yml") and hasattr(lm_eval.utils, "env")):
+    raise UserError(
+        f"lm-eval {metadata.version('lm-eval')} reads task files in an unknown way; install 0.4.13"
+    )
+_load_function = _yaml_loader._import_func_in_yml
+
+
+def check_functions(check: Callable[[Path], None]) -> None:
+    """Have task files run functions (!function) only after `check` of their folder.
+
+    The harness's own task files are not checked.
+    """
+
+    def load(name: str, folder: Path) -> Any:
+        if not folder.is_relative_to(OWN_TASKS):
+            check(folder)
+        return _load_function(name, folder)
+
+    _yaml_loader._import_func_in_yml = load
+
+
+def _in_sandbox(templates) -> SandboxedEnvironment:
+    """Return the harness's environment of Jinja templates, in which they cannot run Python code."""
+    sandbox = SandboxedEnvironment(
+        loader=templates.loader,
+        undefined=templates.undefined,
+        keep_trailing_newline=templates.keep_trailing_newline,
+    )
+    sandbox.filters = templates.filters
+    return sandbox
+
+
+check_functions(trusted.check_tasks)
+lm_eval.utils.env = _in_sandbox(lm_eval.utils.env)
+
+
 # ---- Tasks during a run --------------------------------------------------------------------------
 
 
@@ -301,6 +344,8 @@ def load_tasks(names: Sequence[str]) -> dict:
     np.random.seed(1234)
     try:
         loaded = TaskManager().load(list(names))
+    except UserError:
+        raise
     # of the harness, of the task's own code, or of what downloads its data
     except Exception as error:
         raise UserError(
