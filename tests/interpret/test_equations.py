@@ -5,9 +5,12 @@ import re
 
 import jax
 import pytest
+from running import ROOT
 from test_ideas import PAIRS, VARIANTS
 from tiny import tiny
 
+from lm import parameters
+from lm.command_line.loading import load
 from lm.interpret.equations import Trace, equations
 
 # Keys of the model besides ideas, and values that only a number or a name in the page shows.
@@ -97,3 +100,12 @@ def test_equal_layers_are_printed_once_however_they_are_run():
         for scan, remat in ((False, "none"), (True, "block"))
     )
     assert unrolled == scanned
+
+
+def test_the_page_in_the_guide_is_that_of_the_present_code():
+    config = load(str(ROOT / "configs" / "shakespeare.py"), ["model.vocab_size=65"])
+    page = equations(parameters.resolve(config, 65)).strip()
+    guide = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    command = "python3 -m lm.train --config configs/shakespeare.py --config.model.vocab_size=65"
+    assert f"{command} --print_model" in guide
+    assert f"```\n{page}\n```" in guide, "run the command and replace its output in the guide"
