@@ -1,6 +1,4 @@
-"""Check the arguments of a run or a sweep at submission, before it waits in a queue. Imports no
-jax.
-"""
+"""Check the arguments of a run or sweep before it waits in a queue. Imports no jax."""
 
 import subprocess
 import sys
@@ -76,9 +74,7 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
 
 
 def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1) -> int:
-    """Compile the training step for devices such as "h100:16" with lm.train --plan --compiled;
-    return the exit code.
-    """
+    """Compile the step for devices such as "h100:16" (--plan --compiled); return the exit code."""
     # may be there only
     argv = [argument for argument in argv if not argument.startswith("--config.log.wandb=")]
     devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]

@@ -240,8 +240,7 @@ def read_pod(path: Path) -> dict:
 
 
 def merged(ours, theirs):
-    """Return a part of a manifest with that of a file, which takes precedence; entries of lists are
-    merged by name.
+    """Return a part of a manifest merged with that of a file, which takes precedence.
 
     >>> merged({"env": [{"name": "A", "value": "1"}], "x": 1}, {"env": [{"name": "A", "value": "2"}, {"name": "B"}]})
     {'env': [{'name': 'A', 'value': '2'}, {'name': 'B'}], 'x': 1}

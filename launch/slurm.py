@@ -250,8 +250,7 @@ def job_script(args: argparse.Namespace, argv: list[str]) -> str:
 
 
 def quote_for_sbatch(text: str) -> str:
-    r"""Quote an argument for an #SBATCH line. Unlike a shell, sbatch treats a backslash in single
-    quotes as an escape.
+    r"""Quote an argument for an #SBATCH line: a backslash in single quotes is an escape there.
 
     >>> print(quote_for_sbatch("--partition=gpu"), quote_for_sbatch("--comment=it's two argv"))
     --partition=gpu '--comment=it\'s two argv'
@@ -262,9 +261,7 @@ def quote_for_sbatch(text: str) -> str:
 
 
 def submit(script: str, log: Path) -> int:
-    """Pass the script to sbatch and return its exit code. Creates the directory of the log, which
-    sbatch does not.
-    """
+    """Pass the script to sbatch, and return its exit code; the log's folder is made here."""
     log.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["sbatch"], input=script, text=True, capture_output=True, check=False)
     print((done.stdout + done.stderr).strip(), file=sys.stderr if done.returncode else sys.stdout)

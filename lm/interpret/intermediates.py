@@ -11,6 +11,7 @@ its own.
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -72,22 +73,24 @@ def capture(
         UserError: if a name is unknown, no layer reads a patched intermediate, or the ids do not
             fit the model.
     """
-    c, patches = run.config.model, patches or {}
-    values = {name: value for pattern, value in patches.items() for name in _matches(pattern, c)}
-    if lost := [name for name in values if name in _unread(c)]:
-        instead = f"layers/0/ffn/output or layers/{c.n_layers - 1}/residual"
-        raise UserError(
-            f"{lost[0]}: a patch has no effect, because no layer reads it; patch for example "
-            f"{instead}"
-        )
-    # A partial object is a new static argument: a function may depend on a variable that has
-    # changed.
-    functions = {
-        name: functools.partial(value) for name, value in values.items() if callable(value)
-    }
-    arrays = {name: jnp.asarray(value) for name, value in values.items() if name not in functions}
+    c = run.config.model
+    functions = {}
+    arrays = {}
+    for pattern, value in (patches or {}).items():
+        for name in _matches(pattern, c):
+            if name in _unread(c):
+                raise UserError(
+                    f"{name}: a patch has no effect, because no layer reads it; patch for example "
+                    f"layers/0/ffn/output or layers/{c.n_layers - 1}/residual"
+                )
+            if callable(value):
+                # A partial object is a new static argument: a function may depend on a variable
+                # that has changed.
+                functions[name] = functools.partial(value)
+            else:
+                arrays[name] = jnp.asarray(value)
     patterns = [names] if isinstance(names, str) else names
-    wanted = frozenset(name for pattern in patterns for name in _matches(pattern, c))
+    wanted = frozenset(itertools.chain.from_iterable(_matches(pattern, c) for pattern in patterns))
     static = {"c": c, "wanted": wanted, "functions": tuple(functions.items())}
     logits_TV, acts = _capture(run.params, _token_ids(run, ids), arrays, **static)
     return logits_TV, {name: acts[name] for name in _axes(c) if name in acts}  # jit sorts the names
@@ -110,8 +113,7 @@ def patch(run: TrainedModel, ids, patches: Mapping[str, jax.Array | Callable]) -
 
 
 def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
-    """Return the logits (T, V) that the model would compute if a residual stream were the output of
-    its last layer.
+    """Return the logits (T, V) of a residual stream, as if it were the last layer's output.
 
     This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
     logit lens"), for example to the intermediate "layers/0/residual".
@@ -122,8 +124,7 @@ def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
 
 
 def names(run: TrainedModel) -> dict[str, str]:
-    """Return the names of all intermediates, in the order of the computation, and the letters of
-    their axes.
+    """Return the names of all intermediates, in the order of the computation, and their axes.
 
     The letters are those of lm/layers/__init__.py; "" stands for unknown axes.
     """
@@ -134,15 +135,16 @@ def names(run: TrainedModel) -> dict[str, str]:
 def _capture(
     params, ids_T, arrays: dict, *, c: ResolvedModel, wanted: frozenset[str], functions: tuple
 ):
-    """Return what `capture` returns. Patches are arrays and functions by name, the functions as
-    pairs.
-    """
-    acts, by_name = {}, dict(functions)
-    touched = wanted | arrays.keys() | by_name.keys()
+    """Return what `capture` returns; patches are arrays by name, and pairs of name and function."""
+    acts = {}
+    patches = arrays | dict(functions)
+    touched = wanted | patches.keys()
 
     def tap(name, x):
-        if name in by_name or name in arrays:
-            new = by_name[name](x) if name in by_name else arrays[name]
+        if name in patches:
+            new = patches[name]
+            if callable(new):
+                new = new(x)
             try:
                 x = jnp.broadcast_to(jnp.asarray(new, x.dtype), x.shape)
             except ValueError:
@@ -187,27 +189,29 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
 @functools.lru_cache
 def _axes(c: ResolvedModel) -> dict[str, str]:
     """Return the names of all intermediates and their axes, by tracing the model."""
-    found = {}
+    axes = {}
 
     def tap(name, x):
-        if name in found:
+        if name in axes:
             raise ValueError(f"two intermediates have the name {name}; rename one")
-        found[name] = AXES.get(name.rpartition("/")[2], "")
+        axes[name] = AXES.get(name.rpartition("/")[2], "")
         return x
 
-    jax.eval_shape(
-        lambda params: _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True),
-        _shapes(c),
-    )
-    return found
+    jax.eval_shape(lambda params: _trace(params, c, tap), _shapes(c))
+    return axes
+
+
+def _trace(params, c: ResolvedModel, tap: Callable):
+    """Return the logits of two tokens, with scores and weights of attention."""
+    return _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True)
 
 
 def _shapes(c: ResolvedModel) -> dict:
     """Return the shapes of the parameters, nested."""
-    table = parameters.parameter_table(c)
-    return parameters.nest(
-        {path: jax.ShapeDtypeStruct(p.shape, c.param_dtype) for path, p in table.items()}
-    )
+    shapes = {}
+    for path, p in parameters.parameter_table(c).items():
+        shapes[path] = jax.ShapeDtypeStruct(p.shape, c.param_dtype)
+    return parameters.nest(shapes)
 
 
 @functools.lru_cache
@@ -216,32 +220,28 @@ def _unread(c: ResolvedModel) -> frozenset[str]:
     names = sorted(_axes(c))  # JAX flattens the dict of `added` in this order
 
     def changed(added: dict, params):
-        tap = lambda name, x: x + added[name].astype(x.dtype)  # noqa: E731
-        return _forward(params, c, jnp.zeros(2, jnp.int32), tap, lambda name: True)
+        return _trace(params, c, lambda name, x: x + added[name].astype(x.dtype))
 
-    program = jax.make_jaxpr(changed)(
-        dict.fromkeys(names, jax.ShapeDtypeStruct((), np.float32)), _shapes(c)
-    )
+    scalars = dict.fromkeys(names, jax.ShapeDtypeStruct((), np.float32))
+    program = jax.make_jaxpr(changed)(scalars, _shapes(c))
     _, reads = dce_jaxpr(program.jaxpr, [True])
     return frozenset(name for name, is_read in zip(names, reads, strict=False) if not is_read)
 
 
 def _matches(pattern: str, c: ResolvedModel) -> list[str]:
     """Return the names of the intermediates that match a pattern; raises UserError if none does."""
-    if found := fnmatch.filter(_axes(c), pattern):
-        return found
+    if matching := fnmatch.filter(_axes(c), pattern):
+        return matching
     known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
+    close = close_match(pattern, [*_axes(c), *known])
     raise UserError(
-        f"{pattern}: the model has no intermediate of this "
-        f"name{close_match(pattern, [*_axes(c), *known])}",
+        f"{pattern}: the model has no intermediate of this name{close}",
         f"available (* is a layer, 0 to {c.n_layers - 1}): {', '.join(known)}",
     )
 
 
 def _token_ids(run: TrainedModel, ids) -> jax.Array:
-    """Return token ids (T,) or (B, T), checked. Traced ones cannot be checked against the
-    vocabulary.
-    """
+    """Return token ids (T,) or (B, T), checked (traced ones not against the vocabulary)."""
     if isinstance(ids, str):
         ids = run.encode(ids)
     elif not isinstance(ids, jax.core.Tracer):

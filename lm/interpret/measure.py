@@ -18,10 +18,8 @@ from lm.trained_model import TrainedModel
 MAX_TOKENS = 1024  # on a page
 MAX_WEIGHTS = 2**24  # attention weights on a page, one byte each
 # likely next tokens for each position, and for each position and layer of the logit lens
-N_NEXT, N_LENS = (
-    10,
-    5,
-)
+N_NEXT = 10
+N_LENS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +59,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         UserError: if the text or the layers do not fit the model or the page, or its logits are not
             finite.
     """
-    ids_T, n_layers = run.encode(text), run.config.model.n_layers
+    ids_T = run.encode(text)
+    n_layers = run.config.model.n_layers
     limit = min(run.seq_len, MAX_TOKENS)
     if not 0 < len(ids_T) <= limit:
         why = "the context of the model" if limit == run.seq_len else "the limit of a page"
@@ -69,37 +68,36 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     n_pairs = len(ids_T) * (len(ids_T) + 1) // 2  # of a query and a key before it
     layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
     known = names(run)
-    # what a branch adds to the stream
-    branches = [f"{name}_post_norm/output" for name in ("attention", "ffn")]
-    branches = [
-        name if f"layers/0/{name}" in known else name.replace("_post_norm", "") for name in branches
-    ]
-    residuals = ["embedding", *(f"layers/{i}/residual" for i in range(n_layers))]
+    rows = {"embedding": "embedding"}
+    rows |= {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
+    # what a branch adds to the stream, through its norm if it has one there
+    branches = []
+    for branch in ("attention", "ffn"):
+        normed = f"{branch}_post_norm/output"
+        branches.append(normed if f"layers/0/{normed}" in known else f"{branch}/output")
     # of those with attention
     weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}
-    asked = [*residuals, *weights.values()]
-    asked += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
-    logits_TV, acts = capture(run, ids_T, asked)
+    wanted = [*rows.values(), *weights.values()]
+    wanted += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
+    logits_TV, acts = capture(run, ids_T, wanted)
     if not jnp.isfinite(logits_TV).all():
         raise UserError(
             f"{run.path}, step {run.step}: the logits are not finite; choose another --step"
         )
 
     assert run.tokenizer  # it has encoded the prompt
-    rows = {"embedding": "embedding"} | {
-        f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)
-    }
     ranking = _rank(logits_TV, ids_T, N_NEXT)
     lens = {row: _rank(logit_lens(run, acts[name]), ids_T, N_LENS) for row, name in rows.items()}
-    shown = {int(i) for r in (ranking, *lens.values()) for i in r.ids_TR.flat} | set(ids_T.tolist())
-    norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in residuals])}
+    shown = {*ids_T.tolist(), *ranking.ids_TR.flat}
+    for of_layer in lens.values():
+        shown.update(of_layer.ids_TR.flat)
+    norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in rows.values()])}
     for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
-        norms[title] = np.array(
-            [math.nan, *(_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers))]
-        )
+        of_layers = [_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers)]
+        norms[title] = np.array([math.nan, *of_layers])
     return Measurements(
         ids_T=ids_T,
-        labels={i: label(run.tokenizer, i) for i in sorted(shown)},
+        labels={i: label(run.tokenizer, i) for i in sorted(map(int, shown))},
         losses_T=np.concatenate([[np.nan], -np.log(np.maximum(ranking.actual_T[:-1], 1e-38))]),
         next=ranking,
         lens=lens,
@@ -122,18 +120,16 @@ def choose_layers(layers: Sequence[int] | None, n_layers: int, n_weights: int) -
     """
     n_fit = MAX_WEIGHTS // n_weights
     if layers is None:
-        chosen = (
-            np.linspace(0, n_layers - 1, min(n_layers, max(1, n_fit))).round().astype(int).tolist()
-        )
-    else:
-        chosen = sorted(set(layers))
+        spaced = np.linspace(0, n_layers - 1, min(n_layers, max(1, n_fit)))
+        layers = spaced.round().astype(int).tolist()
+    chosen = sorted(set(layers))
     if unknown := [i for i in chosen if not 0 <= i < n_layers]:
         raise UserError(f"--layers: {unknown[0]} is not a layer; expected 0 to {n_layers - 1}")
     if len(chosen) > n_fit:
+        fewer = f"at most {n_fit} layers or " * (n_fit > 0)
         raise UserError(
             f"--layers: the attention of {len(chosen)} layers has {len(chosen) * n_weights:,} "
-            f"weights; a page shows at most {MAX_WEIGHTS:,}: use "
-            f"{f'at most {n_fit} layers or ' if n_fit else ''}a shorter prompt"
+            f"weights; a page shows at most {MAX_WEIGHTS:,}: use {fewer}a shorter prompt"
         )
     return chosen
 
@@ -148,14 +144,13 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
     if token_id >= tokenizer.vocab_size:  # the model may have more ids than its tokenizer
         return f"<{token_id}>"
     text = tokenizer.decode([token_id])
-    token = (
-        tokenizer.model.id_to_token(token_id) or "" if isinstance(tokenizer, HFTokenizer) else ""
-    )
+    token = ""
+    if isinstance(tokenizer, HFTokenizer):
+        token = tokenizer.model.id_to_token(token_id) or ""
     if "\ufffd" in text:  # part of a character
         return token or (f"<0x{token_id:02X}>" if tokenizer.kind == "byte" else text)
-    if token.startswith("▁") and not text.startswith(
-        " "
-    ):  # SentencePiece drops the space before the first word
+    # SentencePiece drops the space before the first word
+    if token.startswith("▁") and not text.startswith(" "):
         text = f" {text}"
     return "".join(map(_visible, text)) or f"<{token or token_id}>"
 

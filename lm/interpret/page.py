@@ -20,30 +20,20 @@ def to_html(run: TrainedModel, m: Measurements) -> str:
     size = (
         f"{c.n_layers} layers of {c.n_heads} heads, width {c.d_model}, {c.vocab_size:,} token ids"
     )
+    uniform = math.log(c.vocab_size)  # loss of a uniform guess
     losses = m.losses_T[1:]
     loss = f", mean loss {losses.mean():.3f} nats per token" if len(losses) else ""
     sections = [
         f"<h1>{html.escape(title)}</h1><p>{size}. The text has {len(m.ids_T)} tokens{loss}.</p>",
-        _section(
-            "loss",
-            "Loss per token",
-            LOSS.format(uniform=math.log(c.vocab_size)),
-            _text(m, c.vocab_size),
-        ),
+        _section("loss", "Loss per token", LOSS.format(uniform=uniform), _text(m, uniform)),
         _section("next", "Likely next tokens", NEXT, '<div id="bars"></div>'),
-        _section(
-            "lens",
-            "Logit lens",
-            LENS,
-            '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>',
-        ),
+        _section("lens", "Logit lens", LENS, GRID),
         _section("attention", "Attention", _attention_help(m, c.n_layers), MAPS),
         _section("norms", "Norms by layer", NORMS, norms_table(m.norms)),
     ]
     files = resources.files("lm.interpret")
-    style, script = (
-        files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+    style = files.joinpath("page.css").read_text(encoding="utf-8")
+    script = files.joinpath("page.js").read_text(encoding="utf-8")
     data = f'<script type="application/json" id="data">{data_json(m)}</script>'
     return html_page(title, style, "".join(sections) + data, script)
 
@@ -64,6 +54,7 @@ LENS = (
     "each layer adds (nostalgebraist 2020). Read a column downwards to see where the prediction is "
     "made. The darker, the more probable; a frame marks the token that follows in the text."
 )
+GRID = '<div class="scroll"><table id="grid"></table></div><p id="cell"></p>'
 MAPS = (
     '<div id="maps"></div><p id="weight"></p>'
     '<div id="large"><div id="axes"><div id="rows"></div><canvas id="map"></canvas><div id="columns"></div></div>'
@@ -77,17 +68,19 @@ NORMS = (
 
 
 def _attention_help(m: Measurements, n_layers: int) -> str:
-    left_out = (
-        f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that "
-        "have attention."
-    )
+    left_out = ""
+    if len(m.weights) < n_layers:
+        left_out = (
+            f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that "
+            "have attention."
+        )
     return (
         "Each small map is a head. Its rows are the tokens that read, its columns the tokens that "
         "are read. The darker, the larger the weight (a row adds up to 1). A dark line along the "
         "diagonal means that the head reads the token itself or one just before it; a dark column "
         "is a token that many others read. Select a head, then a row of its map to see the tokens "
         "that it reads. The shade is the square root of the weight, so that small weights are "
-        f"visible.{left_out if len(m.weights) < n_layers else ''}"
+        f"visible.{left_out}"
     )
 
 
@@ -95,36 +88,33 @@ def _section(name: str, title: str, text: str, content: str) -> str:
     return f'<section id="{name}"><h2>{title}</h2><p>{text}</p>{content}</section>'
 
 
-def _text(m: Measurements, vocab_size: int) -> str:
+def _text(m: Measurements, uniform: float) -> str:
     """Return the text, each token colored by its loss."""
     spans = []
     for t, (i, loss) in enumerate(zip(m.ids_T.tolist(), m.losses_T.tolist(), strict=True)):
-        shade = 0.0 if math.isnan(loss) else min(1.0, loss / math.log(max(2, vocab_size)))
-        title = (
-            "not predicted"
-            if math.isnan(loss)
-            else f"loss {loss:.3f}, probability {100 * math.exp(-loss):.3g} %"
-        )
+        shade = 0.0
+        title = "not predicted"
+        if not math.isnan(loss):
+            shade = min(1.0, loss / (uniform or math.log(2)))  # a vocabulary may have one token
+            title = f"loss {loss:.3f}, probability {100 * math.exp(-loss):.3g} %"
         text = html.escape(m.labels[i].replace("␣", " "))
+        line_end = "\n" * ("↵" in m.labels[i])
         spans.append(
-            f'<span data-t="{t}" title="position {t}: {title}" style="--shade:{shade:.3f}">{text}</span>'
-            + ("\n" if "↵" in m.labels[i] else "")
+            f'<span data-t="{t}" title="position {t}: {title}" style="--shade:{shade:.3f}">'
+            f"{text}</span>{line_end}"
         )
     return f'<div class="text" id="text">{"".join(spans)}</div>'
 
 
 def data_json(m: Measurements) -> str:
-    """Return the data of the page's script. "<" is escaped, so that no token can end the script
-    element.
-    """
+    """Return the data of the page's script; no token can end the script, as "<" is escaped."""
+    maps = [{"layer": i, "heads": len(w), "weights": pack(w)} for i, w in m.weights.items()]
     data = {
         "ids": m.ids_T.tolist(),
         "labels": {str(i): text for i, text in m.labels.items()},
         "next": _ranking(m.next),
         "lens": [{"name": name} | _ranking(ranking) for name, ranking in m.lens.items()],
-        "attention": [
-            {"layer": i, "heads": len(w), "weights": pack(w)} for i, w in m.weights.items()
-        ],
+        "attention": maps,
     }
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -141,8 +131,7 @@ def _ranking(r: Ranking) -> dict:
 
 
 def pack(weights_HTT: np.ndarray) -> str:
-    """Return the lower triangles of maps in base64, row by row, one byte per weight in units of
-    1/255.
+    """Return the lower triangles of maps in base64, row by row, a byte per weight (units 1/255).
 
     >>> list(base64.b64decode(pack(np.array([[[1.0, 0.0], [0.2, 0.8]]]))))
     [255, 51, 204]
@@ -157,10 +146,9 @@ def norms_table(norms: dict[str, np.ndarray]) -> str:
     largest = max(np.nanmax(x) for x in norms.values()) or 1.0
     rows = ["".join(f"<th>{name}</th>" for name in ("", *norms))]
     for i, values in enumerate(zip(*norms.values(), strict=True)):
-        bars = [
-            f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}' for value in values
-        ]
-        cells = ["" if math.isnan(value) else bar for value, bar in zip(values, bars, strict=True)]
-        title = f"layer {i - 1}" if i else "embedding"
-        rows.append(f"<th>{title}</th>" + "".join(f"<td>{cell}</td>" for cell in cells))
+        row = f"<th>{f'layer {i - 1}' if i else 'embedding'}</th>"
+        for value in values:
+            bar = f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}'
+            row += f"<td>{'' if math.isnan(value) else bar}</td>"
+        rows.append(row)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"

@@ -22,25 +22,22 @@ def enabled(x) -> bool:
     `tensor`. Over `fsdp` the derivative of `matmul` would keep the gathered parameters for the
     backward pass. Over `tensor` it was not measured.
     """
+    if platform.target() != "cpu":
+        return False
     sizes = jax.sharding.get_abstract_mesh().shape
     sharded = any(sizes.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
-    return platform.target() == "cpu" and (
-        x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded)
-    )
+    return x.dtype == jnp.bfloat16 or (x.dtype == jnp.float32 and not sharded)
 
 
 def project(x, w, n_in):
-    """Contract the n_in last axes of x (R, *in) with the first of w (*in, *out), and return (R,
-    *out) in float32.
-    """
+    """Contract the n_in last axes of x (R, *in) with w (*in, *out); (R, *out) in float32."""
     size = math.prod(w.shape[:n_in])
     return matmul(x.reshape(-1, size), w.reshape(size, -1), False).reshape(-1, *w.shape[n_in:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(a, b, transposed):
-    """Return the matrix product over the last two axes, in float32. The gradient multiplies in the
-    dtype of `a`.
+    """Return the product over the last two axes in float32; the gradient's is in a's dtype.
 
     Args:
         a, b: (..., M, K) and (..., K, N), or (..., N, K) if `transposed`.
@@ -55,10 +52,9 @@ def _matmul_forward(a, b, transposed):
 def _matmul_backward(transposed, saved, g):
     a, b = saved
     g = g.astype(a.dtype)
-    left, right = (g, a) if transposed else (a, g)
-    return _product(g, b, not transposed).astype(a.dtype), transposed_matmul(left, right).astype(
-        b.dtype
-    )
+    d_a = _product(g, b, not transposed)
+    d_b = transposed_matmul(g, a) if transposed else transposed_matmul(a, g)
+    return d_a.astype(a.dtype), d_b.astype(b.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
@@ -78,17 +74,14 @@ def transposed_matmul(a, b):
     return _product(jnp.swapaxes(a, -1, -2), b, False)
 
 
-@functools.partial(
-    jax.jit, static_argnames="transposed"
-)  # layouts can be constrained only in compiled programs
+# Layouts can be constrained only in compiled programs.
+@functools.partial(jax.jit, static_argnames="transposed")
 def _product(a, b, transposed):
     contracted = (a.ndim - 1,), (b.ndim - 1 if transposed else b.ndim - 2,)
     batch = tuple(range(a.ndim - 2))
+    axes = (contracted, (batch, batch))
     product = jax.lax.dot_general(
-        _row_major(a),
-        _row_major(b),
-        (contracted, (batch, batch)),
-        preferred_element_type=jnp.float32,
+        _row_major(a), _row_major(b), axes, preferred_element_type=jnp.float32
     )
     # Behind a barrier: with a constraint as the last operation, jax.vmap outside of jit would
     # return the numbers in the wrong order (jax 0.10.2).
@@ -96,16 +89,13 @@ def _product(a, b, transposed):
 
 
 def _is_plain(a) -> bool:
-    """Return whether products of `a` are fast in the layout that XLA chooses: float32 matrices
-    without a batch.
-    """
+    """Return whether products of `a` are fast in XLA's own layout: float32 without a batch."""
     return a.dtype == jnp.float32 and a.ndim == 2
 
 
 def _row_major(a):
     mesh = jax.sharding.get_abstract_mesh()
+    # XLA's partitioner does not support the constraint and would gather the full array.
     if _is_plain(a) or any(mesh.shape[axis] > 1 for axis in mesh.auto_axes):
-        return (
-            a  # XLA's partitioner does not support the constraint and would gather the full array
-        )
+        return a
     return with_layout_constraint(a, Layout(tuple(range(a.ndim))))

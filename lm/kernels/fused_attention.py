@@ -27,8 +27,7 @@ def choose_implementation(
     n_queries,
     more_scores=False,
 ):
-    """Return the implementation that runs, and why. A pure function, so a config can be checked
-    before compilation.
+    """Return the implementation that runs, and why; pure, to check a config before compilation.
 
     "einsum" is the reference and supports everything. "chunked" skips the keys that come after a
     chunk of queries or before its window, which leaves little more than half of the work; it needs
@@ -58,29 +57,17 @@ def choose_implementation(
     no_softcap = [(f"has no softcap (softcap is {softcap})", softcap is not None)]
     one_document = [("has no document mask (segments are given)", segments)]
     whole_sequences = [("needs positions that are 0..T-1 (contiguous is False)", not contiguous)]
-    static_window = [
-        (
-            "needs one window for all layers, known before compilation",
-            not isinstance(window, int | None),
-        )
-    ]
+    varies = not isinstance(window, int | None)
+    static_window = [("needs one window for all layers, known before compilation", varies)]
+    dtype = jnp.dtype(dtype)
+    wrong_width = d_head % 8 != 0 or d_head > 128
     gpu = [
         (f"needs an NVIDIA GPU (the platform is {platform})", platform not in ("gpu", "cuda")),
-        (
-            f"needs bfloat16 or float16 inputs (they are {jnp.dtype(dtype).name})",
-            jnp.dtype(dtype).itemsize != 2,
-        ),
-        (
-            f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})",
-            d_head % 8 != 0 or d_head > 128,
-        ),
+        (f"needs bfloat16 or float16 inputs (they are {dtype.name})", dtype.itemsize != 2),
+        (f"needs d_head to be a multiple of 8 up to 128 (it is {d_head})", wrong_width),
     ]
-    even = [
-        (
-            f"needs an even number of tokens for documents (they are {n_queries})",
-            segments and n_queries % 2 == 1,
-        )
-    ]
+    odd = segments and n_queries % 2 == 1
+    even = [(f"needs an even number of tokens for documents (they are {n_queries})", odd)]
     tpu = [
         (f"needs a TPU (the platform is {platform})", platform != "tpu"),
         (f"needs a multiple of {LANES} tokens (they are {n_queries})", n_queries % LANES != 0),
@@ -97,16 +84,13 @@ def choose_implementation(
         raise ValueError(
             f"attention is {implementation!r}; expected one of auto, {', '.join(limits)}"
         )
-    problems = {
-        name: [what for what, violated in found if violated] for name, found in limits.items()
-    }
+    problems = {}
+    for name, conditions in limits.items():
+        problems[name] = [what for what, violated in conditions if violated]
     if implementation == "auto":
-        fused = "splash" if platform == "tpu" else "cudnn"
+        fused, chip = ("splash", "TPU") if platform == "tpu" else ("cudnn", "GPU")
         if not problems[fused]:
-            return (
-                fused,
-                "flash attention on a TPU" if platform == "tpu" else "flash attention on a GPU",
-            )
+            return fused, f"flash attention on a {chip}"
         several_chunks = not problems["chunked"] and n_queries > CHUNK
         return "chunked" if several_chunks else "einsum", f"{fused} {problems[fused][0]}"
     if problems[implementation]:
@@ -118,8 +102,7 @@ def choose_implementation(
 
 
 def chunk_size(n_queries: int) -> int:
-    """Return the number of queries per chunk: CHUNK, or more so that there are at most 16 chunks to
-    compile.
+    """Return the number of queries per chunk: CHUNK, or more for at most 16 chunks to compile.
 
     >>> chunk_size(256), chunk_size(8192)
     (128, 512)
@@ -137,55 +120,57 @@ def xla(q_BTHK, k_BSGK, v_BSGK, visible_BTS, *, scale):
 
 
 def cudnn(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on NVIDIA GPUs over contiguous positions, with the scale of `Scoring`
-    and nothing else.
+    """Return flash attention on NVIDIA GPUs over contiguous positions, with a scale only.
 
     For the arguments see `IMPLEMENTATIONS` of lm/layers/attention.py.
     """
     q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = (
-        [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
-    )
-    segments = [a.reshape(q.shape[:2]) for a in segments]
+    segments = [a.reshape(q.shape[:2]) for a in _segments(mask, q_BTHK)]
     left_right = None if mask.window is None else (mask.window - 1, 0)
 
     def attend(q, k, v, segments_BT=None):
-        # The causal and window masks cost nothing; documents need one (B, 1, T, T), the same for
-        # all heads.
-        same = (
-            None
-            if segments_BT is None
-            else (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        mask_B1TT = None
+        if segments_BT is not None:
+            # The causal and window masks cost nothing; documents need one, the same for all heads.
+            mask_B1TT = (segments_BT[:, :, None] == segments_BT[:, None])[:, None]
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=mask_B1TT,
+            is_causal=True,
+            local_window_size=left_right,
+            scale=scoring.scale,
+            implementation="cudnn",
         )
-        options = {"is_causal": True, "local_window_size": left_right, "scale": scoring.scale}
-        return jax.nn.dot_product_attention(q, k, v, mask=same, **options, implementation="cudnn")
 
     return _over_heads(attend, q, k, v, *segments).reshape(q_BTHK.shape)
 
 
 def splash(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Return flash attention on TPUs over contiguous positions, without a bias or a sink; arguments
-    as of `cudnn`.
-    """
+    """Return flash attention on TPUs over contiguous positions; arguments as of `cudnn`."""
     q, k, v = (jnp.swapaxes(a.reshape(-1, *a.shape[-3:]), 1, 2) for a in (q_BTHK, k_BTGK, v_BTGK))
-    segments = (
-        [] if mask.q_segments is None else [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
-    )
+    segments = _segments(mask, q_BTHK)
     attend = functools.partial(_splash_by_head, window=mask.window, softcap=scoring.softcap)
     q = (q.astype(jnp.float32) * scoring.scale).astype(q.dtype)  # the kernel has no scale
     out = _over_heads(attend, q, k, v, *segments, axis=1)
     return jnp.swapaxes(out, 1, 2).reshape(q_BTHK.shape)
 
 
+def _segments(mask, q_BTHK) -> list:
+    """Return the documents' numbers for each query; empty without documents."""
+    if mask.q_segments is None:
+        return []
+    return [jnp.broadcast_to(mask.q_segments, q_BTHK.shape[:-2])]
+
+
 def _splash_by_head(q_BHTK, k_BGTK, v_BGTK, segments_BT=None, *, window, softcap):
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     n_heads, n = q_BHTK.shape[1:3]
-    mask = (
-        splash.CausalMask((n, n))
-        if window is None
-        else splash.LocalMask((n, n), (window - 1, 0), 0)
-    )
+    mask = splash.CausalMask((n, n))
+    if window is not None:
+        mask = splash.LocalMask((n, n), (window - 1, 0), 0)
     block = next(size for size in (512, 384, 256, LANES) if n % size == 0)
     names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
     kernel = splash.make_splash_mha(
@@ -201,8 +186,7 @@ def _splash_by_head(q_BHTK, k_BGTK, v_BGTK, segments_BT=None, *, window, softcap
 
 
 def _over_heads(attend, q, k, v, *others, axis=2):
-    """Return attend(q, k, v, *others), mapped over the mesh axes that XLA's partitioner would share
-    heads over.
+    """Return attend(q, k, v, *others), mapped over the mesh axes that may share heads.
 
     Heads are in dimension `axis` of q, k, v and the result. Inside a map over some axes of a mesh,
     cuDNN's own rule for the others fails (jax 0.10.2: "'GSPMDSharding' object has no attribute

@@ -41,8 +41,7 @@ def welford(x, block_size):
 
 
 def chan(x, block_size):
-    """Merge the moments of blocks in one pass (Chan, Golub and LeVeque 1983, Am. Stat. 37:242), all
-    blocks at once.
+    """Merge the moments of blocks in one pass (Chan et al. 1983, Am. Stat. 37:242), all at once.
 
     Each block of n_b features has a mean m_b and a sum of squared deviations M_b. Merged, mean =
     sum n_b m_b / n and M = sum M_b + sum n_b (m_b - mean)^2. The last block may be shorter. Rounds
@@ -59,9 +58,8 @@ def chan(x, block_size):
     if n_whole < n:
         tail_mean, tail_total = two_pass(x[..., n_whole:], block_size)
         mean = mean + tail_mean * ((n - n_whole) / n)
-    total = jnp.sum(totals, axis=-2) + block_size * jnp.sum(
-        jnp.square(means - mean[..., None]), axis=-2
-    )
+    between = jnp.sum(jnp.square(means - mean[..., None]), axis=-2)
+    total = jnp.sum(totals, axis=-2) + block_size * between
     if n_whole < n:
         total = total + tail_total + (n - n_whole) * jnp.square(tail_mean - mean)
     return mean, total
@@ -71,8 +69,7 @@ MOMENTS = {"two_pass": two_pass, "welford": welford, "chan": chan}
 
 
 def running_mean(x, block_size):
-    """Return x - mean and the *biased* variance sum_i (x_i - m_i)^2 / (n - 1), m_i the mean of the
-    first i features.
+    """Return x - mean and the *biased* variance sum_i (x_i - m_i)^2 / (n - 1), m_i running means.
 
     People write this when they mean Welford's recurrence, whose factor i/(i-1) it lacks. For
     independent features E[var] / sigma^2 = (n - H_n) / (n - 1), with H_n the n-th harmonic number
@@ -102,8 +99,7 @@ def _running_means(x, block_size):
 
 
 def _running_sum(x, block_size):
-    """Return the cumulative sum over the last axis: within tiles, then over their totals, by
-    triangular products.
+    """Return the cumulative sum over the last axis by triangular products: tiles, then totals.
 
     Several times faster than jnp.cumsum on a CPU, with a smaller error, since no sum is longer than
     a tile.

@@ -37,8 +37,7 @@ def target() -> str:
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Return a context in which programs are traced for another platform than the one of this
-    process.
+    """Trace the programs of this context for another platform than that of this process.
 
     JAX reuses traces of the same function: jit a function of its own within the context.
 
@@ -56,13 +55,13 @@ def compiling_for(platform: str) -> Iterator[None]:
 def compiler_options(
     platform: str, changed: tuple[str, ...] | None = None
 ) -> dict[str, str | bool]:
-    """Return XLA's options of a training program; `changed`, config.train.compiler_options, adds or
-    changes some.
+    """Return XLA's options of a training program, with those of config.train.compiler_options.
 
     >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': True}
     """
-    own = dict(option.split("=", 1) for option in changed or ())
-    return OPTIONS.get(platform, {}) | {
-        name: {"true": True, "false": False}.get(v, v) for name, v in own.items()
-    }
+    options: dict[str, str | bool] = dict(OPTIONS.get(platform, {}))
+    for option in changed or ():
+        name, value = option.split("=", 1)
+        options[name] = {"true": True, "false": False}.get(value, value)
+    return options

@@ -1,6 +1,4 @@
-"""Means of values weighted by a softmax, whose gradient is exact up to the rounding of the
-products' factors.
-"""
+"""Means weighted by a softmax, with a gradient exact up to the rounding of products' factors."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +7,7 @@ from lm.kernels import cpu_products
 
 
 def enabled(v) -> bool:
-    """Return whether attention to `v` should use this module: in 16 bits for accuracy, in float32
-    on a CPU for speed.
+    """Return whether to use this module: 16 bits for accuracy, float32 on a CPU for speed.
 
     Elsewhere the plain softmax of lm/layers/attention.py serves, which also has float64 and
     forward-mode derivatives.
@@ -20,8 +17,7 @@ def enabled(v) -> bool:
 
 @jax.custom_vjp
 def softmax_means(scores_BHTS, v_BSHK):
-    """Return softmax(scores) v, (..., T, H, K) in float32. The products multiply in the dtype of
-    `v_BSHK`.
+    """Return softmax(scores) v, (..., T, H, K) in float32; products are in the dtype of `v_BSHK`.
 
     The derivative by a score is weight * (g v - g mean) / sum. Under a peaked softmax the two terms
     almost cancel. Both are therefore computed in float32 from the same rounded g: the error of g
@@ -53,9 +49,8 @@ def _backward(saved, g_BTHK):
     g_BHTK = _by_head(g_BTHK)
     # Axes in this order: XLA:CPU would otherwise write the sums, repeated over S, to an array of
     # their own.
-    d_weights_BHTS = (
-        _matmul(g_BHTK, _by_head(v_BSHK), True) - jnp.swapaxes(g_mean_BTH, -1, -2)[..., None]
-    )
+    g_mean_BHT1 = jnp.swapaxes(g_mean_BTH, -1, -2)[..., None]
+    d_weights_BHTS = _matmul(g_BHTK, _by_head(v_BSHK), True) - g_mean_BHT1
     d_v_BSHK = _by_head(_transposed_matmul(weights_BHTS, g_BHTK)).astype(v_BSHK.dtype)
     return weights_BHTS.astype(jnp.float32) * d_weights_BHTS, d_v_BSHK
 
@@ -71,9 +66,9 @@ def _by_head(x_BTHK):
 def _matmul(a, b, transposed):
     if cpu_products.enabled(a):
         return cpu_products.matmul(a, b, transposed)
-    return jnp.matmul(
-        a, jnp.swapaxes(b, -1, -2) if transposed else b, preferred_element_type=jnp.float32
-    )
+    if transposed:
+        b = jnp.swapaxes(b, -1, -2)
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
 def _transposed_matmul(a, b):

@@ -1,5 +1,4 @@
-"""Collectives that are written explicitly, for parameters over `fsdp` and positions over
-`sequence`.
+"""Explicit collectives, for parameters over `fsdp` and positions over `sequence`.
 
 Inside `map_over_batch` a device sees its own examples and positions, and its own shards of
 parameters over `fsdp`. `gather_parameter` all-gathers a parameter where it is used, and its
@@ -26,8 +25,7 @@ MANUAL_AXES = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` 
 
 
 def map_over_batch(f, table: Table, params_out: bool = False):
-    """Return f(params, fields) mapped over the devices, each with its own shards; f itself without
-    a mesh.
+    """Return f(params, fields) mapped over the devices with their shards; f without a mesh.
 
     Args:
         f: function of params and fields. Its result must be summed over the devices
@@ -42,25 +40,30 @@ def map_over_batch(f, table: Table, params_out: bool = False):
     if mesh is None:
         return f
     params = nest({path: _manual(_spec(p)) for path, p in table.items()})
-    # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2): leave
-    # none if possible.
-    axes = set(MANUAL_AXES) | ({"tensor"} if mesh.shape["tensor"] == 1 else set())
+    axes = set(MANUAL_AXES)
+    if mesh.shape["tensor"] == 1:
+        # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2).
+        axes.add("tensor")
+    replicated = PartitionSpec()
 
-    def mapped(params_, fields):
-        specs = {
-            name: PartitionSpec(BATCH_AXES, *(() if name.endswith("_B") else ("sequence",)))
-            for name in fields
-        }
-        replicated = PartitionSpec()
-        return jax.shard_map(
+    def spec_of(name: str) -> PartitionSpec:
+        return (
+            PartitionSpec(BATCH_AXES)
+            if name.endswith("_B")
+            else PartitionSpec(BATCH_AXES, "sequence")
+        )
+
+    def call(params_, fields):
+        mapped = jax.shard_map(
             f,
-            in_specs=(params, specs),
+            in_specs=(params, {name: spec_of(name) for name in fields}),
             out_specs=(replicated, params) if params_out else replicated,
             axis_names=axes,
             check_vma=False,
-        )(params_, fields)
+        )
+        return mapped(params_, fields)
 
-    return mapped
+    return call
 
 
 def _spec(p: Parameter) -> PartitionSpec:
@@ -95,19 +98,21 @@ def sum_gradients(grads: dict, table: Table) -> dict:
     Over fsdp the derivative of `gather_parameter` has already summed the gradients of sharded
     parameters.
     """
-    if not (axes := tuple(filter(_is_mapped, MANUAL_AXES))):
+    axes = tuple(filter(_is_mapped, MANUAL_AXES))
+    if not axes:
         return grads
 
     def sum_one(path, g):
         remaining = tuple(axis for axis in axes if axis not in _spec(table[path]))
-        return jax.lax.psum(g.astype(jnp.float32), remaining).astype(g.dtype) if remaining else g
+        if not remaining:
+            return g
+        return jax.lax.psum(g.astype(jnp.float32), remaining).astype(g.dtype)
 
     return nest({path: sum_one(path, g) for path, g in flat(grads).items()})
 
 
 def gather_parameter(w, p: Parameter, dtype):
-    """All-gather the device's shard w of a parameter over fsdp, if it is sharded there; else return
-    it as it is.
+    """All-gather this device's shard of a parameter over fsdp, if it is sharded there.
 
     It is sent and returned in `dtype`. Its gradient is summed in float32.
     """
@@ -151,8 +156,7 @@ _differentiable_all_gather.defvjp(_all_gather_forward, _all_gather_backward)
 
 
 def _stages() -> list[list[list[int]] | None]:
-    """Return the groups of devices of each stage in which gradients are scattered over fsdp; None:
-    all in one group.
+    """Return the groups of the stages that scatter gradients over fsdp; None: all devices.
 
     XLA:TPU sums over all chips of a slice in full, in place of a reduce-scatter (libtpu 0.0.42). It
     keeps two stages, over the rows and then the columns of a square, which together send as many
@@ -178,9 +182,7 @@ def _map_over_tensor(f, spec: PartitionSpec):
 
 
 def gather_sequence(x, axis: int):
-    """All-gather positions, or arrays with one entry per position, over the devices that share a
-    sequence.
-    """
+    """All-gather positions, or arrays by position, over the devices that share a sequence."""
     return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _is_mapped("sequence") else x
 
 
@@ -203,10 +205,11 @@ def local_positions(n_local: int):
         return index
     # XLA:TPU's partitioner would divide them over tensor, and gather them, tables and masks
     # wherever they are used.
-    whole = _map_over_tensor(
-        lambda index: index + jax.lax.axis_index("sequence") * n_local, PartitionSpec()
-    )
-    return whole(index)
+
+    def shifted(index):
+        return index + jax.lax.axis_index("sequence") * n_local
+
+    return _map_over_tensor(shifted, PartitionSpec())(index)
 
 
 def gathers_parameters() -> bool:
@@ -215,24 +218,19 @@ def gathers_parameters() -> bool:
 
 
 def save_all_but_gathered(primitive, *_, **options) -> bool:
-    """Policy for jax.checkpoint: gather parameters again in the backward pass, and save everything
-    else.
-    """
+    """Policy for jax.checkpoint: save everything but gathered parameters."""
     gathered = primitive.name == "all_gather" and "fsdp" in options["axis_name"]
     # the output of "name" is as large as its input
     return not gathered and primitive.name != "name"
 
 
 def gather_per_micro_batch(params, micro_batch):
-    """Return both arguments behind a barrier that keeps the gathers of parameters inside the loop
-    over micro-batches.
+    """Return both behind a barrier that keeps the gathers inside the loop over micro-batches.
 
     The parameters do not change in the loop. Without the barrier XLA may therefore move the gathers
     of unrolled layers out of the loop and keep the gathered parameters of all layers in memory.
     XLA's CPU compiler removes the barrier.
     """
-    return (
-        jax.lax.optimization_barrier((params, micro_batch))
-        if gathers_parameters()
-        else (params, micro_batch)
-    )
+    if not gathers_parameters():
+        return params, micro_batch
+    return jax.lax.optimization_barrier((params, micro_batch))

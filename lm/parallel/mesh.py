@@ -1,5 +1,4 @@
-"""The device mesh: its axes, their sizes for a number of devices, and checks that a config fits on
-it.
+"""The device mesh: its axes, their sizes for some devices, and whether a config fits on it.
 
 The mesh has four axes. `replica` and `fsdp` shard the examples of a batch; `fsdp` also shards the
 parameters (ZeRO-3, Rajbhandari et al. 2020, arXiv:1910.02054); `tensor` shards heads and
@@ -47,7 +46,9 @@ def mesh_sizes(c: MeshConfig, n_devices: int) -> dict[str, int]:
             f"config.mesh: {shown} does not fit {n_devices} devices; {advice} "
             f"{_listed(divisors(n_devices))}"
         )
-    return sizes | ({open_axis: n_devices // given} if open_axis else {})
+    if open_axis:
+        sizes[open_axis] = n_devices // given
+    return sizes
 
 
 def _listed(numbers: list[int]) -> str:
@@ -68,10 +69,12 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
         UserError: the config cannot be sharded over this mesh; lists all problems and what would
             fit.
     """
-    m, t, sizes = config.model, config.train, mesh_sizes(config.mesh, n_devices)
+    m = config.model
+    t = config.train
+    sizes = mesh_sizes(config.mesh, n_devices)
     data = sizes["replica"] * sizes["fsdp"]
     eval_batch = config.eval.batch_size or t.batch_size
-    found = []
+    problems = []
     for key, value, parts, what in (
         ("train.batch_size", t.batch_size, data, "replica x fsdp"),
         ("eval.batch_size", eval_batch, data, "replica x fsdp"),
@@ -83,37 +86,37 @@ def check_mesh(config: Config, n_devices: int, n_slices: int = 1) -> dict[str, i
     ):
         if value is not None and value % parts:
             near = sorted({max(parts, value // parts * parts), -(-value // parts) * parts})
-            found.append(
+            fitting = [n for n in divisors(n_devices) if value % n == 0]
+            problems.append(
                 f"config.{key}: {value} is not divisible by {what} = {parts}; use {_listed(near)}, "
-                f"or a config.mesh with {what} = "
-                f"{_listed([n for n in divisors(n_devices) if value % n == 0])}"
+                f"or a config.mesh with {what} = {_listed(fitting)}"
             )
     if sizes["replica"] % n_slices:
-        found.append(
+        problems.append(
             f"config.mesh.replica: {sizes['replica']} is not a multiple of the {n_slices} TPU "
             "slices; the other axes would cross the network between them"
         )
     if m.dropout and sizes["sequence"] > 1:
-        found.append(
+        problems.append(
             "config.model.dropout: dropout is not supported with config.mesh.sequence > 1; use "
             "dropout 0"
         )
     if (whole := need_whole_sequences(m)) and sizes["sequence"] > 1:
-        found.append(
+        problems.append(
             f"config.mesh.sequence: model.{whole[0]} needs whole sequences on a device; use 1"
         )
     if t.debug and n_devices > 1:
-        found.append(
+        problems.append(
             f"config.train.debug: without jit only one device works, and {n_devices} are visible; "
             "hide the others"
         )
     if m.attention in ("chunked", "cudnn", "splash") and sizes["sequence"] > 1:
-        found.append(
+        problems.append(
             f"config.model.attention: {m.attention} does not support config.mesh.sequence > 1; use "
             "auto"
         )
-    if found:
-        raise UserError(*found)
+    if problems:
+        raise UserError(*problems)
     return sizes
 
 
@@ -124,12 +127,14 @@ def make_mesh(sizes: dict[str, int], devices=None) -> "jax.sharding.Mesh":
     from jax.sharding import AxisType
 
     devices = jax.devices() if devices is None else devices
-    shape, types = tuple(sizes.values()), (AxisType.Auto,) * len(sizes)
+    shape = tuple(sizes.values())
+    types = (AxisType.Auto,) * len(sizes)
     if len({getattr(device, "slice_index", 0) for device in devices}) == 1:
         # jax.make_mesh splits an axis of the chips, as 16 x 4 on 8x8 needs, on a v5e only.
         array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return jax.sharding.Mesh(array, tuple(sizes), axis_types=types)
-    return jax.sharding.Mesh(over_slices(shape, devices), tuple(sizes), axis_types=types)
+    else:
+        array = over_slices(shape, devices)
+    return jax.sharding.Mesh(array, tuple(sizes), axis_types=types)
 
 
 def over_slices(shape: tuple[int, ...], devices: "list[jax.Device]") -> np.ndarray:
@@ -148,7 +153,8 @@ def over_slices(shape: tuple[int, ...], devices: "list[jax.Device]") -> np.ndarr
     n = len({device.slice_index for device in devices})
     if shape[0] % n:
         raise UserError(f"config.mesh.replica: {shape[0]} is not a multiple of the {n} TPU slices")
-    within, across = (shape[0] // n, *shape[1:]), (n, *(1 for _ in shape[1:]))
+    within = (shape[0] // n, *shape[1:])
+    across = (n, *(1 for _ in shape[1:]))
     return mesh_utils.create_hybrid_device_mesh(
         within, across, devices, allow_split_physical_axes=True
     )
@@ -158,11 +164,9 @@ def use_mesh(sizes: dict[str, int]):
     """Return a context manager that sets the mesh; it does nothing for a single device."""
     import jax
 
-    return (
-        jax.set_mesh(make_mesh(sizes))
-        if math.prod(sizes.values()) > 1
-        else contextlib.nullcontext()
-    )
+    if math.prod(sizes.values()) == 1:
+        return contextlib.nullcontext()
+    return jax.set_mesh(make_mesh(sizes))
 
 
 def current_mesh() -> "jax.sharding.Mesh | None":
@@ -174,9 +178,7 @@ def current_mesh() -> "jax.sharding.Mesh | None":
 
 
 def traced_mesh():
-    """Return the mesh of the current trace; None for a single device, and for another mesh than
-    ours (a sweep's).
-    """
+    """Return the mesh of the trace; None for one device, and for a mesh of a sweep."""
     import jax
 
     mesh = jax.sharding.get_abstract_mesh()

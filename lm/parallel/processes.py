@@ -27,12 +27,10 @@ from lm.system.errors import TemporaryError, UserError, first_line, keep_stdout_
 from lm.system.files import to_json
 from lm.system.text_tables import say
 
-HEARTBEAT_SECONDS = (
-    30  # after this time without a heartbeat a process counts as lost, and all others end
-)
-GRACE_SECONDS = (
-    10  # how long process 0 waits before it exits, so that the others can print their error
-)
+# After this time without a heartbeat a process counts as lost, and all others end.
+HEARTBEAT_SECONDS = 30
+# Process 0 waits so long before it exits, so that the others can print their error.
+GRACE_SECONDS = 10
 WAIT_HOURS = 12  # how long a process waits for another one, which may be tokenizing a text
 POLL_SECONDS = 1
 QUIET_SECONDS = 10  # process 0 prints which process it waits for after this time
@@ -50,8 +48,7 @@ def connect(
     multihost: bool,
     timeout: int,
 ) -> None:
-    """Connect to the other processes of the run, if there are any. Call it before anything uses a
-    device.
+    """Connect to the run's other processes, if any. Call it before anything uses a device.
 
     Args:
         coordinator_address: HOST:PORT of process 0; None: JAX asks the cluster's environment.
@@ -88,29 +85,28 @@ def connect(
 def _find_cluster(
     address: str | None, num_processes: int | None, process_id: int | None, timeout: int
 ) -> tuple[str, int, int]:
-    """Return the address of process 0, the number of processes, and the number of this one; raises
-    UserError.
+    """Return the address of process 0, the number of processes, and this one's, or UserError.
 
     JAX has no public function for what `jax.distributed.initialize` finds in the environment.
     """
     from jax._src.clusters import ClusterEnv
 
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    found: tuple = (None,)
+    cluster: tuple = (None,)
     reason = "JAX recognizes no cluster here"
     try:
-        found = ClusterEnv.auto_detect_unset_distributed_params(
+        cluster = ClusterEnv.auto_detect_unset_distributed_params(
             address, num_processes, process_id, None, None, timeout
         )
     except Exception as error:  # each cluster raises its own exceptions
         reason = first_line(error)
-    if None in found[:3]:
+    if None in cluster[:3]:
         raise UserError(
             f"the other processes were not found: {reason}; outside of SLURM, Open MPI, TPU pods "
             "and Kubernetes (with extra [k8s]) give --coordinator_address HOST:PORT "
             "--num_processes N --process_id I"
         )
-    return found[:3]
+    return cluster[:3]
 
 
 def has_several_tasks(environment) -> bool:
@@ -133,8 +129,7 @@ def is_first() -> bool:
 
 
 def from_first(function: Callable, *args, **kwargs) -> Any:
-    """Call function(*args, **kwargs) in process 0 only, and return its result, which JSON encodes,
-    in all processes.
+    """Call function(*args, **kwargs) in process 0 only; return its result, as JSON, in all.
 
     Raises:
         UserError, TemporaryError: in the other processes, if process 0 ends with an error (see
@@ -158,9 +153,7 @@ def gather(text: str) -> list[str]:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Wait for all processes, and raise UserError in all of them if their texts differ; `what`
-    names the text.
-    """
+    """Wait for all processes; raise UserError in all if their texts differ (`what` names them)."""
     digests = gather(hashlib.sha256(text.encode()).hexdigest())
     if different := [i for i, digest in enumerate(digests) if digest != digests[0]]:
         raise UserError(
@@ -174,8 +167,7 @@ def _store():
 
 
 def _coordination():
-    """Return JAX's record of the coordination service: client (None if not connected), process_id,
-    num_processes.
+    """Return JAX's record of the coordination service: client, process_id, num_processes.
 
     This is a private interface of JAX. The public ones do not suffice: collectives fail if a
     process is 30 s late, and `jax.process_count()` raises an error if there is no device.
@@ -186,10 +178,9 @@ def _coordination():
 
 
 def _wait_for(key: str, sender: int) -> str:
-    """Return the text that another process stores under a key; raises the error of a process that
-    exited with one.
-    """
-    began, printed = time.monotonic(), not is_first()
+    """Return the text that another process stores, or raise the error with which one exited."""
+    began = time.monotonic()
+    printed = not is_first()
     while (waited := time.monotonic() - began) < WAIT_HOURS * 3600:
         try:
             # Wait in short calls, so that Python can handle Ctrl-C between them.
@@ -254,9 +245,7 @@ def leave(code: int, message: str) -> None:
 
 
 def leave_after(error: Exception) -> None:
-    """Print an exception and end this process at once if it is one of several; otherwise do
-    nothing.
-    """
+    """Print an exception and end this process at once, if it is one of several."""
     if not are_several():
         return
     say(str(error) if isinstance(error, UserError) else traceback.format_exc(), sys.stderr)
@@ -272,8 +261,7 @@ def leave_after(error: Exception) -> None:
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Return a context in which an exception in one of several processes is printed and ends that
-    process at once.
+    """Print an exception of one of several processes, and end that process at once.
 
     The other processes detect the loss and end as well.
     """

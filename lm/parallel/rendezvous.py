@@ -13,6 +13,7 @@ import time
 
 from lm.config.values import is_address
 from lm.system.errors import TemporaryError, UserError
+from lm.system.text_tables import some
 
 CONNECT_SECONDS = 10  # time limit to connect, and to send a line
 RETRY_SECONDS = 0.2
@@ -55,7 +56,7 @@ def _collect(port: int, n: int, timeout: float) -> None:
         try:
             while missing := sorted({*range(1, n)} - {*waiting}):
                 if time.monotonic() > deadline:
-                    ids = ", ".join(map(str, missing[:8])) + ", ..." * (len(missing) > 8)
+                    ids = some([*map(str, missing)], limit=8)
                     raise TemporaryError(
                         f"process{'es' * (len(missing) > 1)} {ids} of {n} did not connect to "
                         f"process 0 within {timeout} s (--connect_timeout); see their output, and "
@@ -63,9 +64,8 @@ def _collect(port: int, n: int, timeout: float) -> None:
                         "its own --process_id"
                     )
                 server.settimeout(max(0.01, deadline - time.monotonic()))
-                with contextlib.suppress(
-                    OSError, ValueError
-                ):  # the time is over, or this is another program
+                # else the time is over, or this is another program
+                with contextlib.suppress(OSError, ValueError):
                     connection = opened.enter_context(server.accept()[0])
                     connection.settimeout(CONNECT_SECONDS)
                     i, count = map(int, connection.recv(100).split())
@@ -104,9 +104,8 @@ def _report(host: str, port: int, n: int, process_id: int, timeout: float) -> No
     deadline = time.monotonic() + timeout
     while True:
         try:
-            with socket.create_connection(
-                (host, port), min(timeout, CONNECT_SECONDS)
-            ) as connection:
+            seconds = min(timeout, CONNECT_SECONDS)
+            with socket.create_connection((host, port), seconds) as connection:
                 connection.sendall(f"{process_id} {n}\n".encode())
                 connection.settimeout(timeout + CONNECT_SECONDS)
                 code, _, message = connection.makefile("r").readline().strip().partition(" ")

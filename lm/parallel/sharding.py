@@ -26,15 +26,13 @@ def parameter_spec(p: Parameter, sizes: dict[str, int]) -> PartitionSpec:
             return None
         return axis
 
-    found = list(map(axis_of, p.axes, p.shape))
-    return PartitionSpec(
-        *(None if axis in found[i + 1 :] else axis for i, axis in enumerate(found))
-    )
+    axes = list(map(axis_of, p.axes, p.shape))
+    last = [None if axis in axes[i + 1 :] else axis for i, axis in enumerate(axes)]
+    return PartitionSpec(*last)
 
 
 def shard_state(abstract_state, table: Table, mesh=None):
-    """Add shardings to the shapes of a train state: parameters by the rules, moments like their
-    parameter.
+    """Add shardings to a train state's shapes: rules for parameters, and for moments like theirs.
 
     A leaf belongs to a parameter if its path ends with the parameter's path and both have the same
     shape. All other leaves (counters) are replicated. Without a mesh the state is returned
