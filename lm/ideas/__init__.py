@@ -10,8 +10,9 @@ and `apply`:
     carry(c, x_BTD) -> {name: array}   what goes from layer to layer in here.stream: its values before the first layer,
                                        given the embeddings. `apply` reads and writes here.stream[name].
     loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training.
-    losses(fields, cross_entropy)      {name: sum over the targets of this device}, see `loss_terms`. Or `apply` adds
-                                       such sums to here.stream["loss/NAME"], which `carry` starts at float32 0.
+    losses(fields, cross_entropy)      terms of the loss from the logits, {name: sum over the targets of this device};
+                                       see `loss_terms`.
+    here.stream["loss/NAME"]           terms of the loss from layers: `carry` starts them at float32 0, `apply` adds.
     products(c)                        multiplications and additions of a token in one of its layers, besides those of
                                        parameters; default: 0.
     activations(c)                     of an idea in place of attention: float32 numbers of a token that one of its
