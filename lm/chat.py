@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     from lm.generation.chat import Conversation
     from lm.generation.filters import Sampling  # imports jax
 
-    n_tokens, seed = given.pop("n_tokens"), given.pop("seed")
+    n_tokens = given.pop("n_tokens")
+    seed = given.pop("seed")
     note(f"{a.workdir}, step {run.step}")
     if text := check_chats(run):
         note(text)

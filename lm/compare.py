@@ -43,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     check_output(output, "--output")
     runs = [read_overview(Path(run)) for run in a.runs]
     say(table(rows(runs), right=range(1, len(runs) + 1)))
-    of_text, title = [""] * len(runs), ""
+    of_text = [""] * len(runs)
+    title = ""
     if not are_comparable([run.data for run in runs]):
         title = "losses are of different texts"
         of_text = [f" ({text})" for text in texts([run.data for run in runs])]

@@ -86,7 +86,9 @@ def read_finished(directory: Path) -> Analysis:
     Raises:
         UserError: the directory holds no sweep, or every cell lacks runs that did not fail.
     """
-    record, runs, failed = read_record(directory), read_runs(directory), read_failures(directory)
+    record = read_record(directory)
+    runs = read_runs(directory)
+    failed = read_failures(directory)
     lacking = {
         name: about["cell"]
         for name, about in record["variants"].items()

@@ -8,10 +8,8 @@ step): a resumed run, and every process of a run, decides alike.
 import jax.numpy as jnp
 
 # steps, and the z-score from which a step is a spike; OLMo's, there with mean and deviation
-WINDOW, LIMIT = (
-    128,
-    6.0,
-)
+WINDOW = 128
+LIMIT = 6.0
 
 
 def empty_window():

@@ -26,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.study:
             plan, published = add_change(arguments.study, arguments.add, arguments.set)
         else:
-            plan, published = load_sweep(arguments.config, arguments.budget), None
+            plan = load_sweep(arguments.config, arguments.budget)
+            published = None
         start_jax(next(iter(plan.variants.values())).config, arguments.platform)
         from lm.sweeps.runner import run_sweep
 

@@ -65,7 +65,8 @@ class TrainedModel:
         return f"<table>{rows}</table>"
 
     def _facts(self) -> list[tuple[str, str]]:
-        m, n_params = self.config.model, sum(x.size for x in jax.tree.leaves(self.params))
+        m = self.config.model
+        n_params = sum(x.size for x in jax.tree.leaves(self.params))
         shape = (
             f"{m.n_layers} layers, d_model {m.d_model}, {m.n_heads} heads, vocabulary "
             f"{m.vocab_size:,}"
@@ -230,7 +231,9 @@ def load(path: str | Path, step: int | str = "best") -> TrainedModel:
     if is_checkpoint(path):
         if step not in ("best", "latest", 0):
             raise UserError(f"{path} is a checkpoint of Hugging Face, which has no step {step}")
-        step, config, settings = 0, read_config(path), read_settings(path)
+        step = 0
+        config = read_config(path)
+        settings = read_settings(path)
         tokenizer = load_tokenizer(path, config)
         params = load_params(path, config)
     else:
@@ -271,7 +274,8 @@ def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer
         tokenizer = None if meta["tokenizer"] is None else tokenizers.from_json(meta["tokenizer"])
     except UserError as error:
         raise UserError(*(f"{where}: {problem}" for problem in error.problems)) from None
-    table, found = parameters.parameter_table(config.model), parameters.flat(params)
+    table = parameters.parameter_table(config.model)
+    found = parameters.flat(params)
     for path in sorted(table.keys() | found.keys()):
         shapes = [tuple(of[path].shape) if path in of else "absent" for of in (table, found)]
         if shapes[0] != shapes[1]:
@@ -280,7 +284,8 @@ def read_meta(meta: dict, params: dict, where: str) -> tuple[Resolved, Tokenizer
                 f"{shapes[0]}"
             )
     if tokenizer and tokenizer.vocab_size > config.model.vocab_size:
-        n, known = tokenizer.vocab_size, config.model.vocab_size
+        n = tokenizer.vocab_size
+        known = config.model.vocab_size
         raise UserError(
             f"{where}: its tokenizer has {n:,} ids, and its config.model.vocab_size is {known:,}"
         )

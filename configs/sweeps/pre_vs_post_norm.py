@@ -26,11 +26,10 @@ SGD = {
 
 
 def get_sweep():
-    sgd, adam = {"SGD": {"optimizer.name": "sgd"}}, {"Adam": {"optimizer.name": "adamw"}}
-    warmup, no_warmup = (
-        {"warm-up": {"optimizer.warmup_steps": 40}},
-        {"no warm-up": {"optimizer.warmup_steps": 0}},
-    )
+    sgd = {"SGD": {"optimizer.name": "sgd"}}
+    adam = {"Adam": {"optimizer.name": "adamw"}}
+    warmup = {"warm-up": {"optimizer.warmup_steps": 40}}
+    no_warmup = {"no warm-up": {"optimizer.warmup_steps": 0}}
     variants = product(each("model.norm_placement", "pre", "post"), adam, warmup | no_warmup)
     variants |= product(each("model.norm_placement", "sandwich", "parallel", "none"), adam, warmup)
     variants |= product(SGD, sgd, warmup)

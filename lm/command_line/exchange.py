@@ -107,7 +107,8 @@ def import_checkpoint(
             f"WARNING: {directory} has no tokenizer.json: the run has no tokenizer and takes token "
             "ids only"
         )
-    n, m = parameters.count(parameters.parameter_table(config.model)), config.model
+    n = parameters.count(parameters.parameter_table(config.model))
+    m = config.model
     say(
         f"{workdir}: {n:,} parameters in {m.param_dtype}, {config.train.seq_len} positions; step 0 "
         "of a run"
@@ -236,7 +237,8 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
     A difference arises where it first exceeds the tolerance, relative to the largest activation (if
     that is above 1).
     """
-    rows, arises = [("after", "largest difference", "largest value")], None
+    rows = [("after", "largest difference", "largest value")]
+    arises = None
     for name, x in theirs.items():
         if name not in ours or ours[name].shape != x.shape:
             found = ours[name].shape if name in ours else "nothing"
@@ -244,7 +246,8 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
                 f"{name}: transformers has {x.shape}, the model here has {found}; they differ in "
                 "size"
             )
-        difference, value = np.abs(ours[name] - x).max(), np.abs(x).max()
+        difference = np.abs(ours[name] - x).max()
+        value = np.abs(x).max()
         rows.append((name, f"{difference:.2e}", f"{value:.3g}"))
         if arises is None and not difference <= tolerance * max(1.0, value):
             arises = name

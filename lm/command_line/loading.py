@@ -125,7 +125,9 @@ def _merged(
     without any, `note` receives these warnings and a note for each key that was shortened.
     """
     config, wrong = from_flat(in_file | given)
-    before, now, log = in_file.get("train.steps"), config.train.steps, config.log
+    before = in_file.get("train.steps")
+    now = config.train.steps
+    log = config.log
     shortened: dict[str, Any] = {}
     if "train.steps" in given and isinstance(before, int) and 0 < now < before:
         shortened = _shortened_schedule(config.optimizer, before, now, given)
@@ -237,7 +239,8 @@ def _shortened_schedule(
     command line. The config keeps numbers of steps, not fractions of train.steps, so that a run
     that is resumed with more steps keeps the learning rates of the steps it trained.
     """
-    shortened, end = {}, now if o.schedule == "constant" else o.decay_steps or now
+    shortened = {}
+    end = now if o.schedule == "constant" else o.decay_steps or now
     if end > now and "optimizer.decay_steps" not in given:
         shortened["decay_steps"] = end = min(now, max(1, end * now // before))
     if o.warmup_steps >= end and "optimizer.warmup_steps" not in given:

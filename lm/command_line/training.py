@@ -76,7 +76,8 @@ def process_id(a: argparse.Namespace) -> str | None:
 
 def as_python(config: Config) -> str:
     """Return a config file that gives this config, with the keys that differ from their defaults."""
-    defaults, lines = flatten(to_dict(Config())), []
+    defaults = flatten(to_dict(Config()))
+    lines = []
     for name, value in flatten(to_dict(config)).items():
         if value != defaults[name]:
             lines.append(f"    config.{name} = {value!r}\n")
@@ -89,7 +90,8 @@ def as_python(config: Config) -> str:
 
 def key_list() -> str:
     """Return every config key with its default, values and meaning, for --help."""
-    lines, leaves = [], schema()
+    lines = []
+    leaves = schema()
     for section, cls in {"": Config, **sections()}.items():
         lines.append(f"\n{section or 'top level'}: {cls.__doc__}")
         for name, (type_, field) in leaves.items():

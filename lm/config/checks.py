@@ -110,7 +110,8 @@ def heads(config: Config) -> Iterator[Problem]:
 
 
 def position_encoding(config: Config) -> Iterator[Problem]:
-    m, seq_len = config.model, config.train.seq_len
+    m = config.model
+    seq_len = config.train.seq_len
     if m.positions == "rope":
         yield from rope(m)
     if m.positions == "sinusoidal" and m.d_model % 2:
@@ -156,7 +157,8 @@ def layer_norm(config: Config) -> Iterator[Problem]:
     m = config.model
     if m.norm != "layer":
         return
-    running_mean, used = m.norm_algorithm == "running_mean", m.norm_placement != "none"
+    running_mean = m.norm_algorithm == "running_mean"
+    used = m.norm_placement != "none"
     if running_mean and m.norm_ddof:
         text = ", but norm_algorithm = running_mean already divides by d_model - 1; use 0"
         yield "model.norm_ddof model.norm model.norm_algorithm", text
@@ -246,7 +248,8 @@ def mixture(config: Config) -> Iterator[Problem]:
     d = config.data
     if d.mixture is None:
         return
-    called, n = [name for name, *_ in d.mixture], len(d.mixture)
+    called = [name for name, *_ in d.mixture]
+    n = len(d.mixture)
     if len({*called}) < n or not all(
         is_name(name) and re.fullmatch(r"[\w.-]+", name) for name in called
     ):
@@ -297,7 +300,8 @@ def mixture(config: Config) -> Iterator[Problem]:
 
 def source_and_tokenizer(config: Config) -> Iterator[Problem]:
     d = config.data
-    shards, named = has_shards(config), ", ".join(sources(config))
+    shards = has_shards(config)
+    named = ", ".join(sources(config))
     kind, _, size = d.tokenizer.partition(":")
     if kind == "none" and not all(source.startswith("tokens:") for source in sources(config)):
         yield (
@@ -353,7 +357,8 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 
 
 def update_rule(config: Config) -> Iterator[Problem]:
-    o, m = config.optimizer, config.model
+    o = config.optimizer
+    m = config.model
     if o.name != "schedule_free":
         return
     if o.schedule != "constant" and config.train.steps:
@@ -376,7 +381,8 @@ def update_rule(config: Config) -> Iterator[Problem]:
 
 
 def schedule(config: Config) -> Iterator[Problem]:
-    o, steps = config.optimizer, config.train.steps
+    o = config.optimizer
+    steps = config.train.steps
     decay_steps = steps if o.schedule == "constant" else o.decay_steps or steps
     if steps == 0:  # nothing is trained
         return

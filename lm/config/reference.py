@@ -58,7 +58,8 @@ def page() -> str:
 
 
 def _row(name: str, type_, field) -> str:
-    default, values = show(field.default), allowed(type_, field).split(" | ")
+    default = show(field.default)
+    values = allowed(type_, field).split(" | ")
     shown = [f"`{value}`" if value == default else value for value in values]
     if default not in values:
         shown[0] += f" (`{default}`)" if default else " (empty)"

@@ -47,7 +47,8 @@ def key(
         )
     if only:
         name, sign, values = re.split("(!?=)", only)
-        only, names = (name, sign == "=", values.split(",")), values.replace(",", ", ")
+        only = (name, sign == "=", values.split(","))
+        names = values.replace(",", ", ")
         if is_off := values in ("none", "false", "0", "0.0"):
             names = name
         doc = f"{'' if is_off == (sign == '!=') else 'not '}{names}: {doc}"

@@ -122,7 +122,8 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
         if len(value) != len(kinds):
             raise ValueError(f"{short(value)} is not {allowed(kind, field)}")
         return tuple(checked(item, kind, field) for item, kind in zip(value, kinds, strict=True))
-    value, limits = _as_kind(value, kind, optional), dict(field.metadata)
+    value = _as_kind(value, kind, optional)
+    limits = dict(field.metadata)
     if (choices := limits["choices"]) and value not in choices:
         raise ValueError(
             f"{short(value)} is not one of {', '.join(choices)}{close_match(value, list(choices))}"
@@ -237,7 +238,8 @@ def _has_form(value: str, form: str) -> bool:
 def _form_hint(value: str, forms: tuple[str, ...]) -> str:
     """Return advice for a value of no known form: a path needs its kind."""
     name, colon, _ = value.partition(":")
-    starts, ending = {form.partition(":")[0]: form for form in forms}, os.path.splitext(value)[1]
+    starts = {form.partition(":")[0]: form for form in forms}
+    ending = os.path.splitext(value)[1]
     near = starts.get(close_match(name, list(starts), "{}"), "")
     if "text:PATH" in forms:
         kinds = {".json": "jsonl", ".tsv": "csv"} | {

@@ -26,7 +26,8 @@ SHARED = (
     "train.batch_size",
     "train.seq_len",
 )
-RESULTS, STUDIES = Path("docs/results"), Path("configs/studies")
+RESULTS = Path("docs/results")
+STUDIES = Path("configs/studies")
 
 
 class Published(NamedTuple):
@@ -80,8 +81,10 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         raise UserError(
             f"--study: there is no published study {short(study)} here; published: {known}"
         )
-    page, sweep = RESULTS / study, read_sweep(str(paths[study]))
-    record, base = read_page_record(page), sweep.baseline
+    page = RESULTS / study
+    sweep = read_sweep(str(paths[study]))
+    record = read_page_record(page)
+    base = sweep.baseline
     if name in (*sweep.variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
     values, problems = parse_settings(settings, "--set ")

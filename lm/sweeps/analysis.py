@@ -21,22 +21,19 @@ from lm.sweeps.statistics import LEVEL, Estimate
 from lm.sweeps.tuning import Choice
 
 # kinds of comparisons; CELL: secondary, in one of several cells
-CLAIM, CELL, PLACEBO = (
-    "claim",
-    "cell",
-    "placebo",
-)
+CLAIM = "claim"
+CELL = "cell"
+PLACEBO = "placebo"
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
 # Largest difference in nats of a run trained again: on the same kind of processor, and, by
 # rounding, on another one.
-SAME_MACHINE, OTHER_MACHINE = 0.001, 0.02
+SAME_MACHINE = 0.001
+OTHER_MACHINE = 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
 # verdicts besides those of statistics.VERDICTS
-NO_CONCLUSION, NO_RESULT = (
-    "no conclusion",
-    "no result",
-)
+NO_CONCLUSION = "no conclusion"
+NO_RESULT = "no result"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +181,8 @@ class Analysis:
                 in_cells[a.about["cell"]] = statistics.estimate(
                     [x[source] - y[source] for x, y in losses]
                 )
-        rows, has_cells = [], len({v.about["cell"] for v in self.variants.values()}) > 1
+        rows = []
+        has_cells = len({v.about["cell"] for v in self.variants.values()}) > 1
         for (arm, against, source), of in found.items():
             if len(of) == 1 or not self.are_many:
                 for cell, difference in of.items():
@@ -364,7 +362,8 @@ def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
     """Give the claims of one family their corrected p-values, and verdicts from the intervals at
     Holm's level.
     """
-    p_values, judged = [claim.p for claim in family], []
+    p_values = [claim.p for claim in family]
+    judged = []
     corrected = zip(
         family, statistics.holm_factors(p_values), statistics.holm(p_values), strict=True
     )

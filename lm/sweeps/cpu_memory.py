@@ -30,9 +30,11 @@ def micro_batch_size(config: Config, n_parameters: int) -> int | None:
     >>> micro_batch_size(from_dict(default_config()), n_parameters=10**6)  # 32 sequences of 256 tokens
     2
     """
-    t, m = config.train, config.model
+    t = config.train
+    m = config.model
     size = max((n for n in divisors(t.batch_size) if n * t.seq_len <= TOKENS), default=0)
-    too_small, too_large = size * t.seq_len < TOKENS // 4, n_parameters > PARAMETERS
+    too_small = size * t.seq_len < TOKENS // 4
+    too_large = n_parameters > PARAMETERS
     if (
         t.micro_batch_size
         or too_small

@@ -26,7 +26,8 @@ from lm.sweeps.statistics import Estimate
 from lm.sweeps.tuning import LEARNING_RATE
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
+STYLES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
 WIDTH = 4.8  # inches
 LETTERS = 58  # in a line of this width
 LOSS = "validation loss (nats per token)"
@@ -74,7 +75,8 @@ def differences(a: Analysis) -> Figure:
     heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
     figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + ROW * len(labels)), layout="constrained")
     axes = figure.subplots()
-    limits, top = _limits(claims, a.record["margin"]), 0.0
+    limits = _limits(claims, a.record["margin"])
+    top = 0.0
     white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for claim, label, height in zip(claims, labels, heights, strict=True):
         axes.text(
@@ -149,7 +151,8 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
 def _draw_claim(
     axes, claim: Claim, difference: Estimate, y: float, limits: tuple[float, float]
 ) -> None:
-    (low, high), mean = limits, difference.mean
+    low, high = limits
+    mean = difference.mean
     color = "#777777" if claim.kind == PLACEBO else COLORS[0]
     axes.plot(
         np.clip(claim.differences, low, high),
@@ -219,8 +222,10 @@ def tuning(a: Analysis) -> Figure:
             variants, [*lines.values(), *({0: x} for xs in fresh.values() for x in xs)]
         )
         for i, v in enumerate(variants):
-            look, line = _look(i), lines[v.name]
-            xs, ys = [at[x] for x in line], np.array(list(line.values()))
+            look = _look(i)
+            line = lines[v.name]
+            xs = [at[x] for x in line]
+            ys = np.array(list(line.values()))
             axes.plot(xs, np.clip(ys, None, high), label=textwrap.fill(v.name, LETTERS - 8), **look)
             dots = np.clip(fresh[v.name], None, high)
             axes.plot([at[v.point[key]]] * len(dots), dots, ".", alpha=0.4, color=look["color"])
@@ -300,7 +305,8 @@ def curves(a: Analysis) -> Figure:
         for axes, first, title in ((whole, 0, "whole training"), (end, half, "second half")):
             means = []
             for i, (v, (steps, losses)) in enumerate(zip(variants, found, strict=True)):
-                part, look = steps >= first, _look(i)
+                part = steps >= first
+                look = _look(i)
                 means.append(losses.mean(0)[part])
                 axes.plot(steps[part], means[-1], label=textwrap.fill(v.name, LETTERS - 8), **look)
                 if len(variants) <= MAX_BANDS and len(losses) > 2 and not v.n_stuck:
@@ -351,7 +357,9 @@ def _small_panels(
     """Draw line(variant, its baseline), a number of nats by x, in one panel per comparison with a
     color per cell.
     """
-    claims, cells, columns = a.of_kind(CLAIM), a.record["cells"], 3
+    claims = a.of_kind(CLAIM)
+    cells = a.record["cells"]
+    columns = 3
     rows = -(-len(claims) // columns)
     figure = Figure(figsize=(WIDTH, 1.25 * rows + 0.2 * len(cells) + 0.3), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat

@@ -245,7 +245,8 @@ def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of an annotated type; a list may stand for a tuple."""
-    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    arguments = typing.get_args(hint)
     if kind is Any:
         return True
     if kind is types.UnionType:
@@ -265,7 +266,8 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
-    names, pairs = list(sweep.variants), [frozenset(pair) for pair in sweep.comparisons]
+    names = list(sweep.variants)
+    pairs = [frozenset(pair) for pair in sweep.comparisons]
     for name in (*sweep.variants, *sweep.sizes, *sweep.texts):
         if not is_name(name):
             yield (

@@ -139,7 +139,8 @@ def read_page_record(directory: Path) -> dict:
 
 def _contradiction(record: dict) -> str | None:
     """Return what names something that the record does not have."""
-    variants, cells = record["variants"], record["cells"]
+    variants = record["variants"]
+    cells = record["cells"]
     if not variants or not record["starts"]:
         return "it has no variants or no starts"
     for name, about in variants.items():

@@ -210,7 +210,8 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         "tokens_per_parameter": lambda about: _significant(_ratio(about)),
         "block": block,
     }
-    margin, claims = f"{a.record['margin']:g}", a.of_kind(CLAIM)
+    margin = f"{a.record['margin']:g}"
+    claims = a.of_kind(CLAIM)
     text = environment.get_template("report.md.jinja").render(
         r={"design": "", **a.record},
         claims=claims,
@@ -300,7 +301,8 @@ def _command(start: Mapping[str, Any]) -> str:
 
 def _reproduction(a: Analysis) -> str:
     """Return what is needed to repeat the sweep, a line each: every commit and machine once."""
-    starts, variants = a.record["starts"], a.record["variants"].values()
+    starts = a.record["starts"]
+    variants = a.record["variants"].values()
     lengths = collections.Counter(a.record["variants"][run.variant]["tokens"] for run in a.runs)
     data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
@@ -346,10 +348,13 @@ def claim_rows(a: Analysis) -> list[dict]:
     """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is
     none.
     """
-    none, rows = Estimate(math.nan, math.nan, 0, 0), []
+    none = Estimate(math.nan, math.nan, 0, 0)
+    rows = []
     for c in a.claims:
-        d, m = c.difference or none, c.log_multiplier or none
-        (low, high), (m_low, m_high) = d.interval(), m.interval()
+        d = c.difference or none
+        m = c.log_multiplier or none
+        low, high = d.interval()
+        m_low, m_high = m.interval()
         row = {
             "kind": c.kind,
             "variant": c.variant,
@@ -454,7 +459,8 @@ def publish(a: Analysis, directory: Path) -> Path:
         UserError: the sweep is not complete, its budget supports no conclusions, its name is not
             that of a file, or a link is in the way.
     """
-    name, page = a.record["name"], directory / a.record["name"]
+    name = a.record["name"]
+    page = directory / a.record["name"]
     if a.record["budget"] != "full":
         raise UserError(
             f"--publish: the budget {a.record['budget']} supports no conclusions; run --budget full"
@@ -484,7 +490,8 @@ def publish(a: Analysis, directory: Path) -> Path:
 
 def read_page(page: Path) -> Analysis:
     """Analyze a published page again, from its sweep.json and runs.csv."""
-    record, runs = read_page_record(page), runs_from_csv(page / "runs.csv")
+    record = read_page_record(page)
+    runs = runs_from_csv(page / "runs.csv")
     if lacking := [name for name in record["variants"] if choice_of(record, runs, name).missing]:
         raise UserError(
             f"{page / 'runs.csv'} lacks tuning runs of {', '.join(lacking[:5])} in sweep.json; "

@@ -159,7 +159,8 @@ def _read_lines(path: Path) -> tuple[dict[int, Run], dict[int, str]]:
 
 def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
     """Append finished runs to a sweep's file; the caller holds the lock of the directory."""
-    path, lines = workdir / RUNS, _to_lines(runs)
+    path = workdir / RUNS
+    lines = _to_lines(runs)
     with name_errors(path), open(path, "a+b", opener=without_links) as file:
         file.seek(max(0, file.tell() - 1))
         torn = file.read() not in (b"", b"\n")  # by a process that died in the middle of a line
@@ -249,7 +250,8 @@ def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, 
     for run in runs:
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
-    limit, n = stuck_above(about, "validation"), len(about["tuning_seeds"])
+    limit = stuck_above(about, "validation")
+    n = len(about["tuning_seeds"])
     return {
         point: outcome(tuple(found.values()), limit)
         for point, found in losses.items()
@@ -272,7 +274,8 @@ def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run
     """Return a variant's finished runs at the chosen values by fresh seed, in the order of the
     seeds.
     """
-    about, chosen = record["variants"][variant], choice_of(record, runs, variant).point
+    about = record["variants"][variant]
+    chosen = choice_of(record, runs, variant).point
     own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
     found = {run.seed: run for run in own if point_of(about, run) == chosen}
     return {seed: found[seed] for seed in about["seeds"] if seed in found}

@@ -121,13 +121,12 @@ class _Runner:
         say,
         signals: Signals,
     ):
-        self.variants, self.record, self.workdir, self.together = (
-            variants,
-            record,
-            workdir,
-            together,
-        )
-        self.say, self.signals = say, signals
+        self.variants = variants
+        self.record = record
+        self.workdir = workdir
+        self.together = together
+        self.say = say
+        self.signals = signals
         self.failed: list[list[Key]] = []  # groups of runs
         with lock(workdir, timeout=PATIENCE):
             self.runs = {run.key: run for run in read_runs(workdir, say)}
@@ -224,7 +223,9 @@ class _Runner:
         """Train the missing runs of these, in groups that share a program."""
         configs = {key: self.variants[key[1]].run_config(*key[2:]) for key in keys}
         groups = group_by_program(configs, self.together * jax.device_count())
-        began, n_trained, waited = time.monotonic(), 0, False
+        began = time.monotonic()
+        n_trained = 0
+        waited = False
         n_first = len(self._unfinished(groups))
         while todo := self._unfinished(groups):
             n_before = n_trained + len(self.failed)
@@ -285,7 +286,8 @@ class _Runner:
 
     def _train_group(self, keys: list[Key]) -> None:
         """Train runs that share a program, and save their results unless a signal stops them."""
-        variants, directory = [self.variants[name] for _, name, _, _ in keys], self._directory(keys)
+        variants = [self.variants[name] for _, name, _, _ in keys]
+        directory = self._directory(keys)
         configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
         starts = [
             v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts

@@ -97,7 +97,8 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     mesh = jax.make_mesh(
         (jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices()
     )
-    runs, replicated = PartitionSpec("run"), PartitionSpec()
+    runs = PartitionSpec("run")
+    replicated = PartitionSpec()
 
     def over_runs(f):
         if runs_per_device > 1:
@@ -158,12 +159,10 @@ class StackedRuns:
         self.config, names = splits[0]
         if any(program != self.config for program, _ in splits):
             raise ValueError("stacked runs may differ only in seed and in " + ", ".join(TRACED))
-        self.configs, self.corpus, self.directory, self._warm_starts = (
-            configs,
-            corpus,
-            directory,
-            list(warm_starts),
-        )
+        self.configs = configs
+        self.corpus = corpus
+        self.directory = directory
+        self._warm_starts = list(warm_starts)
         self._tokens_per_step = (
             self.config.train.batch_size * self.config.train.seq_len * len(configs)
         )
@@ -223,7 +222,9 @@ class StackedRuns:
     def _train(
         self, first: int, states, record: dict, checkpoints: Checkpoints, signals: Signals
     ) -> list[dict] | None:
-        steps, every, n_runs = self.config.train.steps, self.config.eval.every, len(self.configs)
+        steps = self.config.train.steps
+        every = self.config.eval.every
+        n_runs = len(self.configs)
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * n_runs))
         evaluations = record.get("evaluations", [])
@@ -265,7 +266,8 @@ class StackedRuns:
             self._show_losses(done, halted_at_R, speeds[-1])
             if done.state is None:
                 continue
-            states, step = done.state, done.dispatch.end
+            states = done.state
+            step = done.dispatch.end
             if eval_due(step):
                 evaluations.append(
                     self._evaluate(states, step, "validation", self.config.eval.max_batches)
@@ -291,8 +293,10 @@ class StackedRuns:
 
     def tokens_per_second(self) -> float:
         """Measure the speed of a few dispatches, all runs together. Nothing is written."""
-        n, states = self.config.train.steps_per_dispatch, self._programs.init(self._seeds)
-        inputs, speeds = self._inputs(0, n), []
+        n = self.config.train.steps_per_dispatch
+        states = self._programs.init(self._seeds)
+        inputs = self._inputs(0, n)
+        speeds = []
         for _ in range(4):
             since = time.monotonic()
             states, metrics = self._programs.steps(
@@ -309,11 +313,10 @@ class StackedRuns:
 
     def _show_losses(self, done: Done, halted_at_R: np.ndarray, tokens_per_second: float) -> None:
         """Show the median loss of a dispatch, and record in halted_at_R which runs stopped in it."""
-        n_runs, (step, n) = len(self.configs), done.dispatch
-        losses, finite = (
-            done.metrics["loss"][:n_runs, :n].astype(float),
-            done.metrics["finite"][:n_runs, :n],
-        )
+        n_runs = len(self.configs)
+        step, n = done.dispatch
+        losses = done.metrics["loss"][:n_runs, :n].astype(float)
+        finite = done.metrics["finite"][:n_runs, :n]
         for i in range(n):
             halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
             losses[halted_at_R > 0, i] = math.nan
@@ -337,10 +340,12 @@ class StackedRuns:
         if (split, max_batches) not in self._evaluated:
             kind, _, name = split.partition("/")
             if kind == "probe":
-                resident, batches = None, probes.batches(name, self.config, self.corpus)
+                resident = None
+                batches = probes.batches(name, self.config, self.corpus)
             else:
                 source = BatchSource(self.corpus.split(split), self.config)
-                resident, batches = source.resident, source.evaluation(max_batches)
+                resident = source.resident
+                batches = source.evaluation(max_batches)
             # One batch at a time, so that a part of a split and the whole share a program.
             self._evaluated[split, max_batches] = jax.device_put(
                 (resident, list(batches)), self._programs.replicated
@@ -364,7 +369,10 @@ class StackedRuns:
         A run has diverged if an update was not finite, or if a loss of its final evaluation is not
         finite. Evaluations after that are left out.
         """
-        steps, curve, final, sources = self.config.train.steps, [], {}, {}
+        steps = self.config.train.steps
+        curve = []
+        final = {}
+        sources = {}
         for found in evaluations:
             if halted_at and found["step"] >= halted_at:
                 continue

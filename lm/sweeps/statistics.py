@@ -59,7 +59,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     >>> [round(x, 4) for x in (e.mean, e.se, e.p, *e.interval())]
     [0.3, 0.1528, 0.1885, -0.3572, 0.9572]
     """
-    x, n = np.asarray(values, float), len(values)
+    x = np.asarray(values, float)
+    n = len(values)
     se = float(x.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
     return Estimate(float(x.mean()), se, n - 1, n)
 

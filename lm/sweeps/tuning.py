@@ -161,7 +161,8 @@ def choose(lists: Lists, outcomes: Mapping[Point, Outcome], at_vertex: bool = Tr
         ]
         if not at_vertex:
             return Choice((), lowest, lowest, tuple(edges))
-        before, added = longer, []
+        before = longer
+        added = []
         for key in edges:
             if len(longer[key]) < len(lists[key]) + MAX_EXTENSIONS:
                 longer = longer | {key: extended(key, longer[key], best[key])}

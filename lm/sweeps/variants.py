@@ -116,7 +116,8 @@ def _refuse_other_tokens(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]
     """
     problems = []
     for first, second in (*plan.comparisons, *plan.placebos):
-        (a, corpus), (b, other) = resolved[first], resolved[second]
+        a, corpus = resolved[first]
+        b, other = resolved[second]
         if corpus.fingerprint != other.fingerprint and (
             _sources(corpus) != _sources(other) or not _sources(corpus)
         ):
@@ -136,7 +137,9 @@ def _refuse_other_tokens(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]
 
 
 def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
-    corpora, resolved, problems = {}, {}, []
+    corpora = {}
+    resolved = {}
+    problems = []
     for name, planned in plan.variants.items():
         config = planned.config
         key = (config.data, config.train.seq_len)

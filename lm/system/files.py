@@ -97,7 +97,8 @@ def read_bytes(path: str | Path, at_most: int | None = None) -> bytes:
         OSError: it is missing or cannot be read.
     """
     with open_regular(path) as file:
-        size, at_most = os.fstat(file.fileno()).st_size, at_most or LARGEST
+        size = os.fstat(file.fileno()).st_size
+        at_most = at_most or LARGEST
         if size > at_most:
             raise ValueError(f"it has {size:,} bytes; at most {at_most:,} are expected")
         return file.read()
@@ -205,7 +206,8 @@ def matching_files(pattern: str) -> list[str]:
     if "**" not in parts:
         return sorted(filter(is_file, glob.glob(pattern)))
     place = parts.index("**")
-    head, rest = "/".join([*parts[:place], ""]), "/".join(parts[place + 1 :] or ["*"])
+    head = "/".join([*parts[:place], ""])
+    rest = "/".join(parts[place + 1 :] or ["*"])
     tops = sorted(
         map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top)
     )

@@ -7,10 +7,8 @@ import os
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
 # bytes of the fragments that are occupied; larger ones are few, and useful
-SMALLEST, LARGEST = (
-    2**13,
-    2**22,
-)
+SMALLEST = 2**13
+LARGEST = 2**22
 
 
 class Heap(ctypes.Structure):
@@ -58,12 +56,12 @@ def occupy_fragments() -> None:
     c = ctypes.CDLL(None)
     if not (can_set_malloc() and hasattr(c, "mallinfo2")):
         return
-    c.mallinfo2.restype, c.malloc.restype, c.sbrk.restype = Heap, ctypes.c_void_p, ctypes.c_void_p
-    c.malloc.argtypes, c.free.argtypes, c.sbrk.argtypes = (
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-        [ctypes.c_ssize_t],
-    )
+    c.mallinfo2.restype = Heap
+    c.malloc.restype = ctypes.c_void_p
+    c.sbrk.restype = ctypes.c_void_p
+    c.malloc.argtypes = [ctypes.c_size_t]
+    c.free.argtypes = [ctypes.c_void_p]
+    c.sbrk.argtypes = [ctypes.c_ssize_t]
     c.malloc_trim(0)
     # of the fragments; what follows is the free end of the heap
     end = c.sbrk(0) - c.mallinfo2().keepcost

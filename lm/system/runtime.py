@@ -110,7 +110,8 @@ def require_platform(platform: str | None) -> None:
 
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    found, reason = "no device", "JAX_PLATFORMS names another one first, or one that does not exist"
+    found = "no device"
+    reason = "JAX_PLATFORMS names another one first, or one that does not exist"
     try:
         found = jax.default_backend()
         if platform in (None, found):

@@ -38,7 +38,8 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
     >>> attention_statistics(q, k, Mask.causal(3))[1][0, :, 0]  # log 1, log 2, log 3
     Array([0.       , 0.6931472, 1.0986123], dtype=float32)
     """
-    T, n_scores = q_BTHK.shape[-3], q_BTHK.size // q_BTHK.shape[-1] * k_BSGK.shape[-3]
+    T = q_BTHK.shape[-3]
+    n_scores = q_BTHK.size // q_BTHK.shape[-1] * k_BSGK.shape[-3]
     n_chunks = next(n for n in divisors(T) if n == T or n_scores // n <= CHUNK_SCORES)
 
     def of_queries(queries):

@@ -28,12 +28,14 @@ class BatchSource:
     """
 
     def __init__(self, split: Split, config: Resolved):
-        self.split, self.config = split, config
+        self.split = split
+        self.config = config
         # a background thread, in which no mesh is set, makes the inputs
         self.mesh = mesh = current_mesh()
         # The split's arrays on every device; None if they take too much memory, or are too long for
         # int32 indices.
-        self.resident, n_bytes = None, sum(array.nbytes for array in split.arrays.values())
+        self.resident = None
+        n_bytes = sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
             self.resident = {
                 name: sharding.replicate(mesh, np.asarray(x)) for name, x in split.arrays.items()
@@ -77,7 +79,8 @@ class BatchSource:
         """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its
         devices' share.
         """
-        axis, seq_len = starts.ndim - 1, self.config.train.seq_len
+        axis = starts.ndim - 1
+        seq_len = self.config.train.seq_len
         if self.resident is not None:
             starts = starts.astype(np.int32)
             return {

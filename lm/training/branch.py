@@ -56,7 +56,8 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
         raise UserError(
             f"--branch_from: {source} holds no run; give the directory of one"
         ) from None
-    o, steps = config.optimizer, config.train.steps
+    o = config.optimizer
+    steps = config.train.steps
     if o.schedule != "wsd" or o.decay_steps is not None:
         raise UserError(
             "--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps "

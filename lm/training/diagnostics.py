@@ -23,7 +23,8 @@ def details(run: Run, source: BatchSource, state: TrainState) -> dict:
 
 def nonfinite_report(run: Run, source: BatchSource, state: TrainState) -> list[str]:
     """Return lines on the step after `state`: its learning rate, and norms by group of parameters."""
-    found, table = jax.device_get(_measure_next_step(run, source, state)), run.table
+    found = jax.device_get(_measure_next_step(run, source, state))
+    table = run.table
     n_updates = int(state.step) - int(state.skipped)
     rate = learning_rate_schedule(run.config.optimizer, run.config.train.steps)(n_updates)
     lines = [

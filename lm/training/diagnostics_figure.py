@@ -100,10 +100,8 @@ def curves_of(
     found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
     if not found:
         return []
-    steps, values_SN = (
-        [step for step, _ in found],
-        np.array([np.atleast_1d(value) for _, value in found], float),
-    )
+    steps = [step for step, _ in found]
+    values_SN = np.array([np.atleast_1d(value) for _, value in found], float)
     looks = [
         (label, "#777777") if label else _look(layer, values_SN.shape[1])
         for layer in range(values_SN.shape[1])

@@ -48,7 +48,8 @@ def due(step: int, config: Resolved) -> set[str]:
     >>> [sorted(due(step, config)) for step in (0, 5, 6, 7, 10)]
     [[], ['eval', 'profile'], [], ['profile'], []]
     """
-    c, t = config, config.train
+    c = config
+    t = config.train
     periods = {
         "eval": c.eval.every,
         "checkpoint": c.checkpoint.every,
@@ -74,7 +75,8 @@ def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     >>> [(dispatch.step, dispatch.end) for dispatch in dispatches(0, config)]
     [(0, 4), (4, 5), (5, 9), (9, 10)]
     """
-    step, steps = first, config.train.steps
+    step = first
+    steps = config.train.steps
     while step < steps:
         longest = min(config.train.steps_per_dispatch, steps - step)
         n = next(n for n in range(1, longest + 1) if n == longest or due(step + n, config))

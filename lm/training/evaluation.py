@@ -46,7 +46,8 @@ def evaluate(
         if stop():
             return None
         sums.append(jit_eval_step(params, source.resident, inputs, source.config))
-    split, parts = source.split, source.split.all_parts
+    split = source.split
+    parts = source.split.all_parts
     loss, losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
     best = check_loss(split, loss, n_predicted)
     found = {
@@ -80,11 +81,14 @@ def mean_losses(
     `sums` are, for each batch of an evaluation with this max_batches, or of a whole one, the sum of
     the losses and the number of targets.
     """
-    losses, n_predicted, position = {}, 0, 0
+    losses = {}
+    n_predicted = 0
+    position = 0
     is_whole = len(sums) == batches.n_eval_batches(split, config)
     for part, numbers in batches.eval_batches(split, config, max_batches):
         first = numbers.start if is_whole else position
-        own, position = sums[first : first + len(numbers)], position + len(numbers)
+        own = sums[first : first + len(numbers)]
+        position = position + len(numbers)
         # Summed on the host in float64: a float32 sum over a full split would lose digits.
         total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
         losses[part.name] = total / count

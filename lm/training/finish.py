@@ -30,7 +30,9 @@ def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample:
     """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal
     came.
     """
-    config, corpus, say = loop.run.config, loop.run.corpus, loop.progress.say
+    config = loop.run.config
+    corpus = loop.run.corpus
+    say = loop.progress.say
     step = int(state.step)
     lines: dict[str, dict] = {}
     if config.eval.every and not loop.evaluate_split(
@@ -121,7 +123,8 @@ def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
 
 def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> None:
     """End a run before its last step: save its state, and report why it stopped."""
-    say, step = loop.progress.say, int(state.step)
+    say = loop.progress.say
+    step = int(state.step)
     loop.save(state, step)
     if status == "nonfinite":
         (rejected,) = (line for line in loop.writer.lines_of(step + 1) if "grad_norm" in line)
@@ -143,9 +146,12 @@ def write_summary(
     """Write summary.json, and show where the time of the run went. lines: of the final evaluations,
     by split.
     """
-    run, t = loop.run, loop.run.config.train
-    step, losses = int(state.step), {name: line["loss"] for name, line in lines.items()}
-    seconds, shares = sum(loop.clock.seconds().values()), loop.clock.shares()
+    run = loop.run
+    t = loop.run.config.train
+    step = int(state.step)
+    losses = {name: line["loss"] for name, line in lines.items()}
+    seconds = sum(loop.clock.seconds().values())
+    shares = loop.clock.shares()
     evaluated = loop.writer.validation_losses()
     best = best_step(evaluated, evaluated)
     parts = ", ".join(

@@ -254,7 +254,8 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     """Show what is trained, on what, and where; save the tokenizer in the directory."""
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
-    n, kind = jax.device_count(), jax.devices()[0].device_kind
+    n = jax.device_count()
+    kind = jax.devices()[0].device_kind
     progress.say(
         f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}"
     )

@@ -138,7 +138,8 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
             here.keep("layers/max_entropy", mean(max_entropy_BT))
             return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
-    past, c = Measured(fields.get("positions"), segments), config.model
+    past = Measured(fields.get("positions"), segments)
+    c = config.model
     measured: dict = {}
     model.forward(params, c, fields["inputs"], past=past, tap=tap, memory=measured)
     layers = layer_stack.by_layer(measured, c, model.block_table(c))

@@ -51,7 +51,8 @@ class Loop:
 
         The status is "finished", "stopped" (eval.patience), "interrupted" or "nonfinite".
         """
-        config, first = self.run.config, int(state.step)
+        config = self.run.config
+        first = int(state.step)
         log = StepLog(self.run, self.writer, self.progress, self.clock)
         still = Standstill(config, self.run.table)
         still.warning(first, state.params)
@@ -89,7 +90,8 @@ class Loop:
         """Do what is due after `step` steps and was not done before; returns a status if the run
         ends here.
         """
-        tasks, is_best = due(step, self.run.config), False
+        tasks = due(step, self.run.config)
+        is_best = False
         if "profile" in tasks:
             self._start_or_stop_profile(state, step, profile)
         if "detail" in tasks and not any("detail" in line for line in self.writer.lines_of(step)):
@@ -137,7 +139,8 @@ class Loop:
         """
         if split not in self.sources:
             self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config)
-        source, writer = self.sources[split], self.writer
+        source = self.sources[split]
+        writer = self.writer
         what = {
             "split": split,
             "windows": batches.n_eval_windows(source.split, source.config, max_batches),
@@ -170,7 +173,8 @@ class Loop:
         """Write and show the scores of a kind, also of the parameters' average, unless that was
         done before.
         """
-        writer, scorer = self.writer, self.scorers.get(kind)
+        writer = self.writer
+        scorer = self.scorers.get(kind)
         known = [name for line in writer.lines_of(step) for name in line.get("scores", {})]
         if scorer is None or any(name.startswith(f"{kind}/") for name in known):
             return
@@ -186,7 +190,8 @@ class Loop:
 
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
-        writer, checkpoints = self.writer, self.checkpoints
+        writer = self.writer
+        checkpoints = self.checkpoints
         with self.clock.during("saving"):
             writer.fsync()
             checkpoints.val_losses = writer.validation_losses()

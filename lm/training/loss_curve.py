@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from lm.workdir.metrics import validation_losses
 
-SIZE_INCHES, DPI = (6.4, 3.6), 120
+SIZE_INCHES = (6.4, 3.6)
+DPI = 120
 FEW = 30  # points that are drawn with markers
 
 
@@ -56,10 +57,8 @@ def _draw(
     alpha: float = 1,
 ) -> None:
     # of millions of lines, 16 bytes each are kept
-    steps, losses = (
-        array.array("d"),
-        array.array("d"),
-    )
+    steps = array.array("d")
+    losses = array.array("d")
     evaluations = []
     for line in lines:
         if "split" in line:

@@ -32,7 +32,8 @@ def repeat(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray
     Returns:
         int32 (n_rows, length), and booleans (length - 1,).
     """
-    half, target = length // 2, np.arange(1, length)
+    half = length // 2
+    target = np.arange(1, length)
     first = hash_counters(_SEED, 4, np.arange(n_rows)[:, None], np.arange(half)) % np.uint64(n_ids)
     return np.tile(first, 3)[:, :length].astype(np.int32), target > half
 
@@ -45,7 +46,8 @@ def recall(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray
     the token before an answer tells where to look. No two keys or values of a sequence are equal.
     Arguments and results: see `repeat`.
     """
-    n, row = min(length // 4, n_ids // 2, MAX_PAIRS), np.arange(n_rows)[:, None]
+    n = min(length // 4, n_ids // 2, MAX_PAIRS)
+    row = np.arange(n_rows)[:, None]
     pairs = permute(
         np.tile(np.arange(2 * n), (n_rows, 1)), n_ids, hash_counters(_SEED, 5, row)
     ).reshape(n_rows, n, 2)
@@ -65,7 +67,8 @@ def batches(name: str, config: Resolved, corpus: Corpus) -> Iterator[dict[str, n
     """Yield the batches of a probe, with weight 1 for answers and 0 for other targets; see
     lm/step.py.
     """
-    size, length = config.eval.batch_size or config.train.batch_size, config.train.seq_len + 1
+    size = config.eval.batch_size or config.train.batch_size
+    length = config.train.seq_len + 1
     n_ids = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     tokens, answers = PROBES[name](-(-MIN_ROWS // size) * size, length, n_ids)
     for rows in np.split(tokens, len(tokens) // size):

@@ -10,10 +10,8 @@ from lm.system.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
 # the speed is a mean over so many measurements, or over more in so many seconds
-MEAN_LINES, MEAN_SECONDS = (
-    10,
-    30,
-)
+MEAN_LINES = 10
+MEAN_SECONDS = 30
 
 
 class Progress:
@@ -26,7 +24,9 @@ class Progress:
     """
 
     def __init__(self, total_steps: int, stream):
-        self._total, self._stream, self._last_lasting = total_steps, stream, 0
+        self._total = total_steps
+        self._stream = stream
+        self._last_lasting = 0
         # tokens, seconds
         self._measured: collections.deque[tuple[float, float]] = collections.deque()
         self._last_speed: float | None = None
@@ -87,8 +87,10 @@ class Progress:
         speed = line.get("tokens_per_second")
         if speed is None:
             return False
-        is_new, before = speed != self._last_speed, self._last_tokens
-        self._last_speed, self._last_tokens = speed, line["tokens"]
+        is_new = speed != self._last_speed
+        before = self._last_tokens
+        self._last_speed = speed
+        self._last_tokens = line["tokens"]
         if not is_new:
             return False
         # The first line counts one step: how many a resumed run has trained is not known.
@@ -101,7 +103,8 @@ class Progress:
         return True
 
     def _describe(self, line: dict, shows_speed: bool) -> str:
-        parts, speed = [f"loss {line['loss']:.4f}"], line.get("tokens_per_second")
+        parts = [f"loss {line['loss']:.4f}"]
+        speed = line.get("tokens_per_second")
         if speed is None or not shows_speed:
             return parts[0]
         tokens, seconds = map(sum, zip(*self._measured, strict=True))

@@ -154,7 +154,8 @@ def missing_data(config: Config) -> list[str]:
 
 def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
     """Return whether the sources of a mixture have too few windows for the run."""
-    parts, t = corpus.splits["train"].parts if "train" in corpus.splits else (), config.train
+    parts = corpus.splits["train"].parts if "train" in corpus.splits else ()
+    t = config.train
     if not parts or min(n_windows := mixtures.windows_of(parts, config)) < 1:
         return []
     end = mixtures.plan(n_windows, config.data, t.batch_size, t.seed)[1] // t.batch_size
@@ -179,7 +180,8 @@ def _target_problems(config: Resolved, corpus: Corpus) -> list[str]:
             f"field {config.data.field!r}; use all, or the field with the lists of turns: "
             "--config.data.field=messages, for example"
         ]
-    most, split = config.eval.max_batches, corpus.splits.get("validation")
+    most = config.eval.max_batches
+    split = corpus.splits.get("validation")
     if not (most and split and split.targets and config.eval.every):
         return []
     n = (

@@ -34,7 +34,8 @@ def scorers(
 
 def probe_losses(run: Run, params: dict) -> dict[str, float]:
     """Return the mean loss of the answers of each probe of the config, in nats."""
-    mesh, found = current_mesh(), {}
+    mesh = current_mesh()
+    found = {}
     for name in run.config.eval.probes or ():
         sums = []
         for batch in probes.batches(name, run.config, run.corpus):

@@ -20,14 +20,16 @@ class Signals:
 
     def __init__(self, say: Callable[[str], None]):
         self.received: int | None = None  # the number of the recorded signal
-        self._say, self._n_polls = say, 0
+        self._say = say
+        self._n_polls = 0
 
     def __enter__(self) -> "Signals":
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * (not ignored)
         handle = self._note
         if jax.process_count() > 1:  # JAX handles SIGTERM and notifies all processes
-            numbers, handle = numbers[1:], processes.interrupt_as_sigterm
+            numbers = numbers[1:]
+            handle = processes.interrupt_as_sigterm
         self._handlers_before = {number: signal.signal(number, handle) for number in numbers}
         return self
 

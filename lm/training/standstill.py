@@ -25,7 +25,8 @@ class Standstill:
         ]
         self._paths = weights if config.model.param_dtype == "bfloat16" else []
         self._warmup_steps = config.optimizer.warmup_steps
-        self._step, self._before = 0, None
+        self._step = 0
+        self._before = None
 
     def warning(self, step: int, params: dict) -> str | None:
         """Return a warning if most weights are what they were at least MIN_STEPS before; None the
@@ -39,8 +40,11 @@ class Standstill:
             return None
         flat = parameters.flat(params)
         now = jax.device_get(_sample({path: flat[path] for path in self._paths}))
-        before, n_steps = self._before or now, step - self._step
-        first, self._before, self._step = self._before is None, now, step
+        before = self._before or now
+        n_steps = step - self._step
+        first = self._before is None
+        self._before = now
+        self._step = step
         still = sum(int((x == before[path]).sum()) for path, x in now.items()) / sum(
             x.size for x in now.values()
         )

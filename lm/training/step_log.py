@@ -36,24 +36,27 @@ class StepLog:
     """
 
     def __init__(self, run: Run, writer: MetricsWriter, progress: Progress, clock: WallTime):
-        self._run, self._writer, self._progress, self._clock = run, writer, progress, clock
+        self._run = run
+        self._writer = writer
+        self._progress = progress
+        self._clock = clock
         self._tokens_per_step = run.config.train.batch_size * run.config.train.seq_len
         device = jax.devices()[0]
         self._peak = peak_flops(device.device_kind, run.config.model.compute_dtype)
-        self._since, self._n_steps = self._training_seconds(), 0
+        self._since = self._training_seconds()
+        self._n_steps = 0
 
     def write(self, done: Done) -> bool:
         """Log the steps of a dispatch; returns whether the run must stop at one that is not finite."""
-        config, train, now, logged = (
-            self._run.config,
-            self._run.corpus.split("train"),
-            self._training_seconds(),
-            False,
-        )
+        config = self._run.config
+        train = self._run.corpus.split("train")
+        now = self._training_seconds()
+        logged = False
         self._n_steps += done.dispatch.n_steps
         speed = self._n_steps * self._tokens_per_step / max(now - self._since, 1e-9)
         for i in range(done.dispatch.n_steps):
-            step, finite = done.dispatch.step + i + 1, bool(done.metrics["finite"][i])
+            step = done.dispatch.step + i + 1
+            finite = bool(done.metrics["finite"][i])
             values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
             spike = max(values.get("loss_z", 0.0), values.get("grad_norm_z", 0.0)) > LIMIT
             if step % config.log.every == 0 or step == config.train.steps or spike or not finite:
@@ -73,7 +76,8 @@ class StepLog:
             if spike and finite:
                 self._progress.say(self._spike_warning(step, values))
         if logged:
-            self._since, self._n_steps = now, 0
+            self._since = now
+            self._n_steps = 0
         return False
 
     def _training_seconds(self) -> float:
@@ -94,7 +98,8 @@ class StepLog:
         )
 
     def _write_line(self, step: int, values: dict, tokens_per_second: float) -> None:
-        run, n_devices = self._run, jax.device_count()
+        run = self._run
+        n_devices = jax.device_count()
         line = {
             "step": step,
             **values,

@@ -24,7 +24,8 @@ class WallTime:
 
     def __init__(self, before: dict[str, float]):
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0) | before
-        self._activity, self._since = "other", time.monotonic()
+        self._activity = "other"
+        self._since = time.monotonic()
 
     @contextlib.contextmanager
     def during(self, activity: str) -> Iterator[None]:
@@ -49,7 +50,9 @@ class WallTime:
 
     def _switch(self, activity: str) -> str:
         """Begin an activity and return the one before."""
-        before, now = self._activity, time.monotonic()
+        before = self._activity
+        now = time.monotonic()
         self._seconds[before] += now - self._since
-        self._activity, self._since = activity, now
+        self._activity = activity
+        self._since = now
         return before

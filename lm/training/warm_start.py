@@ -83,7 +83,8 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
         if is_checked
         else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
     )
-    rows, groups = _partial_rows(model, config.model), _groups(values, model, config.model)
+    rows = _partial_rows(model, config.model)
+    groups = _groups(values, model, config.model)
     kept = settings if is_checked else {}  # with ids of its tokenizer
     found = WarmStart(values, rows, f"{warning}parameters of {source}:", groups, kept)
     say(f"{found.title}\n{found.groups}")
@@ -104,8 +105,10 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
         return sharding.shard_state(parameters.nest(fitting), theirs)
 
     step, params, meta = restore_params(directory, "best", choose=choose)
-    model, settings = saved_config(meta["config"]).model, meta.get(SETTINGS, {})
-    values, shared = {}, _shared_rows(parameters.parameter_table(model), table)
+    model = saved_config(meta["config"]).model
+    settings = meta.get(SETTINGS, {})
+    values = {}
+    shared = _shared_rows(parameters.parameter_table(model), table)
     for path, x in parameters.flat(params).items():
         values[path] = _chosen(x, shared, path).astype(config.model.param_dtype)
     return f"{directory}, step {step}", values, model, corpus.tokenizer is not None, settings
@@ -131,7 +134,8 @@ def _read_checkpoint(
     places = parameters.flat(
         sharding.shard_state(parameters.nest(_fitting(stored, other, table)), other)
     )
-    values, sums = {}, {}
+    values = {}
+    sums = {}
     for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
         if path in places:
             part = _chosen(x, shared, path)

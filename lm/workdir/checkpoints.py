@@ -68,7 +68,9 @@ class Checkpoints:
         self, workdir: str | Path, *, keep: int = 2, say=print, in_flight: int | None = None
     ):
         quieten_orbax()
-        self._directory, self._keep, self._say = _directory(workdir), keep, say
+        self._directory = _directory(workdir)
+        self._keep = keep
+        self._say = say
         # Comparable validation losses by step, which the caller keeps current. Not in Orbax's
         # metrics: they may be known after a checkpoint is saved, and a corrupted file of them would
         # make opening the manager fail.
@@ -133,7 +135,8 @@ class Checkpoints:
         """
         if step in self.steps():
             return False
-        leaves, checksums = leaves_by_path(state), leaf_checksums(state)
+        leaves = leaves_by_path(state)
+        checksums = leaf_checksums(state)
         record = {
             "step": step,
             "meta": json.loads(to_json(meta)),
@@ -254,7 +257,8 @@ def restore_params(
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
-    directory, (kind, _, n) = _directory(workdir), str(step).partition(":")
+    directory = _directory(workdir)
+    (kind, _, n) = str(step).partition(":")
     if kind == "mean":
         steps = from_first(lambda: _newest(directory, int(n)))
         sums: dict[str, Any] = {}
@@ -286,7 +290,8 @@ def _evaluated(
     """Return the parameters by path that a run evaluates, or those of its EMA, and the checkpoint's
     `meta`.
     """
-    chosen, parts = {}, ["ema" if ema else "params"]
+    chosen = {}
+    parts = ["ema" if ema else "params"]
 
     def wanted(record: dict, leaves: dict) -> dict:
         params = nest(leaves)["params"]
@@ -341,7 +346,8 @@ def _read(
 
 def read_metas(workdir: str | Path) -> dict[int, dict]:
     """Return the `meta` of each checkpoint by its step, without the corrupted ones."""
-    directory, metas = _directory(workdir), {}
+    directory = _directory(workdir)
+    metas = {}
     for step in checkpoint_steps(directory.parent):
         with contextlib.suppress(Corrupted):
             metas[step] = _read_record(directory, step)["meta"]

@@ -47,7 +47,8 @@ def _checksum(mesh):
 def _four_sums(leaf):
     # The index is built from one iota per dimension: a reshape to a vector would gather a sharded
     # leaf.
-    index, stride = jnp.zeros(leaf.shape, jnp.uint32), 1
+    index = jnp.zeros(leaf.shape, jnp.uint32)
+    stride = 1
     for axis in reversed(range(leaf.ndim)):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= leaf.shape[axis]

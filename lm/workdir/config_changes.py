@@ -20,7 +20,8 @@ def _leaves(
     keys.
     """
     for field in dataclasses.fields(config):
-        value, here = getattr(config, field.name), f"{path}.{field.name}"
+        value = getattr(config, field.name)
+        here = f"{path}.{field.name}"
         marked = execution or bool(field.metadata.get("execution", False))
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, here, marked)
@@ -89,7 +90,8 @@ def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
         return None
     from lm import ideas  # imports jax
 
-    line, optimizer = f"config.train.steps: {old} -> {new} (run -> now)", config.optimizer
+    line = f"config.train.steps: {old} -> {new} (run -> now)"
+    optimizer = config.optimizer
     if steps_made and (changing := ideas.changing_terms(config.model)):
         return (
             f"{line}: the weights in the loss of {changing} in the steps already trained would "

@@ -94,7 +94,8 @@ def read_evaluations(path: Path) -> tuple[list[dict], int]:
 
     Lines of training, which may be millions, are neither parsed nor checked, except the last one.
     """
-    evaluations, last = [], None
+    evaluations = []
+    last = None
     if path.exists():
         for number, text in _whole_texts(path):
             last = number, text
@@ -230,7 +231,8 @@ class MetricsWriter:
         wandb=None,
         writes=True,
     ):
-        self.workdir, self._path = workdir, workdir / "metrics.jsonl"
+        self.workdir = workdir
+        self._path = workdir / "metrics.jsonl"
         last_kept = -1 if resume_step is None else resume_step
         self._steps = array.array("q")
         self._last_step: list[dict] = []

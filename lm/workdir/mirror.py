@@ -59,10 +59,8 @@ _MANIFEST = {
     "files": {str: {"size": COUNT, "sha256": str}},
 }  # fmt: skip
 # until the next look for a new checkpoint; after a copy that failed
-POLL_SECONDS, RETRY_SECONDS = (
-    1.0,
-    30.0,
-)
+POLL_SECONDS = 1.0
+RETRY_SECONDS = 30.0
 
 
 _FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIR"
@@ -104,7 +102,8 @@ class Mirror:
 
     def __init__(self, url: str, workdir: str | Path):
         check_url(url, workdir)
-        self.url, self._workdir = url, Path(workdir)
+        self.url = url
+        self._workdir = Path(workdir)
         with self._named():
             self._system, root = file_system(url)
         self._root = root.rstrip("/")
@@ -159,7 +158,8 @@ class Mirror:
         """
         sizes = self._sizes("files")
         for path, described in files.items():
-            target, stored = folder / path, f"{self._root}/files/{described['sha256']}"
+            target = folder / path
+            stored = f"{self._root}/files/{described['sha256']}"
             target.parent.mkdir(parents=True, exist_ok=True)
             if sizes.get(described["sha256"]) == described["size"]:
                 self._system.get_file(stored, str(target))
@@ -178,7 +178,8 @@ class Mirror:
         `hold` is called with the steps of checkpoints that must not be deleted until it is called
         again.
         """
-        self._hold, self._say = hold, say
+        self._hold = hold
+        self._say = say
         self._thread = threading.Thread(target=self._watch, name="lm-mirror", daemon=True)
         self._thread.start()
 
@@ -213,7 +214,8 @@ class Mirror:
     def _watch(self) -> None:
         failure = ""
         while not self._stop.wait(RETRY_SECONDS if failure else POLL_SECONDS):
-            before, failure = failure, self._try()
+            before = failure
+            failure = self._try()
             if failure and not before:
                 self._say(
                     f"WARNING: {self.url}: {failure}; training continues, and the run is copied "
@@ -235,10 +237,8 @@ class Mirror:
                     self._copied = steps
             return ""
         except Exception as error:  # file systems raise many types
-            file, checkpoints = (
-                str(getattr(error, "filename", "")),
-                os.path.abspath(self._workdir / "checkpoints"),
-            )
+            file = str(getattr(error, "filename", ""))
+            checkpoints = os.path.abspath(self._workdir / "checkpoints")
             deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(
                 checkpoints
             )

@@ -73,7 +73,8 @@ def _drop_late_callbacks(hook, unraisable) -> None:
     Late exceptions come from a TensorStore thread that ends afterwards, or from a read that nothing
     awaits.
     """
-    error, code = unraisable.exc_value, getattr(unraisable.object, "cr_code", None)
+    error = unraisable.exc_value
+    code = getattr(unraisable.object, "cr_code", None)
     late_thread = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
     if not (late_thread or (code and "orbax" in code.co_filename)):
         hook(unraisable)

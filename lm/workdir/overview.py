@@ -54,9 +54,12 @@ def read_overview(path: Path) -> Overview:
     config = {
         key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")
     }
-    planned, summary = config["train.steps"], saved.summary
+    planned = config["train.steps"]
+    summary = saved.summary
     if saved.finished_at == planned and "best_step" in summary:
-        last, step, loss = planned, summary["best_step"], summary.get("best_val_loss")
+        last = planned
+        step = summary["best_step"]
+        loss = summary.get("best_val_loss")
     else:
         lines, last = read_evaluations(path / "metrics.jsonl")
         losses = validation_losses(lines)

@@ -51,7 +51,8 @@ def compare_starts(before: dict, now: dict) -> list[str]:
     Raises:
         UserError: if a variable of the environment differs that changes the bits of a run.
     """
-    then, here = before["environment"], now["environment"]
+    then = before["environment"]
+    here = now["environment"]
     if changed := [name for name in REFUSED if then.get(name) != here.get(name)]:
         raise UserError(*(_refusal(name, then.get(name), here.get(name)) for name in changed))
 

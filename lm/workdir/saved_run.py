@@ -245,7 +245,8 @@ def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
     """
     if saved.newest_checkpoint is not None:
         return None
-    path, every = workdir / "metrics.jsonl", saved.config["checkpoint"]["every"]
+    path = workdir / "metrics.jsonl"
+    every = saved.config["checkpoint"]["every"]
     last = last_step(path)
     saved_twice = 0 < 2 * every < last
     if (

@@ -29,7 +29,8 @@ class EventFile:
             for name in hidden:
                 del sys.modules[name]
 
-        self._event, self._scalar = Event, scalar
+        self._event = Event
+        self._scalar = scalar
         folder = workdir / "tensorboard"
         resumed = folder.exists()
         folder.mkdir(exist_ok=True)

@@ -46,8 +46,10 @@ def train(study: str, arm: str, control: str, workdir: Path) -> int:
 
 
 def publish(study: str, arm: str, workdir: Path) -> None:
-    page, here = RESULTS / study, read_record(workdir)
-    record, runs = read_json(page / "sweep.json"), runs_from_csv(page / "runs.csv")
+    page = RESULTS / study
+    here = read_record(workdir)
+    record = read_json(page / "sweep.json")
+    runs = runs_from_csv(page / "runs.csv")
     names = {name for name, about in record["variants"].items() if about["arm"] == arm}
     made = [run for run in read_runs(workdir) if run.phase == "final" and run.variant in names]
     new = {run.key: dataclasses.replace(run, tokens_per_second=None) for run in made}

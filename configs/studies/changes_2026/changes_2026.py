@@ -42,7 +42,8 @@ Limits, written before any result was read:
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
 
-DECAY, DECAYS = "optimizer.weight_decay", (0.03, 0.1, 0.3)
+DECAY = "optimizer.weight_decay"
+DECAYS = (0.03, 0.1, 0.3)
 RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
 
 CHANGES = {
