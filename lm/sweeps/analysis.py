@@ -20,9 +20,9 @@ from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
 from lm.sweeps.tuning import Choice
 
-# kinds of comparisons; CELL: secondary, in one of several cells
+# Kinds of comparisons.
 CLAIM = "claim"
-CELL = "cell"
+CELL = "cell"  # secondary: in one of several cells
 PLACEBO = "placebo"
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
@@ -31,6 +31,18 @@ SAME_LOSS = 1e-6  # relative difference of two losses below which rounding expla
 SAME_MACHINE = 0.001
 OTHER_MACHINE = 0.02
 MANY = 12  # claims; with more, reports are sorted and shorter
+# Kinds of warnings, in the order in which a report has them.
+WARNINGS = [
+    "failed",
+    "diverged",
+    "stuck",
+    "edge",
+    "tokens",
+    "machines",
+    "identical",
+    "cells",
+    "data",
+]
 # verdicts besides those of statistics.VERDICTS
 NO_CONCLUSION = "no conclusion"
 NO_RESULT = "no result"
@@ -53,10 +65,7 @@ class Variant:
     @functools.cached_property
     def losses(self) -> dict[int, float]:
         """Return the test losses by seed; nan if the run diverged."""
-        return {
-            seed: math.nan if run.test_loss is None else run.test_loss
-            for seed, run in self.runs.items()
-        }
+        return {seed: _test_loss(run) for seed, run in self.runs.items()}
 
     @property
     def n_diverged(self) -> int:
@@ -75,26 +84,24 @@ class Variant:
     @property
     def bits_per_byte(self) -> float:
         bytes_per_token = self.about["data"].get("test_bytes_per_token")
-        return (
-            self.loss.mean / math.log(2) / bytes_per_token
-            if self.loss and bytes_per_token
-            else math.nan
-        )
+        if not (self.loss and bytes_per_token):
+            return math.nan
+        return self.loss.mean / math.log(2) / bytes_per_token
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the median over the runs, else what an earlier page has; nan if it was not
-        measured.
-        """
+        """Return the median over the runs, or the earlier page's; nan if it was not measured."""
         speeds = [run.tokens_per_second for run in self.runs.values() if run.tokens_per_second]
         return float(np.median(speeds)) if speeds else self.about.get("tokens_per_second", math.nan)
 
 
+def _test_loss(run: Run) -> float:
+    return math.nan if run.test_loss is None else run.test_loss
+
+
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A comparison of two variants: the difference in test loss of the first minus the second, in
-    nats per token.
-    """
+    """A comparison: test loss of the first variant minus that of the second, in nats per token."""
 
     kind: str  # CLAIM, CELL or PLACEBO
     variant: str  # names without the cell
@@ -109,9 +116,8 @@ class Claim:
     missing: str = ""  # why there is no difference
     tau: float = math.nan  # of a mean, see `statistics.MeanOverCells`
     prediction: tuple[float, float] = (-math.inf, math.inf)
-    log_multiplier: Estimate | None = (
-        None  # with sizes: ln m, where `against` needs m times the training compute
-    )
+    # With sizes: ln m, where `against` needs m times the training compute.
+    log_multiplier: Estimate | None = None
 
     @property
     def p(self) -> float:
@@ -129,13 +135,13 @@ class Claim:
 
     @property
     def is_general(self) -> bool:
-        """Return whether a mean is significant, with the same sign in all cells and a prediction
-        interval without 0.
+        """Return whether a mean very likely has the same sign in other cells.
+
+        It is significant, all cells have its sign, and its prediction interval excludes 0.
         """
         low, high = self.prediction
-        return (
-            self.cell == MEAN and self.is_significant and 0 in self.signs and not low <= 0 <= high
-        )
+        same_sign = 0 in self.signs and not low <= 0 <= high
+        return self.cell == MEAN and self.is_significant and same_sign
 
     @property
     def is_significant(self) -> bool:
@@ -155,62 +161,57 @@ class Analysis:
     failed: dict[str, str]  # by name, the error of each variant without final runs
 
     def by_source(self) -> list[tuple[str, str, str, Estimate]]:
-        """Return variant, baseline, source and the difference in test loss by source of a mixture,
-        or by probe.
+        """Return variant, baseline, source or probe, and the difference in its test loss.
 
         The weights of the two mixtures may differ, but their sources are the same. After the cells
         of a comparison come the means over them; if there are many comparisons, only these.
         """
-        found: dict[tuple[str, str, str], dict[str, Estimate]] = {}
+        by_cell: dict[tuple[str, str, str], dict[str, Estimate]] = {}
         for pair in self.record["comparisons"]:
-            if not all(name in self.variants for name in pair):
+            if not self.variants.keys() >= set(pair):
                 continue
             a, b = (self.variants[name] for name in pair)
             if a.about["data"].get("sources") != b.about["data"].get("sources"):
                 continue
             if any(v.n_diverged or v.n_stuck == len(v.losses) for v in (a, b)):
                 continue
-            losses = [
-                (run.sources, b.runs[seed].sources)
-                for seed, run in a.runs.items()
-                if seed in b.runs
-            ]
-            losses = [(ours, theirs) for ours, theirs in losses if ours and theirs]
+            both = [(a.runs[seed].sources, b.runs[seed].sources) for seed in _common_seeds(a, b)]
+            losses = [(ours, theirs) for ours, theirs in both if ours and theirs]
             for source in losses[0][0] if len(losses) > 1 else ():
-                in_cells = found.setdefault((a.about["arm"], b.about["arm"], source), {})
-                in_cells[a.about["cell"]] = statistics.estimate(
-                    [x[source] - y[source] for x, y in losses]
-                )
+                key = (a.about["arm"], b.about["arm"], source)
+                difference = statistics.estimate([x[source] - y[source] for x, y in losses])
+                by_cell.setdefault(key, {})[a.about["cell"]] = difference
         rows = []
         has_cells = len({v.about["cell"] for v in self.variants.values()}) > 1
-        for (arm, against, source), of in found.items():
-            if len(of) == 1 or not self.are_many:
-                for cell, difference in of.items():
-                    first, second = (
-                        in_cell(name, cell) if has_cells else name for name in (arm, against)
-                    )
-                    rows.append((first, second, source, difference))
-            if len(of) > 1:
-                name = f"{against} over {len(of)} {self.record['axis']}s"
-                rows.append((arm, name, source, statistics.mean_over_cells(list(of.values())).mean))
+        for (arm, against, source), differences in by_cell.items():
+            if len(differences) == 1 or not self.are_many:
+                for cell, difference in differences.items():
+                    place = cell if has_cells else ""
+                    rows.append((in_cell(arm, place), in_cell(against, place), source, difference))
+            if len(differences) > 1:
+                name = f"{against} over {len(differences)} {self.record['axis']}s"
+                mean = statistics.mean_over_cells(list(differences.values())).mean
+                rows.append((arm, name, source, mean))
         return rows
 
     def trained_again(self) -> list[tuple[str, int, float, float, bool]]:
-        """Return of each run that an addition repeats: variant, seed, test loss, published one,
-        whether they agree.
+        """Return of each run that an addition repeats what is needed to judge it.
+
+        That is: variant, seed, test loss, the published one, whether they agree.
         """
-        found = []
+        repeated = []
         for run in self.runs:
             known = self.variants[run.variant].runs if run.variant in self.variants else {}
-            if run.phase == "again" and (first := known.get(run.seed)):
-                is_same = (run.processor, run.device) == (first.processor, first.device)
-                now, published = (
-                    math.nan if r.test_loss is None else r.test_loss for r in (run, first)
-                )
-                agree = abs(now - published) <= (SAME_MACHINE if is_same else OTHER_MACHINE)
-                both_diverged = math.isnan(now) and math.isnan(published)
-                found.append((run.variant, run.seed, now, published, agree or both_diverged))
-        return found
+            if run.phase != "again" or run.seed not in known:
+                continue
+            first = known[run.seed]
+            is_same = (run.processor, run.device) == (first.processor, first.device)
+            now = _test_loss(run)
+            published = _test_loss(first)
+            agree = abs(now - published) <= (SAME_MACHINE if is_same else OTHER_MACHINE)
+            both_diverged = math.isnan(now) and math.isnan(published)
+            repeated.append((run.variant, run.seed, now, published, agree or both_diverged))
+        return repeated
 
     def of_kind(self, kind: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind == kind]
@@ -289,12 +290,15 @@ def _comparison(
         return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
     if a.n_stuck == len(a.losses) or b.n_stuck == len(b.losses):
         return dataclasses.replace(claim, missing="all runs of a variant got stuck")
-    differences = tuple(a.losses[seed] - b.losses[seed] for seed in a.losses if seed in b.losses)
+    differences = tuple(a.losses[seed] - b.losses[seed] for seed in _common_seeds(a, b))
     if not differences:
         return dataclasses.replace(claim, missing="no common seeds")
-    return dataclasses.replace(
-        claim, difference=statistics.estimate(differences), differences=differences
-    )
+    difference = statistics.estimate(differences)
+    return dataclasses.replace(claim, difference=difference, differences=differences)
+
+
+def _common_seeds(a: Variant, b: Variant) -> list[int]:
+    return [seed for seed in a.runs if seed in b.runs]
 
 
 def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
@@ -312,74 +316,64 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     if len(group) < 2:
         return dataclasses.replace(claim, missing="one cell only")
     differences = [c.difference for c in group if c.difference]
-    found = statistics.mean_over_cells(differences)
+    over_cells = statistics.mean_over_cells(differences)
+    difference = over_cells.mean
     if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
         # An earlier page: all cells have the same seeds, so that their differences are correlated.
-        found = found._replace(
-            mean=statistics.estimate(np.mean([c.differences for c in group], axis=0))
-        )
+        difference = statistics.estimate(np.mean([c.differences for c in group], axis=0))
     multipliers = [c.log_multiplier for c in group if c.log_multiplier]
+    log_multiplier = None
+    if len(multipliers) == len(group):
+        log_multiplier = statistics.mean_over_cells(multipliers).mean
     return dataclasses.replace(
         claim,
-        difference=found.mean,
+        difference=difference,
         differences=tuple(d.mean for d in differences),
-        tau=found.tau,
-        prediction=found.prediction,
-        log_multiplier=statistics.mean_over_cells(multipliers).mean
-        if len(multipliers) == len(group)
-        else None,
+        tau=over_cells.tau,
+        prediction=over_cells.prediction,
+        log_multiplier=log_multiplier,
     )
 
 
-def _with_multipliers(variants: Mapping[str, Variant], group: Sequence[Claim]) -> list[Claim]:
-    """Add the compute multipliers to a comparison at several sizes, if there is a difference at
-    each, on one text.
-    """
+def _with_multipliers(variants: Mapping[str, Variant], group: list[Claim]) -> list[Claim]:
+    """Add the compute multipliers to a comparison at several sizes on one text, if all finished."""
     if any(c.difference is None for c in group):
-        return list(group)
-    pairs = [tuple(variants[in_cell(arm, c.cell)] for arm in (c.variant, c.against)) for c in group]
-    compute_S2 = np.array(
-        [[v.about["flops_per_token"] * v.about["tokens"] for v in pair] for pair in pairs], float
-    )
-    if (
-        len({v.about["data"]["fingerprint"] for pair in pairs for v in pair}) > 1
-        or not compute_S2.all()
-    ):
-        return list(group)
-    losses_S2N = [
-        [[v.losses[seed] for seed in a.losses if seed in b.losses] for v in (a, b)]
-        for a, b in pairs
-    ]
-    found = statistics.log_multipliers(compute_S2, losses_S2N)
-    if found is None:
-        return list(group)
+        return group
+    compute_S2 = []
+    losses_S2N = []
+    texts = set()
+    for c in group:
+        pair = [variants[in_cell(arm, c.cell)] for arm in (c.variant, c.against)]
+        seeds = _common_seeds(*pair)
+        compute_S2.append([v.about["flops_per_token"] * v.about["tokens"] for v in pair])
+        losses_S2N.append([[v.losses[seed] for seed in seeds] for v in pair])
+        texts |= {v.about["data"]["fingerprint"] for v in pair}
+    if len(texts) > 1 or not np.all(compute_S2):
+        return group
+    log_multipliers = statistics.log_multipliers(np.array(compute_S2, float), losses_S2N)
+    if log_multipliers is None:
+        return group
     return [
-        dataclasses.replace(c, log_multiplier=log_m) for c, log_m in zip(group, found, strict=True)
+        dataclasses.replace(c, log_multiplier=log_m)
+        for c, log_m in zip(group, log_multipliers, strict=True)
     ]
 
 
 def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
-    """Give the claims of one family their corrected p-values, and verdicts from the intervals at
-    Holm's level.
-    """
+    """Return the claims of one family with corrected p-values, and verdicts at Holm's level."""
     p_values = [claim.p for claim in family]
+    factors = statistics.holm_factors(p_values)
     judged = []
-    corrected = zip(
-        family, statistics.holm_factors(p_values), statistics.holm(p_values), strict=True
-    )
-    for claim, factor, p_holm in corrected:
+    for claim, factor, p_holm in zip(family, factors, statistics.holm(p_values), strict=True):
         if claim.difference:
-            level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
-            low, high = claim.difference.interval(level)
-            verdict = (
-                NO_CONCLUSION
-                if record["budget"] != "full"
-                else statistics.verdict(low, high, record["margin"])
-            )
-            p_holm = math.nan if claim.kind == PLACEBO else p_holm
-            claim = dataclasses.replace(
-                claim, holm_low=low, holm_high=high, verdict=verdict, p_holm=p_holm
-            )
+            factor = 1.0 if math.isnan(factor) else factor
+            low, high = claim.difference.interval(1 - (1 - LEVEL) / factor)
+            verdict = NO_CONCLUSION
+            if record["budget"] == "full":
+                verdict = statistics.verdict(low, high, record["margin"])
+            claim = dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict)
+            if claim.kind != PLACEBO:
+                claim = dataclasses.replace(claim, p_holm=p_holm)
         judged.append(claim)
     return judged
 
@@ -388,57 +382,48 @@ def _warnings(
     record: dict, variants: Mapping[str, Variant], failed: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """Return what a reader should know before trusting the numbers, by kind, without empty kinds."""
-    pairs = [
-        pair
-        for pair in [*record["comparisons"], *record["placebos"]]
-        if set(pair) <= variants.keys()
-    ]
-    named = {" and ".join(pair): [variants[name] for name in pair] for pair in pairs}
-    found = {
-        "failed": [f"{name} ({error})" for name, error in failed.items()],
-        "diverged": [
-            f"{v.name} ({v.n_diverged} of {len(v.losses)})"
-            for v in variants.values()
-            if v.n_diverged
-        ],
-        "stuck": [
-            f"{v.name} ({v.n_stuck} of {len(v.losses)})" for v in variants.values() if v.n_stuck
-        ],
-        "edge": [
-            f"{v.name} ({', '.join(f'{k} = {v.point[k]:g}' for k in v.choice.at_edge)})"
-            for v in variants.values()
-            if v.choice.at_edge
-        ],
-        "tokens": [
-            name for name, (a, b) in named.items() if a.about["tokens"] != b.about["tokens"]
-        ],
-        "machines": [name for name, (a, b) in named.items() if _on_several_machines(a, b)],
-        "identical": [" and ".join(group) for group in _identical(variants.values())],
-        "cells": record.get("unfinished", []),
-        "data": list(
-            dict.fromkeys(
-                note for v in record["variants"].values() for note in v["data"]["notices"]
-            )
-        ),
-    }
-    return {kind: names for kind, names in found.items() if names}
+    warnings: dict[str, list[str]] = {kind: [] for kind in WARNINGS}
+
+    def warn(kind: str, *names: str) -> None:
+        warnings[kind] += names
+
+    for name, error in failed.items():
+        warn("failed", f"{name} ({error})")
+    for v in variants.values():
+        if v.n_diverged:
+            warn("diverged", f"{v.name} ({v.n_diverged} of {len(v.losses)})")
+        if v.n_stuck:
+            warn("stuck", f"{v.name} ({v.n_stuck} of {len(v.losses)})")
+        if v.choice.at_edge:
+            edges = [f"{key} = {v.point[key]:g}" for key in v.choice.at_edge]
+            warn("edge", f"{v.name} ({', '.join(edges)})")
+    for pair in (*record["comparisons"], *record["placebos"]):
+        if not set(pair) <= variants.keys():
+            continue
+        a, b = (variants[name] for name in pair)
+        if a.about["tokens"] != b.about["tokens"]:
+            warn("tokens", " and ".join(pair))
+        if _on_several_machines(a, b):
+            warn("machines", " and ".join(pair))
+    for group in _identical(variants.values()):
+        warn("identical", " and ".join(group))
+    warn("cells", *record.get("unfinished", []))
+    for about in record["variants"].values():
+        warn("data", *about["data"]["notices"])
+    return {kind: list(dict.fromkeys(names)) for kind, names in warnings.items() if names}
 
 
 def _on_several_machines(a: Variant, b: Variant) -> bool:
-    """Return whether the two runs of a seed are from different processors or devices, which may
-    change losses.
-    """
-    machines = [
-        {(r.processor, r.device) for r in (a.runs[seed], b.runs[seed]) if r.processor}
-        for seed in a.runs.keys() & b.runs.keys()
-    ]
-    return any(len(found) > 1 for found in machines)
+    """Return whether the two runs of a seed are from different machines, which may change losses."""
+    for seed in _common_seeds(a, b):
+        runs = (a.runs[seed], b.runs[seed])
+        if len({(run.processor, run.device) for run in runs if run.processor}) > 1:
+            return True
+    return False
 
 
 def _identical(variants: Iterable[Variant]) -> list[list[str]]:
-    """Return the names of variants whose losses are the same for all common seeds, up to rounding,
-    in groups.
-    """
+    """Return groups of names of variants whose losses are equal, up to rounding, for each seed."""
     groups: list[list[Variant]] = []
     for v in variants:
         group = next((group for group in groups if _same_losses(group[0], v)), None)
@@ -447,7 +432,7 @@ def _identical(variants: Iterable[Variant]) -> list[list[str]]:
 
 
 def _same_losses(a: Variant, b: Variant) -> bool:
-    shared = [(a.losses[seed], b.losses[seed]) for seed in a.losses.keys() & b.losses.keys()]
+    shared = [(a.losses[seed], b.losses[seed]) for seed in _common_seeds(a, b)]
     return bool(shared) and all(math.isclose(x, y, rel_tol=SAME_LOSS) for x, y in shared)
 
 

@@ -5,6 +5,7 @@ jax.
 """
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -29,11 +30,7 @@ from lm.system.files import MAX_NAME, expanded, is_name
 
 MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
-# rounding errors may exceed a smaller margin, and no difference exceeds a larger one
-MARGINS = (
-    0.0001,
-    1,
-)
+MARGINS = (0.0001, 1)  # rounding errors may exceed a smaller one, no difference a larger one
 FIRST_TUNING_SEED = 10**9  # final runs use smaller seeds
 # Keys of lm.train that runs of a sweep ignore (lm/sweeps/stacked.py).
 UNUSED = (
@@ -93,31 +90,23 @@ class Plan:
 
 
 def draw_seeds(name: str, n: int, above: int = 0) -> range:
-    """Return n seeds above a number that follow from a name. Two names share them with probability
-    1e-6.
+    """Return n seeds above a number, drawn by a name. Two names share them with probability 1e-6.
 
     >>> draw_seeds("norms", 3)
     range(168696000, 168696003)
     """
-    first = (
-        int(hashlib.sha256(name.encode()).hexdigest(), 16)
-        % (FIRST_TUNING_SEED // MAX_SEEDS)
-        * MAX_SEEDS
-    )
-    return range(above + first, above + first + n)
+    digest = int(hashlib.sha256(name.encode()).hexdigest(), 16)
+    first = above + digest % (FIRST_TUNING_SEED // MAX_SEEDS) * MAX_SEEDS
+    return range(first, first + n)
 
 
 def load_sweep(path: str, budget_name: str) -> Plan:
-    """Load a sweep file under a budget, "quick" or "full"; raises UserError with all mistakes of
-    the file.
-    """
+    """Load a sweep file under a budget; raises UserError with all mistakes of the file."""
     return plan_sweep(path, read_sweep(path), budget_name)
 
 
 def read_sweep(path: str) -> Sweep:
-    """Return the Sweep of a file; raises UserError if it has none, or one with values of wrong
-    types.
-    """
+    """Return the Sweep of a file; raises UserError without one, or if its types are wrong."""
     sweep = run_file(path, "get_sweep", "configs/sweeps")
     if not isinstance(sweep, Sweep):
         raise UserError(
@@ -135,21 +124,18 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     except ValueError as error:
         raise UserError(f"{path}: sizes and texts: {error}") from None
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
-    problems = [
+    notes: list[str] = []
+    variants, of_configs = _plan_variants(Path(path).stem, sweep, budget, notes)
+    if problems := [
         *_wrong_names(sweep),
         *_wrong_values(sweep),
         *_wrong_lists(sweep),
         *_wrong_budgets(sweep, budget_name),
-    ]
-    notes: list[str] = []
-    variants, of_configs = _plan_variants(Path(path).stem, sweep, budget, notes)
-    problems += [
         *of_configs,
         *_wrong_matches(sweep, variants),
         *_unequal_lists(sweep, budget, variants),
-    ]
-    problems += _unused_keys(variants)
-    if problems:
+        *_unused_keys(variants),
+    ]:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     for note in dict.fromkeys(notes):  # once for all variants
         print_note(note)
@@ -163,74 +149,68 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
 def _plan_variants(
     name: str, sweep: Sweep, budget: Budget, notes: list[str]
 ) -> tuple[dict[str, PlannedVariant], list[str]]:
-    """Return every variant in every cell of the sweep of this name, and the mistakes in the
-    configs; add notes.
-    """
-    placebo = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
-    arms = sweep.variants | ({PLACEBO: placebo} if sweep.placebo else {})
+    """Return every variant in every cell of the sweep of this name, and what is wrong; add notes."""
+    arms = dict(sweep.variants)
+    if sweep.placebo:
+        arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
     planned: dict[str, PlannedVariant] = {}
     problems: list[str] = []
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
         full_name = in_cell(arm, cell)
-        changes = {
-            key: value for key, value in of_cell.items() if key not in budget.values
-        } | of_arm
+        # The values of a budget replace those of a size or text, but not those of a variant.
+        changes = {k: v for k, v in of_cell.items() if k not in budget.values} | of_arm
         lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
-        values = {
-            k: v for k, v in (sweep.values | budget.values | changes).items() if k not in lists
-        }
-        is_matched = isinstance(values.get("model.d_ff"), Match)
-        match = in_cell(values.pop("model.d_ff").of, cell) if is_matched else None
+        values = sweep.values | budget.values | changes
+        for key in lists:
+            values.pop(key, None)
+        match = None
+        if isinstance(values.get("model.d_ff"), Match):
+            match = in_cell(values.pop("model.d_ff").of, cell)
         if "train.seed" in values:
             problems.append(f"variant {full_name!r}: train.seed is set by the sweep; remove it")
-        first = {key: found[0] for key, found in lists.items() if found}
-        points = [
-            first,
-            *({**first, key: value} for key, found in lists.items() for value in found[1:]),
-        ]
+        # One config for each value of each list, so that no run fails after hours.
+        first = {key: choices[0] for key, choices in lists.items() if choices}
+        points = [first]
+        for key, choices in lists.items():
+            points += [first | {key: value} for value in choices[1:]]
         configs = []
         for point in points:
             try:
                 configs.append(load_values(sweep.base, values | point, notes.append))
             except UserError as error:
                 problems += [f"variant {full_name!r}: {problem}" for problem in error.problems]
-        seeds = draw_seeds(in_cell(name, cell), budget.seeds)
-        tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
         if full_name in planned:
             problems.append(
                 f"{full_name!r} would be the name of two variants; rename a variant, size or text"
             )
-        if configs and arm == PLACEBO and configs[0].init_from:
+        if not configs:
+            continue
+        if arm == PLACEBO and configs[0].init_from:
             problems.append(
                 "placebo: it may change the loss of weights that init_from loads; remove one of "
                 "them"
             )
-        if configs:
-            planned[full_name] = PlannedVariant(
-                arm, cell, changes, lists, seeds, tuning_seeds, configs[0], match
-            )
+        seeds = draw_seeds(in_cell(name, cell), budget.seeds)
+        tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
+        planned[full_name] = PlannedVariant(
+            arm, cell, changes, lists, seeds, tuning_seeds, configs[0], match
+        )
     return planned, problems
 
 
 def as_list(key: str, given: Any) -> tuple:
-    """Return the values of a tuned key, given in any list or as one value, as a tuple; numbers
-    become Python's.
+    """Return the values of a tuned key, given in any list or as one value, in the key's type.
 
     >>> as_list("optimizer.learning_rate", [1, 2e-3]), as_list("optimizer.weight_decay", 0)
     ((1.0, 0.002), (0.0,))
     """
-    values = tuple(given) if isinstance(given, tuple | list) else (given,)
-    return tuple(
-        _as_kind(key, value.item() if hasattr(value, "item") else value) for value in values
-    )
-
-
-def _as_kind(key: str, value: Any) -> Any:
-    """Return a value as the type of its key; a wrong one as it is, because the config reports it."""
-    try:
-        return checked(value, *schema()[key])
-    except (KeyError, ValueError):
-        return value
+    values = []
+    for value in given if isinstance(given, tuple | list) else [given]:
+        value = value.item() if hasattr(value, "item") else value  # a number of numpy
+        with contextlib.suppress(KeyError, ValueError):  # the config reports a wrong value
+            value = checked(value, *schema()[key])
+        values.append(value)
+    return tuple(values)
 
 
 def _wrong_types(declared: Sweep | Budget, place: str = "") -> Iterator[str]:
@@ -253,9 +233,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, argument) for argument in arguments)
     if kind is dict:
         key, item = arguments
-        return isinstance(value, dict) and all(
-            _fits(k, key) and _fits(v, item) for k, v in value.items()
-        )
+        is_dict = isinstance(value, dict)
+        return is_dict and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
     if kind is tuple:
         if not isinstance(value, tuple | list):
             return False
@@ -291,10 +270,8 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
         )
     if sweep.placebo and not pairs:
         yield "placebo: it checks comparisons, and this sweep has none; remove it"
-    where = [
-        ("baseline", sweep.baseline),
-        *(("comparisons", name) for pair in sweep.comparisons for name in pair),
-    ]
+    where = [("baseline", sweep.baseline)]
+    where += [("comparisons", name) for pair in sweep.comparisons for name in pair]
     for place, name in where:
         if name == PLACEBO:
             yield f"{place}: {PLACEBO!r} is always compared with the baseline; remove it"
@@ -302,18 +279,15 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
             yield f"{place}: there is no variant {name!r}" + close_match(
                 name, names, "; did you mean {!r}?"
             )
-    yield from (
-        f"comparisons: {a!r} is compared with itself" for a, b in sweep.comparisons if a == b
-    )
     for i, (a, b) in enumerate(sweep.comparisons):
+        if a == b:
+            yield f"comparisons: {a!r} is compared with itself"
         if pairs[i] in pairs[:i]:
             yield f"comparisons: {a!r} and {b!r} are compared twice"
 
 
 def _wrong_values(sweep: Sweep) -> Iterator[str]:
-    """Yield the config keys that are set in a place where they are not allowed, and a margin out of
-    range.
-    """
+    """Yield the keys that are set where they are not allowed, and a margin out of range."""
     low, high = MARGINS
     if not low <= sweep.margin <= high:
         yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
@@ -332,9 +306,7 @@ def _wrong_values(sweep: Sweep) -> Iterator[str]:
 
 
 def _wrong_lists(sweep: Sweep) -> Iterator[str]:
-    """Yield the tuned keys that cannot be tuned, and the lists that are empty, unordered or have
-    duplicates.
-    """
+    """Yield keys that cannot be tuned, and lists that are empty, unordered or have duplicates."""
     if LEARNING_RATE not in sweep.lists:
         yield "learning_rates is missing: give a tuple of numbers, in ascending order"
     if sweep.learning_rates is not None and LEARNING_RATE in sweep.tune:
@@ -342,25 +314,20 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
     for key in sweep.tune:
         if not key.startswith("optimizer."):
             yield f"tune: {key}: only keys of the optimizer are tuned; declare variants instead"
-    given = {("", key): values for key, values in sweep.lists.items()}
+    places = {"": sweep.lists}
     for kind, tables in (("size", sweep.sizes), ("text", sweep.texts), ("variant", sweep.variants)):
-        given |= {
-            (f"{kind} {n!r}: ", key): v[key]
-            for n, v in tables.items()
-            for key in sweep.lists.keys() & v.keys()
-        }
-    for (place, key), found in given.items():
-        values = as_list(key, found)
-        numbers = all(_fits(value, float) for value in values)
-        if (
-            not values
-            or len(set(map(repr, values))) < len(values)
-            or (numbers and list(values) != sorted(values))
-        ):
-            yield (
-                f"{place}{key}: {short(found)} must be values in ascending order, at least one, "
-                "without duplicates"
-            )
+        places |= {f"{kind} {name!r}: ": values for name, values in tables.items()}
+    for place, table in places.items():
+        for key in sweep.lists.keys() & table.keys():
+            values = as_list(key, table[key])
+            is_unique = len(set(map(repr, values))) == len(values)
+            are_numbers = all(_fits(value, float) for value in values)
+            is_sorted = not are_numbers or list(values) == sorted(values)
+            if not (values and is_unique and is_sorted):
+                yield (
+                    f"{place}{key}: {short(table[key])} must be values in ascending order, at "
+                    "least one, without duplicates"
+                )
 
 
 def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterator[str]:
@@ -382,17 +349,14 @@ def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterato
 def _unequal_lists(
     sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]
 ) -> Iterator[str]:
-    """Yield the pairs that are tuned over different numbers of points, and a budget with too few
-    tuning seeds.
-    """
+    """Yield pairs tuned over different numbers of points, and a budget with few tuning seeds."""
     for (a, b), cell in itertools.product(sweep.comparisons, sweep.cells):
-        both = [
-            variants[name].n_points for arm in (a, b) if (name := in_cell(arm, cell)) in variants
-        ]
-        if len(both) == 2 and both[0] != both[1]:
+        one = variants.get(in_cell(a, cell))
+        two = variants.get(in_cell(b, cell))
+        if one and two and one.n_points != two.n_points:
             yield (
-                f"comparisons: {in_cell(a, cell)!r} is tuned over {both[0]} points and "
-                f"{in_cell(b, cell)!r} over {both[1]}; give both the same number"
+                f"comparisons: {in_cell(a, cell)!r} is tuned over {one.n_points} points and "
+                f"{in_cell(b, cell)!r} over {two.n_points}; give both the same number"
             )
     if any(v.n_points for v in variants.values()) and budget.seeds > 10 and budget.tuning_seeds < 3:
         yield (
@@ -404,11 +368,13 @@ def _unequal_lists(
 def _unused_keys(variants: dict[str, PlannedVariant]) -> Iterator[str]:
     """Yield the keys that the base, the values or a variant set although a sweep does not use them."""
     for planned in variants.values():
-        for key, value in flatten(to_dict(planned.config)).items():
-            if key in UNUSED and value != (default := schema()[key][1].default):
+        config = flatten(to_dict(planned.config))
+        for key in UNUSED:
+            default = schema()[key][1].default
+            if config[key] != default:
                 yield (
-                    f"{key} is {value}, and a sweep does not use it; set it to {default!r} in "
-                    "values"
+                    f"{key} is {config[key]}, and a sweep does not use it; set it to {default!r} "
+                    "in values"
                 )
 
 
@@ -424,6 +390,5 @@ def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:
                     f"{MAX_SEEDS}"
                 )
     if wanted not in sweep.budgets:
-        has = [name for name in BUDGETS if name in sweep.budgets]
-        other = f", or run it with --budget {has[0]}" if has else ""
-        yield f"budgets: there is no {wanted!r}; add it{other}"
+        others = [f", or run it with --budget {name}" for name in BUDGETS if name in sweep.budgets]
+        yield f"budgets: there is no {wanted!r}; add it{''.join(others)}"

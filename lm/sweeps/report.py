@@ -1,5 +1,4 @@
-"""Write the report of a sweep: Markdown from one template, HTML from the Markdown, tables and JSON
-from the analysis.
+"""Write the report of a sweep: Markdown from one template, HTML from it, tables and JSON.
 
 A sweep's directory may come from somebody else. Every value is escaped before it reaches the
 Markdown, and no file is written through a link.
@@ -11,12 +10,13 @@ import html
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import markdown
+import numpy as np
 from markupsafe import Markup
 
 from lm.config.convert import flatten
@@ -44,25 +44,14 @@ CAPTIONS = {
         "interval. Shaded: the margin. Gray: placebo. Left of 0 the first variant is better.",
     ),
     "learning_rates": (
-        "validation loss over tuned values",
-        "Lines: mean validation loss of the tuning runs, with a triangle above the axis. Dots: "
-        "runs on fresh seeds.",
-    ),
-    "curves": (
-        "validation loss during training",
-        "Mean validation loss of the final runs; bands: 95 % intervals over seeds, in panels of "
-        "at most 5 variants.",
-    ),
-}
-OF_MANY = CAPTIONS | {
-    "learning_rates": (
         "validation loss over the learning rate",
         "Mean validation loss of the tuning runs minus the baseline's lowest one, a line per "
         "cell. High losses leave the panels.",
     ),
     "curves": (
-        "differences during training",
-        "Mean difference in validation loss of the final runs, a line per cell.",
+        "validation loss during training",
+        "Mean difference in validation loss of the final runs, a line per cell. Of sweeps before "
+        "December 2026 with few comparisons: mean losses, with 95 % intervals.",
     ),
 }
 STYLE = """
@@ -102,11 +91,13 @@ def format_p(p: float) -> Markup:
     >>> print(format_p(0.0312), format_p(1e-9), format_p(math.nan))
     0.031 < 1e-4 –
     """
-    return Markup("–" if math.isnan(p) else "< 1e-4" if p < 1e-4 else f"{p:.2g}")
+    if math.isnan(p):
+        return Markup("–")
+    return Markup("< 1e-4" if p < 1e-4 else f"{p:.2g}")
 
 
 def _equals_p(p: float) -> Markup:
-    return Markup(f"{'' if p < 1e-4 else '= '}{format_p(p)}")
+    return format_p(p) if p < 1e-4 else Markup(f"= {format_p(p)}")
 
 
 def _ends(interval: tuple[float, float]) -> Markup:
@@ -165,26 +156,26 @@ def _significant(x: float) -> str:
 
 
 def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = ()) -> str:
-    """Return the report as Markdown; drawn: the paths of its figures by name; findings: those of
-    others.
+    """Return the report as Markdown.
+
+    Args:
+        drawn: the paths of its figures by name.
+        findings: what others found.
     """
 
     def both(claim: Claim, field: str) -> str:
-        """Return a number of both variants of a claim, once if it is the same; of a mean, their
-        ratio.
-        """
+        """Return a number of both variants of a claim, once if equal; of a mean, their ratio."""
+
+        def number(arm: str, cell: str) -> float:
+            v = a.variants.get(in_cell(arm, cell))
+            return math.nan if v is None else getattr(v, field, None) or v.about[field]
+
         cells = a.record["cells"] if claim.cell == MEAN else [claim.cell]
-        pairs = [
-            [a.variants.get(in_cell(arm, cell)) for arm in (claim.variant, claim.against)]
-            for cell in cells
-        ]
-        numbers = [[getattr(v, field, None) or v.about[field] for v in pair if v] for pair in pairs]
-        if any(len(pair) < 2 for pair in numbers):
-            return "–"
+        pairs = [(number(claim.variant, cell), number(claim.against, cell)) for cell in cells]
         if claim.cell == MEAN:  # the geometric mean
-            ratio = math.exp(statistics.estimate([math.log(x / y) for x, y in numbers]).mean)
+            ratio = math.exp(np.mean([math.log(x / y) for x, y in pairs]))
             return "–" if math.isnan(ratio) else f"× {ratio:.2f}"
-        return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in numbers[0]))
+        return " / ".join(dict.fromkeys("–" if math.isnan(x) else f"{x:,.0f}" for x in pairs[0]))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("lm.sweeps", "."),
@@ -227,7 +218,7 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         by_source=a.by_source(),
         n_tests=sum(not math.isnan(claim.p) for claim in claims),
         figures={name: Markup(path) for name, path in drawn.items()},
-        captions=OF_MANY if a.are_many else CAPTIONS,
+        captions=CAPTIONS,
         scope=_scope(a),
         # Commands are in "Reproduction"; a result in the sweep's file is that of an earlier page.
         background=re.sub(
@@ -253,36 +244,29 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
 
 def _scope(a: Analysis) -> str:
     """Return the sentence that limits the answers: size, training tokens, text and tuning."""
-    variants = list(a.variants.values())
-    texts = dict.fromkeys(v.about["data"]["name"] for v in variants)
-    tuned = [
-        key for key in a.record["tune"] if any(len(v.about["tune"][key]) > 1 for v in variants)
-    ]
+    abouts = [v.about for v in a.variants.values()]
+    texts = dict.fromkeys(about["data"]["name"] for about in abouts)
+    tuned = [key for key in a.record["tune"] if any(len(x["tune"][key]) > 1 for x in abouts)]
+
+    def range_of(numbers: list[float], show: Callable[[float], str]) -> str:
+        return " to ".join(dict.fromkeys([show(min(numbers)), show(max(numbers))]))
+
     return (
-        f"This holds at {_range([v.about['n_params'] for v in variants], '{:,}'.format)} "
-        f"parameters and {_range([_ratio(v.about) for v in variants], _significant)} training "
+        f"This holds at {range_of([about['n_params'] for about in abouts], '{:,}'.format)} "
+        f"parameters and {range_of([_ratio(about) for about in abouts], _significant)} training "
         f"tokens per parameter, on {' and '.join(texts)}. "
         + (f"Tuned: {', '.join(tuned)}; all else is fixed." if tuned else "Nothing was tuned.")
     )
 
 
-def _range(numbers: Iterable[float], show) -> str:
-    numbers = list(numbers)
-    return " to ".join(dict.fromkeys(map(show, (min(numbers), max(numbers)))))
-
-
 def code_lines(start: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the commit and the versions of one start of a command, see
-    `lm.workdir.provenance.describe_start`.
-    """
-    git = start["git"]
-    unknown = next(
-        (note for note in start.get("notes", ()) if note.startswith("commit unknown")),
-        "commit unknown",
-    )
-    commit = (
-        f"commit {git['commit']}{' with uncommitted changes' * git['dirty']}" if git else unknown
-    )
+    """Return the commit and the versions of one start (`lm.workdir.provenance.describe_start`)."""
+    commit = "commit unknown"
+    for note in start.get("notes", ()):  # it may say why
+        if note.startswith(commit):
+            commit = note
+    if git := start["git"]:
+        commit = f"commit {git['commit']}{' with uncommitted changes' * git['dirty']}"
     return commit, "versions " + ", ".join(f"{k} {v}" for k, v in start["versions"].items() if v)
 
 
@@ -307,10 +291,13 @@ def _reproduction(a: Analysis) -> str:
     data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
     minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
-    steps = (
-        math.fsum(run.tokens / run.tokens_per_second for run in a.runs if run.tokens_per_second)
-        / 60
-    )
+    timed = [run for run in a.runs if run.tokens_per_second]
+    in_steps = math.fsum(run.tokens / run.tokens_per_second for run in timed) / 60
+    last = f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training"
+    if in_steps:
+        last += (
+            f", {in_steps / minutes:.0%} of them in steps, the rest in compilation and evaluation"
+        )
     lines = [
         _command(starts[-1]),
         *(line for start in starts for line in code_lines(start)),
@@ -319,35 +306,24 @@ def _reproduction(a: Analysis) -> str:
         *(line for v in variants for line in shards.describe(v["data"].get("prepared"))),
         *(f"{n} runs of {tokens:,} tokens" for tokens, n in lengths.items()),
         *(f"{cell}: {text}" if cell else text for cell, text in seeds.items()),
-        f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training"
-        + (
-            f", {steps / minutes:.0%} of them in steps, the rest in compilation and evaluation"
-            if steps
-            else ""
-        ),
+        last,
     ]
     return "\n".join(dict.fromkeys(lines))
 
 
 def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
-    """Return a report in Markdown as one page that needs no other file; svgs: the figures by their
-    paths.
-    """
+    """Return a report in Markdown as one page that needs no other file; svgs: by their paths."""
     body = markdown.markdown(text, extensions=["tables"])
-    body = body.replace("<table>", '<div class="scroll"><table>').replace(
-        "</table>", "</table></div>"
-    )
+    body = body.replace("<table>", '<div class="scroll"><table>')
+    body = body.replace("</table>", "</table></div>")
     for path, svg in svgs.items():
-        body = body.replace(
-            f'src="{path}"', f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"'
-        )
+        content = base64.b64encode(svg).decode()
+        body = body.replace(f'src="{path}"', f'src="data:image/svg+xml;base64,{content}"')
     return html_page(title, STYLE, body)
 
 
 def claim_rows(a: Analysis) -> list[dict]:
-    """Return the comparisons as rows of claims.csv, with unrounded numbers; None where there is
-    none.
-    """
+    """Return the comparisons as rows of claims.csv, unrounded; None where there is no number."""
     none = Estimate(math.nan, math.nan, 0, 0)
     rows = []
     for c in a.claims:
@@ -379,12 +355,8 @@ def claim_rows(a: Analysis) -> list[dict]:
             "log_multiplier_low": m_low,
             "log_multiplier_high": m_high,
         }
-        rows.append(
-            {
-                k: None if isinstance(x, float) and not math.isfinite(x) else x
-                for k, x in row.items()
-            }
-        )
+        missing = [k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)]
+        rows.append(row | dict.fromkeys(missing))
     return rows
 
 
@@ -408,32 +380,25 @@ def variant_rows(a: Analysis) -> list[dict]:
 
 
 def to_csv(rows: list[dict]) -> str:
-    """Return rows as CSV; the columns are those of the first row. Floats have 10 significant
-    digits.
-    """
+    """Return rows as CSV, with the columns of the first row; floats have 10 significant digits."""
     return csv_table(list(rows[0]) if rows else [], rows, digits=10)
 
 
 def to_report_json(a: Analysis) -> str:
     """Return the numbers of the report as strict JSON."""
-    about = {
-        key: a.record[key]
-        for key in ("name", "budget", "question", "margin", "axis", "cells", "tune")
-    }
-    about["starts"] = _starts(a)
-    found = {
+    shown = ("name", "budget", "question", "margin", "axis", "cells", "tune")
+    content = {key: a.record[key] for key in shown} | {
+        "starts": _starts(a),
         "claims": claim_rows(a),
         "variants": variant_rows(a),
         "warnings": a.warnings,
         "failed": a.failed,
     }
-    return to_json(about | found, indent=1) + "\n"
+    return to_json(content, indent=1) + "\n"
 
 
 def write_report(a: Analysis, directory: Path) -> list[Path]:
-    """Write report.html, report.md with figures/, claims.csv, runs.csv and report.json; return the
-    paths.
-    """
+    """Write report.html, report.md with figures/, the tables and report.json; return the paths."""
     drawn = figures(a)
     _write_figures(drawn, directory / "figures")
     paths = {name: f"figures/{name}.png" for name in drawn}
@@ -476,10 +441,8 @@ def publish(a: Analysis, directory: Path) -> Path:
     variants = {name: dict(about) for name, about in a.record["variants"].items()}
     for about in variants.values():
         config = flatten(about.pop("config"))
-        if about["arm"] in (
-            a.record["baseline"],
-            PLACEBO,
-        ):  # a change that is added later is compared with it
+        # A change that is added later is compared with these.
+        if about["arm"] in (a.record["baseline"], PLACEBO):
             about["config"] = {key: value for key, value in config.items() if key not in execution}
     record = a.record | {"variants": variants, "starts": _starts(a)}
     record.pop("sha256", None)
@@ -509,9 +472,8 @@ def write_page(a: Analysis, directory: Path) -> Path:
     name = a.record["name"]
     page = directory / name
     _write_figures(figures(a), page)
-    paths = {
-        figure: f"{name}/{figure}.png" for figure in CAPTIONS if (page / f"{figure}.png").is_file()
-    }
+    there = [figure for figure in CAPTIONS if (page / f"{figure}.png").is_file()]
+    paths = {figure: f"{name}/{figure}.png" for figure in there}
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
     write_text(page / "report.json", to_report_json(a))
     findings = read_others(page, {claim.variant for claim in a.claims})

@@ -1,10 +1,11 @@
 """Prepare the variants of a sweep: resolve configs, match widths, count costs, refuse duplicates."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -63,16 +64,12 @@ class Variant:
 
     def run_config(self, point: tuple, seed: int) -> Resolved:
         """Return the config of one run; `point` has a value of each list."""
-        values = {
-            key.removeprefix("optimizer."): value
-            for key, value in zip(self.plan.lists, point, strict=True)
-        }
-        return with_values(self.config, values, seed)
+        names = [key.removeprefix("optimizer.") for key in self.plan.lists]
+        return with_values(self.config, dict(zip(names, point, strict=True)), seed)
 
 
 def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Variant]:
-    """Resolve all variants of a plan, by name: open their data, compute matched widths, load warm
-    starts.
+    """Resolve all variants of a plan, by name: open data, match widths, load warm starts.
 
     Raises:
         UserError: a config is invalid, data lacks a split, a comparison is between different test
@@ -80,27 +77,51 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
     """
     resolved = _resolve_configs(plan, say)
     _refuse_other_tokens(plan, resolved)
-    for name, planned in plan.variants.items():
-        if planned.match:
-            config, corpus = resolved[name]
-            try:
-                resolved[name] = matched(config, resolved[planned.match][0]), corpus
-            except UserError as error:
-                raise UserError(f"variant {name!r}: {error}") from None
-    _check_memory(plan, resolved)
+    with _problems() as problems:
+        for name, planned in plan.variants.items():
+            if planned.match:
+                config, corpus = resolved[name]
+                with problems.of(f"variant {name!r}"):
+                    resolved[name] = matched(config, resolved[planned.match][0]), corpus
+    with _problems() as problems:
+        for name, (config, _) in resolved.items():
+            match = plan.variants[name].match
+            computed = f", with model.d_ff from params of {match!r}" if match else ""
+            with problems.of(f"variant {name!r}{computed}"):
+                check_arrays(config, dict.fromkeys(MESH_AXES, 1))  # each device has its own runs
     variants = {}
+    digests = {}
     for name, planned in plan.variants.items():
         config, corpus = resolved[name]
         cost = flops.flops_per_token(config.model, config.train.seq_len)
         variant = Variant(planned, config, corpus, _n_params(config), cost)
         variants[name] = dataclasses.replace(variant, warm_starts=_warm_starts(name, variant, say))
-    rated = {name: v.run_config((1.0, *v.first_point[1:]), 0) for name, v in variants.items()}
-    # in no digest: it may change
-    skips = {name: config.train.on_spike == "skip" for name, config in rated.items()}
-    refuse_duplicates(
-        variants, {n: f"{experiment_digest(config)} {skips[n]}" for n, config in rated.items()}
-    )
+        rated = variant.run_config((1.0, *variant.first_point[1:]), 0)
+        # The digest of a config leaves out what may change in a run, and on_spike may.
+        digests[name] = f"{experiment_digest(rated)} {rated.train.on_spike == 'skip'}"
+    refuse_duplicates(variants, digests)
     return variants
+
+
+class _Problems(list):
+    """Mistakes in the variants, all of which are shown together."""
+
+    @contextlib.contextmanager
+    def of(self, place: str) -> Iterator[None]:
+        """Collect a UserError in the block, with the place that it is about."""
+        try:
+            yield
+        except UserError as error:
+            self += [f"{place}: {problem}" for problem in error.problems]
+
+
+@contextlib.contextmanager
+def _problems() -> Iterator[_Problems]:
+    """Raise UserError at the end of the block if it has collected any problems."""
+    problems = _Problems()
+    yield problems
+    if problems:
+        raise UserError(*problems)
 
 
 def _sources(corpus: Corpus) -> dict[str, str]:
@@ -114,88 +135,66 @@ def _refuse_other_tokens(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]
     Two mixtures of the same sources may have different weights: the report then compares each
     source.
     """
-    problems = []
-    for first, second in (*plan.comparisons, *plan.placebos):
-        a, corpus = resolved[first]
-        b, other = resolved[second]
-        if corpus.fingerprint != other.fingerprint and (
-            _sources(corpus) != _sources(other) or not _sources(corpus)
-        ):
-            ours, theirs = flatten(to_dict(a)), flatten(to_dict(b))
-            keys = [
-                key
-                for key in ours
-                if key.startswith(("data.", "train.seq_len")) and ours[key] != theirs[key]
-            ]
+    with _problems() as problems:
+        for first, second in (*plan.comparisons, *plan.placebos):
+            a, corpus = resolved[first]
+            b, other = resolved[second]
+            same_sources = bool(_sources(corpus)) and _sources(corpus) == _sources(other)
+            if same_sources or corpus.fingerprint == other.fingerprint:
+                continue
+            differ = _differing_keys(a, b)
+            keys = [key for key in differ if key.startswith(("data.", "train.seq_len"))]
             problems.append(
                 f"comparisons: {first!r} and {second!r} are tested on different tokens "
                 f"({', '.join(keys)}): their losses cannot be compared; give both the same, or "
                 "write a sweep file with texts"
             )
-    if problems:
-        raise UserError(*problems)
+
+
+def _differing_keys(a: Resolved, b: Resolved) -> list[str]:
+    theirs = flatten(to_dict(b))
+    return [key for key, value in flatten(to_dict(a)).items() if value != theirs[key]]
 
 
 def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
-    corpora = {}
+    corpora: dict[tuple, Corpus] = {}
     resolved = {}
-    problems = []
-    for name, planned in plan.variants.items():
-        config = planned.config
-        key = (config.data, config.train.seq_len)
-        if key not in corpora:
-            corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
-        try:
-            resolved[name] = resolve_config(config, corpora[key]), corpora[key]
-        except UserError as error:
-            problems += [f"variant {name!r}: {problem}" for problem in error.problems]
-        if missing := [
-            split for split in ("validation", "test") if split not in corpora[key].splits
-        ]:
-            problems.append(
-                f"variant {name!r}: {corpora[key].name} has no {missing[0]} split, which a sweep "
-                "needs"
-            )
-    if problems:
-        raise UserError(*problems)
+    with _problems() as problems:
+        for name, planned in plan.variants.items():
+            config = planned.config
+            key = (config.data, config.train.seq_len)
+            if key not in corpora:
+                corpora[key] = data.open_corpus(config.data, seq_len=config.train.seq_len, say=say)
+            corpus = corpora[key]
+            with problems.of(f"variant {name!r}"):
+                resolved[name] = resolve_config(config, corpus), corpus
+            if missing := [split for split in ("validation", "test") if split not in corpus.splits]:
+                problems.append(
+                    f"variant {name!r}: {corpus.name} has no {missing[0]} split, which a sweep "
+                    "needs"
+                )
     return resolved
-
-
-def _check_memory(plan: Plan, resolved: dict[str, tuple[Resolved, Corpus]]) -> None:
-    """Raise UserError with the variants that do not fit, some of whose widths were computed."""
-    problems = []
-    for name, (config, _) in resolved.items():
-        match = plan.variants[name].match
-        computed = f", with model.d_ff from params of {match!r}" if match else ""
-        try:
-            check_arrays(config, dict.fromkeys(MESH_AXES, 1))  # each device trains its own runs
-        except UserError as error:
-            problems += [f"variant {name!r}{computed}: {problem}" for problem in error.problems]
-    if problems:
-        raise UserError(*problems)
 
 
 def _warm_starts(name: str, variant: Variant, say) -> dict[int, WarmStart]:
     """Return by seed the parameters that the variant's runs start from; none without init_from."""
-    found: dict[int, WarmStart] = {}
-    for seed in (
-        *variant.plan.seeds,
-        *(variant.plan.tuning_seeds if variant.plan.n_points else ()),
-    ):
+    seeds = [*variant.plan.seeds]
+    if variant.plan.n_points:
+        seeds += variant.plan.tuning_seeds
+    starts: dict[int, WarmStart] = {}
+    alike: dict[str, list[WarmStart]] = {}  # of seeds whose runs load the same parameters
+    for seed in seeds:
         config = variant.run_config(variant.first_point, seed)
         if start := warm_start(config, variant.corpus, lambda text: None):
-            found[seed] = start
-    groups: dict[str, list[WarmStart]] = {}  # of seeds whose runs load the same parameters
-    for start in found.values():
-        groups.setdefault(start.groups, []).append(start)
-    for alike in groups.values():
-        say(f"{name}, {plural(len(alike), 'seed')}: {alike[0].title}\n{alike[0].groups}")
-    return found
+            starts[seed] = start
+            alike.setdefault(start.groups, []).append(start)
+    for groups, members in alike.items():
+        say(f"{name}, {plural(len(members), 'seed')}: {members[0].title}\n{groups}")
+    return starts
 
 
 def matched(config: Resolved, target: Resolved) -> Resolved:
-    """Return a config with the d_ff at which its parameters, linear in d_ff, are nearest to those
-    of another config.
+    """Return a config with the d_ff at which its parameters are nearest to those of another one.
 
     Raises:
         UserError: they are not linear in d_ff, or are more at any width.
@@ -210,7 +209,8 @@ def matched(config: Resolved, target: Resolved) -> Resolved:
             f"match_params: the parameters of ffn = {config.model.ffn} are not linear in d_ff; set "
             "d_ff"
         )
-    if (d_ff := 1 + round((_n_params(target) - one) / (two - one))) < 1:
+    d_ff = 1 + round((_n_params(target) - one) / (two - one))
+    if d_ff < 1:
         raise UserError(
             f"match_params: {one:,} parameters with d_ff = 1, but {_n_params(target):,} to match; "
             "set d_ff"
@@ -226,22 +226,22 @@ def refuse_idle_changes(variants: dict[str, Variant], say: Callable[[str], None]
     """Trace all variants, and raise UserError if two have the same fingerprint.
 
     Returns:
-        The names of the variants that can be traced; for the others `say` is called, because only
-            their runs fail.
+        The names of the variants that can be traced. For the others `say` is called, because only
+        their runs fail.
     """
-    found = {}
+    fingerprints = {}
     for name, v in variants.items():
         try:
             warm = v.warm_starts.get(v.plan.seeds[0])
-            found[name], unused = fingerprint(v.run_config(v.first_point, 0), v.corpus, warm)
+            fingerprints[name], unused = fingerprint(v.run_config(v.first_point, 0), v.corpus, warm)
             if unused:
                 say(f"WARNING: variant {name!r}: {unused}")
         except UserError:
             raise
         except Exception as error:
             say(f"WARNING: variant {name!r} cannot be traced: {first_line(error)}")
-    refuse_duplicates(variants, found)
-    return set(found)
+    refuse_duplicates(variants, fingerprints)
+    return set(fingerprints)
 
 
 def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]) -> None:
@@ -256,39 +256,40 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
         one, two = variants[a].plan, variants[b].plan
         if fingerprints[a] != fingerprints[b] or (one.cell != two.cell and one.arm != two.arm):
             continue
-        first, second = flatten(to_dict(variants[a].config)), flatten(to_dict(variants[b].config))
-        lists = variants[a].plan.lists, variants[b].plan.lists
-        keys = [key for key in first if first[key] != second[key] and key not in lists[0]]
-        pairs = [(key, lists[0][key], lists[1][key]) for key in lists[0]]
-        if not keys and any(
-            not set(x) & set(y) or (key != LEARNING_RATE and x != y) for key, x, y in pairs
-        ):
+        config = variants[a].config
+        keys = [key for key in _differing_keys(config, variants[b].config) if key not in one.lists]
+        if not keys and _compare_tuned_values(one.lists, two.lists):
             continue
-        # Keys that the sweep file sets differently, or for one of the two only, but whose resolved
-        # values are equal.
-        ours, theirs = (
-            {k: repr(v) for k, v in variants[name].plan.changes.items()} for name in (a, b)
-        )
-        same = sorted({key for key, _ in ours.items() ^ theirs.items()} - {*keys, *lists[0]})
-        reasons = (
-            [f"{', '.join(keys)} {'has' if len(keys) == 1 else 'have'} no effect here"]
-            if keys
-            else []
-        )
-        reasons += [f"{key} is {show(first[key])} in both" for key in same]
-        reasons += ["the values of the budget replace those of sizes and texts"] * (
-            one.cell != two.cell
-        )
-        problems.append("; ".join([f"variants {a!r} and {b!r} are the same experiment", *reasons]))
+        reasons = [f"variants {a!r} and {b!r} are the same experiment"]
+        if keys:
+            verb = "has" if len(keys) == 1 else "have"
+            reasons.append(f"{', '.join(keys)} {verb} no effect here")
+        # What the sweep file sets differently, or for one of the two only, without an effect.
+        values = flatten(to_dict(config))
+        for key in sorted((one.changes.keys() | two.changes.keys()) - {*keys, *one.lists}):
+            if repr(one.changes.get(key, ...)) != repr(two.changes.get(key, ...)):
+                reasons.append(f"{key} is {show(values[key])} in both")
+        if one.cell != two.cell:
+            reasons.append("the values of the budget replace those of sizes and texts")
+        problems.append("; ".join(reasons))
     if problems:
         raise UserError(*problems)
+
+
+def _compare_tuned_values(ours: dict[str, tuple], theirs: dict[str, tuple]) -> bool:
+    """Return whether two variants with these lists ask which values of a tuned key are better."""
+    for key, values in ours.items():
+        if not set(values) & set(theirs[key]):
+            return True
+        if key != LEARNING_RATE and values != theirs[key]:
+            return True
+    return False
 
 
 def fingerprint(
     config: Resolved, corpus: Corpus, warm: WarmStart | None = None
 ) -> tuple[str, str | None]:
-    """Return a hash (sha256) of everything that determines the results of a run, except its
-    learning rate.
+    """Return a hash (sha256) of everything that determines a run, except its learning rate.
 
     The second result is what `unused_parameters` says of the traced program.
 
@@ -299,7 +300,7 @@ def fingerprint(
     """
     t = config.train
     program, values = split_config(config)  # the config with seed 0
-    # other hyperparameters become constants
+    # Other hyperparameters become constants, so that the program's text has them.
     program = with_values(program, values | {"learning_rate": 1.0})
     split = corpus.split("train")
     source = BatchSource(split, program)
@@ -310,60 +311,43 @@ def fingerprint(
         lambda state, resident, inputs, n: train_steps(state, resident, inputs, n, program)
     )
     steps = training.trace(state, source.resident, source.train(0, 1), jnp.int32(1))
-    found = hashlib.sha256((init.lower(jnp.uint32(0)).as_text() + steps.lower().as_text()).encode())
-    some = np.unique(
-        np.concatenate([np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)])
+    digest = hashlib.sha256(
+        (init.lower(jnp.uint32(0)).as_text() + steps.lower().as_text()).encode()
     )
-    found.update(
-        np.ascontiguousarray(batches.window_starts(split, config, some), np.int64).tobytes()
-    )
-    found.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
+    ends = [np.arange(min(t.steps, 1000)), np.arange(max(0, t.steps - 1000), t.steps)]
+    starts = batches.window_starts(split, config, np.unique(np.concatenate(ends)))
+    digest.update(np.ascontiguousarray(starts, np.int64).tobytes())
+    digest.update(repr((t.seed, t.steps, corpus.fingerprint)).encode())
     if warm:
-        found.update(warm.checksum().encode())
-    return found.hexdigest(), unused_parameters(steps, state)
+        digest.update(warm.checksum().encode())
+    return digest.hexdigest(), unused_parameters(steps, state)
 
 
 def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
     """Return the question, a table of the variants, and the number and cost of the runs."""
     rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "tuned", "changes"]]
     for name, v in variants.items():
-        lists = {key: values for key, values in v.plan.lists.items() if len(values) > 1}
-        tuned = " x ".join(
-            f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists.items()
-        )
-        changes = _changes(name, variants)
-        rows.append(
-            [
-                name,
-                f"{v.n_params:,}",
-                f"{v.flops:,.0f}",
-                f"{v.tokens:,}",
-                tuned or "nothing",
-                changes,
-            ]
-        )
+        lists = [(key, values) for key, values in v.plan.lists.items() if len(values) > 1]
+        tuned = " x ".join(f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists)
+        numbers = (f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}")
+        rows.append([name, *numbers, tuned or "nothing", _changes(name, variants)])
     n_tuning = sum(v.plan.n_points for v in variants.values()) * plan.budget.tuning_seeds
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
     texts = ", ".join(dict.fromkeys(v.corpus.name for v in variants.values()))
-    return "\n".join(
-        [
-            f"question: {plan.sweep.question}",
-            f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
-            table(rows, right=(1, 2, 3)),
-            f"{plural(n_tuning, 'run')} to tune "
-            f"({plural(plan.budget.tuning_seeds, 'tuning seed')}), and more where the best value "
-            f"is at the edge of its list; then {plural(len(variants) * plan.budget.seeds, 'run')} "
-            f"at the tuned values ({plural(plan.budget.seeds, 'fresh seed')})",
-            *(
-                (
-                    f"{cell}{': ' * bool(cell)}seeds {_range(p.seeds)}, tuning seeds "
-                    f"{_range(p.tuning_seeds)}"
-                )
-                for cell, p in {p.cell: p for p in plan.variants.values()}.items()
-            ),
-            f"training: {total:.3g} FLOPs without extensions",
-        ]
-    )
+    lines = [
+        f"question: {plan.sweep.question}",
+        f"base: {plan.sweep.base}, data {texts}, budget {plan.budget_name}",
+        table(rows, right=(1, 2, 3)),
+        f"{plural(n_tuning, 'run')} to tune ({plural(plan.budget.tuning_seeds, 'tuning seed')}), "
+        "and more where the best value is at the edge of its list; then "
+        f"{plural(len(variants) * plan.budget.seeds, 'run')} at the tuned values "
+        f"({plural(plan.budget.seeds, 'fresh seed')})",
+    ]
+    for cell, p in {p.cell: p for p in plan.variants.values()}.items():
+        place = f"{cell}: " if cell else ""
+        lines.append(f"{place}seeds {_range(p.seeds)}, tuning seeds {_range(p.tuning_seeds)}")
+    lines.append(f"training: {total:.3g} FLOPs without extensions")
+    return "\n".join(lines)
 
 
 def _range(values: Sequence) -> str:
@@ -376,16 +360,13 @@ def _range(values: Sequence) -> str:
 
 
 def _changes(name: str, variants: dict[str, Variant]) -> str:
-    """Return what a variant changes, as in the sweep file, with a matched width and its remaining
-    difference.
-    """
+    """Return what a variant changes, with a matched width and its remaining difference."""
     v = variants[name]
     changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
     if match := v.plan.match:
         target = variants[match]
-        more = (
-            f"{v.n_params - target.n_params:+,} parameters, {v.flops - target.flops:+,.0f} "
-            "FLOPs/token"
+        changes["model.d_ff"] = (
+            f"{v.config.model.d_ff} (params of {match!r}: {v.n_params - target.n_params:+,} "
+            f"parameters, {v.flops - target.flops:+,.0f} FLOPs/token)"
         )
-        changes["model.d_ff"] = f"{v.config.model.d_ff} (params of {match!r}: {more})"
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"

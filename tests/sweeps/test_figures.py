@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from synthetic_sweep import DIVERGED, GRID, RATE, changed, sweep
 
@@ -49,61 +50,28 @@ def test_the_axis_has_the_whole_interval_of_a_mean_over_two_cells():
     assert low < -0.4 < 0.2 < high
 
 
-def test_the_tuning_figure_has_a_panel_per_list_with_means_and_fresh_runs():
+def lines_of(panel) -> dict:
+    """Return the points of the lines of a panel by cell; that at 0 has no label."""
+    labeled = [line for line in panel.lines if line.get_label()[:1] != "_"]
+    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in labeled}
+
+
+def test_the_tuning_figure_has_a_panel_per_variant_relative_to_the_baseline():
     record, runs = sweep()
-    (axes,) = figures.tuning(analyze(record, runs)).axes
-    lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
-    assert list(lines) == ["plain", "gated", "wide", "placebo"]
-    assert list(lines["plain"].get_xdata()) == list(GRID)
-    assert list(lines["plain"].get_ydata()) == pytest.approx([2.05, 2.0, 2.05])
-    fresh = [line for line in axes.lines if line.get_marker() == "."]
-    assert all(set(line.get_xdata()) == {0.002} for line in fresh)
-    # Words have no ratios: they are drawn at equal distances.
-    for entry in record["variants"].values():
-        entry["tune"]["optimizer.schedule"] = ["constant", "cosine"]
-    runs = [dataclasses.replace(r, point=r.point | {"optimizer.schedule": s}) for r in runs
-            for s in ("constant", "cosine") if r.phase == "tuning" or s == "cosine"]  # fmt: skip
-    _, words = figures.tuning(analyze(record, runs)).axes
-    assert (words.get_xscale(), [label.get_text() for label in words.get_xticklabels()]) == (
-        "linear", ["constant", "cosine"],
-    )  # fmt: skip
+    panels = figures.learning_rates(analyze(record, runs)).axes
+    titles = [panel.get_title("left") for panel in panels[:4]]
+    assert titles == ["plain", "gated", "wide", "placebo"]
+    plain = panels[0].lines[0]
+    assert list(plain.get_xdata()) == list(GRID)
+    assert list(plain.get_ydata()) == pytest.approx([0.05, 0.0, 0.05])
 
 
-def test_values_that_were_tried_are_labeled_before_tuned_ones_beside_them():
-    record, runs = sweep()
-    a = analyze(record, runs)
-    tuned = {
-        name: dataclasses.replace(v, choice=v.choice._replace(point=(0.0019,)))
-        for name, v in a.variants.items()
-    }
-    (axes,) = figures.tuning(dataclasses.replace(a, variants=tuned)).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        f"{rate:.3g}" for rate in GRID
-    ]
-
-
-def test_a_diverged_run_leaves_a_gap_or_a_triangle():
+def test_a_diverged_tuning_run_leaves_a_gap():
     record, runs = sweep()
     lost = changed(runs, DIVERGED, variant="wide", phase="tuning", point={RATE: 0.004})
-    (axes,) = figures.tuning(analyze(record, lost)).axes
-    triangles = [
-        line for line in axes.lines if (line.get_marker(), line.get_linestyle()) == ("^", "None")
-    ]
-    assert [list(line.get_xdata()) for line in triangles] == [[0.004]]
-
-
-def test_curves_are_drawn_with_the_second_half_enlarged():
-    record, runs = sweep()
-    whole, end = figures.curves(
-        analyze(record, changed(runs, DIVERGED, variant="wide", seed=3))
-    ).axes
-    # wide has no mean
-    assert [line.get_label() for line in whole.lines] == [
-        "plain",
-        "gated",
-        "placebo",
-    ]
-    assert [list(axes.lines[0].get_xdata()) for axes in (whole, end)] == [[5, 10], [5, 10]]
+    line = figures.learning_rates(analyze(record, lost)).axes[2].lines[0]
+    assert list(line.get_xdata()) == list(GRID)
+    assert list(np.isfinite(line.get_ydata())) == [True, True, False]
 
 
 def test_figures_of_runs_without_curves_and_of_untuned_variants():
@@ -119,11 +87,12 @@ def test_figures_of_runs_without_curves_and_of_untuned_variants():
     )
 
 
-def test_a_small_panel_has_a_line_for_every_cell_in_which_both_variants_have_the_same_steps():
+def test_a_panel_has_a_line_for_every_cell_in_which_both_variants_have_the_same_steps():
     record, runs = sweep({f"c{i}": (100, 0.1 * i) for i in range(9)}, "text")
     a = analyze(record, changed(runs, {"curve": ((4, 2.2), (10, 2.0))}, variant="gated, c0"))
-    gated, wide = figures.small_curves(a).axes[:2]
-    assert (len(gated.lines), len(wide.lines)) == (8 + 1, 9 + 1)  # and the line at 0
+    gated, wide = map(lines_of, figures.curves(a).axes[:2])
+    assert gated["c0"] == ([], [])
+    assert all(steps == [5, 10] for steps, _ in [*list(gated.values())[1:], *wide.values()])
 
 
 def test_names_are_not_read_as_mathematics():
