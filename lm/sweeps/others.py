@@ -1,5 +1,4 @@
-"""What others found about the variants of a published page: the file others.csv beside its
-runs.csv.
+"""What others found about the variants of a published page: others.csv beside its runs.csv.
 
 Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their
 measures, sizes, baselines and numbers of runs differ, so that only the direction is compared.
@@ -18,14 +17,8 @@ from lm.sweeps.analysis import Claim
 from lm.system.errors import UserError
 from lm.system.files import read_bytes
 
-# as signs of a difference in loss
-VERDICTS = {
-    "better": -1,
-    "same": 0,
-    "mixed": 0,
-    "worse": 1,
-    "unstable": 1,
-}
+# As signs of a difference in loss.
+VERDICTS = {"better": -1, "same": 0, "mixed": 0, "worse": 1, "unstable": 1}
 MIN_ROWS = 4  # for a rank correlation
 
 
@@ -48,12 +41,14 @@ def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
     if not path.is_file():
         return []
     try:
-        found = [Finding(**row) for row in csv.DictReader(io.StringIO(read_bytes(path).decode()))]
+        rows = csv.DictReader(io.StringIO(read_bytes(path).decode()))
+        findings = [Finding(**row) for row in rows]
     except (TypeError, ValueError, csv.Error) as error:
         raise UserError(
             f"{path} must have the columns {', '.join(Finding._fields)}: {error}"
         ) from None
-    for i, finding in enumerate(found):
+    known = set()
+    for finding in findings:
         place = f"{path}: {finding.change}"
         if finding.verdict not in VERDICTS or not (finding.url or "").startswith("https://"):
             raise UserError(
@@ -63,29 +58,27 @@ def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
             raise UserError(
                 f"{place}: the page has no such variant{close_match(finding.change, list(changes))}"
             )
-        if finding[:2] in [other[:2] for other in found[:i]]:
+        if finding[:2] in known:
             raise UserError(f"{place}: there are two rows of {finding.source}; keep one")
-    return found
+        known.add(finding[:2])
+    return findings
 
 
 def rank_agreement(
     claims: Sequence[Claim], findings: Sequence[Finding]
 ) -> dict[str, tuple[float, int]]:
-    """Return by source the rank agreement of its verdicts with the mean differences, and the number
-    of changes.
+    """Return by source how its verdicts rank with the mean differences, and of how many changes.
 
     This is Kendall's, over the pairs of changes that the source does not call equal (Somers 1962):
     1 if the better one of each pair has the lower loss here, and -1 if it has the higher one.
     Sources with fewer than MIN_ROWS changes, or with one verdict for all, are left out.
     """
     means = {claim.variant: claim.difference.mean for claim in claims if claim.difference}
-    found = {}
+    agreement = {}
     for source in dict.fromkeys(finding.source for finding in findings):
-        pairs = [
-            (VERDICTS[f.verdict], means[f.change])
-            for f in findings
-            if f.source == source and f.change in means
-        ]
-        if len(pairs) >= MIN_ROWS and len({verdict for verdict, _ in pairs}) > 1:
-            found[source] = float(somersd(*zip(*pairs, strict=True)).statistic), len(pairs)
-    return found
+        own = [f for f in findings if f.source == source and f.change in means]
+        signs = [VERDICTS[f.verdict] for f in own]
+        if len(own) >= MIN_ROWS and len(set(signs)) > 1:
+            tau = somersd(signs, [means[f.change] for f in own]).statistic
+            agreement[source] = float(tau), len(own)
+    return agreement

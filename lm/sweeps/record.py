@@ -15,11 +15,8 @@ from lm.system.text_tables import without_secrets
 
 SWEEP = "sweep.json"
 ADVICE = "restore it, or use another --workdir"
-PATIENCE = (
-    10.0  # seconds: other processes of the same sweep lock its directory for a moment at a time
-)
-# Keys that a run may be resumed with, but that decide what of a sweep's runs is evaluated or when
-# they stop.
+PATIENCE = 10.0  # seconds; other processes of a sweep lock its directory for a moment at a time
+# Keys that may change when a run is resumed, but that decide what of a sweep's runs is evaluated.
 EVALUATED = ("eval.every", "eval.max_batches", "eval.batch_size", "eval.probes", "train.on_spike")
 
 
@@ -47,15 +44,16 @@ _RECORD = {
 
 
 def sweep_record(plan, variants: dict, start: dict) -> dict:
-    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start, in the types of
-    JSON.
+    """Return the content of sweep.json for a `Plan`, its `Variant`s and this start.
 
     For the start see `lm.workdir.provenance.describe_start`; it also has the devices.
     """
     from lm.baselines.ngrams import unigram_loss
 
     sweep = plan.sweep
-    axis = "cell" if sweep.sizes and sweep.texts else "size" if sweep.sizes else "text"
+    axis = None
+    if len(plan.cells) > 1:
+        axis = "text" if not sweep.sizes else "cell" if sweep.texts else "size"
     described = {
         name: {
             "arm": v.plan.arm,
@@ -91,7 +89,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "background": plan.background,
         "base": sweep.base,
         "baseline": sweep.baseline,
-        "axis": axis if len(plan.cells) > 1 else None,
+        "axis": axis,
         "cells": plan.cells,
         "comparisons": plan.comparisons,
         "placebos": plan.placebos,
@@ -121,9 +119,7 @@ def read_record(workdir: Path) -> dict:
 
 
 def read_page_record(directory: Path) -> dict:
-    """Read the sweep.json of a sweep, or of a page, which has no checksum; raises UserError if it
-    makes no sense.
-    """
+    """Read the sweep.json of a sweep or, without a checksum, of a page; raises UserError."""
     path = directory / SWEEP
     try:
         record = read_json(path, _RECORD, ADVICE)
@@ -161,9 +157,7 @@ def _contradiction(record: dict) -> str | None:
 
 
 def check_names(record: dict, path: Path) -> None:
-    """Raise UserError if the name of a variant or a cell in sweep.json, which tables and figures
-    show, is no text.
-    """
+    """Raise UserError if a name in sweep.json, which tables and figures show, is no text."""
     for name in (record.get("name"), *record.get("variants", ()), *record.get("cells", ())):
         if name != "" and not (isinstance(name, str) and all(map(is_name, name.split(", ")))):
             raise UserError(
@@ -172,26 +166,21 @@ def check_names(record: dict, path: Path) -> None:
 
 
 def without_cells(record: dict, left_out: list[str]) -> dict:
-    """Return the record of a sweep as if it had not these cells, which are named under
-    "unfinished".
-    """
+    """Return the record of a sweep as if it had not these cells, named under "unfinished"."""
     cells = [cell for cell in record["cells"] if cell not in left_out]
     variants = {name: about for name, about in record["variants"].items() if about["cell"] in cells}
-    pairs = {
-        key: [p for p in record[key] if set(p) <= variants.keys()]
-        for key in ("comparisons", "placebos")
+    return record | {
+        "axis": record["axis"] if len(cells) > 1 else None,
+        "cells": cells,
+        "variants": variants,
+        "comparisons": [pair for pair in record["comparisons"] if set(pair) <= variants.keys()],
+        "placebos": [pair for pair in record["placebos"] if set(pair) <= variants.keys()],
+        "unfinished": left_out,
     }
-    axis = record["axis"] if len(cells) > 1 else None
-    return (
-        record
-        | pairs
-        | {"axis": axis, "cells": cells, "variants": variants, "unfinished": left_out}
-    )
 
 
 def open_sweep(workdir: Path, record: dict) -> dict:
-    """Create a sweep's directory, or check that it holds this sweep, and append this start to
-    sweep.json.
+    """Create a sweep's directory, or check that it holds this sweep; record this start.
 
     Returns:
         The record, which `sweep_record` made, with all starts.
@@ -216,65 +205,60 @@ def open_sweep(workdir: Path, record: dict) -> dict:
                 f"--workdir {workdir} is not empty ({others[0]}) and holds no sweep; use a new "
                 "directory"
             )
-        if old is not None and (found := _differences(old, record)):
-            raise UserError(
-                f"--workdir {workdir} holds another sweep; use another --workdir:", *found
-            )
-        record = record | {"starts": [*(old["starts"] if old else []), *record["starts"]]}
-        write_text(
-            workdir / SWEEP, to_json(record | {"sha256": _checksum(record)}, indent=1) + "\n"
-        )
+        if old is not None:
+            if differences := _differences(old, record):
+                lines = [f"  {line} (sweep -> now)" for line in differences]
+                raise UserError(
+                    f"--workdir {workdir} holds another sweep; use another --workdir:", *lines
+                )
+            record = record | {"starts": old["starts"] + record["starts"]}
+        content = record | {"sha256": _checksum(record)}
+        write_text(workdir / SWEEP, to_json(content, indent=1) + "\n")
     return record
 
 
 def _differences(old: dict, record: dict) -> list[str]:
     """Return the differences between two sweeps, a line each."""
     fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune")
-    found = [
-        f"  {key}: {old[key]} -> {record[key]} (sweep -> now)"
-        for key in fixed
-        if old[key] != record[key]
-    ]
-    if old["variants"].keys() != record["variants"].keys():
-        return [
-            *found,
-            f"  variants: {', '.join(old['variants'])} -> {', '.join(record['variants'])} (sweep "
-            "-> now)",
-        ]
-    for name, now in record["variants"].items():
-        lines = variant_differences(old["variants"][name], now)
-        found += [f"  variant {name!r}: {line} (sweep -> now)" for line in lines]
-    return found
+    changed = [key for key in fixed if old[key] != record[key]]
+    lines = [f"{key}: {old[key]} -> {record[key]}" for key in changed]
+    before = old["variants"]
+    now = record["variants"]
+    if before.keys() != now.keys():
+        return [*lines, f"variants: {', '.join(before)} -> {', '.join(now)}"]
+    for name in now:
+        differences = variant_differences(before[name], now[name])
+        lines += [f"variant {name!r}: {line}" for line in differences]
+    return lines
 
 
 def variant_differences(was: dict, now: dict, only_shared: bool = False) -> list[str]:
-    """Return the differences between two entries of a variant that may change its runs, a line
-    each.
+    """Return the differences between two entries of a variant that may change its runs.
 
     Their configs may be flat; only_shared leaves out config keys that only one of the two has.
     """
     fixed = ("n_params", "tune", "seeds", "tuning_seeds", "tokens", "warm_starts")
     pairs = {key: (was[key], now[key]) for key in fixed}
     pairs["data"] = was["data"]["fingerprint"], now["data"]["fingerprint"]
-    before, after = flatten(was["config"]), flatten(now["config"])
+    before = flatten(was["config"])
+    after = flatten(now["config"])
     keys = before.keys() & after.keys() if only_shared else before.keys() | after.keys()
-    harmless = {
-        key
-        for key, (_, field) in schema().items()
-        if field.metadata["execution"] and key not in EVALUATED
-    }
-    for key in sorted(keys - harmless):
-        known = schema().get(key)  # a key that is newer than the sweep had its default
-        missing = json.loads(to_json(known[1].default)) if known else "absent"
+    for key in sorted(keys):
+        missing = "absent"
+        if key in schema():
+            field = schema()[key][1]
+            if field.metadata["execution"] and key not in EVALUATED:
+                continue
+            missing = json.loads(to_json(field.default))  # of a key that is newer than the sweep
         pairs[f"config.{key}"] = before.get(key, missing), after.get(key, missing)
     return [f"{key}: {a} -> {b}" for key, (a, b) in pairs.items() if a != b]
 
 
 def read_failures(workdir: Path) -> dict[str, str]:
     """Return by variant the last error of its runs that failed. Damaged files are left out."""
-    found: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for path in sorted((workdir / "failed").glob("*.json")):
         with contextlib.suppress(UserError, OSError):
             failure = read_json(path, {"variants": [str], "error": str})
-            found |= dict.fromkeys(failure["variants"], failure["error"])
-    return found
+            failures |= dict.fromkeys(failure["variants"], failure["error"])
+    return failures

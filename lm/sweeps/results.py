@@ -1,5 +1,4 @@
-"""The runs of a sweep: one line each in runs.jsonl, or one row each in the runs.csv of a published
-page.
+"""The runs of a sweep: one line each in runs.jsonl, or one row each in a published runs.csv.
 
 A line has the columns of `Run`, with every tuned value in a column named by its config key, and a
 checksum. pandas and polars read the file (`pandas.read_json(path, lines=True)`). A damaged line
@@ -9,6 +8,7 @@ costs its run alone. This module does not import jax.
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import itertools
@@ -50,9 +50,7 @@ class Run:
     point: dict[str, Any]  # its value of every tuned config key
     seed: int  # train.seed
     status: str  # "finished" or "diverged"
-    diverged_step: int | None = (
-        None  # the step of the first update that was not finite; None if it finished
-    )
+    diverged_step: int | None = None  # the step of the first update that was not finite
     steps: int = 0  # updates
     tokens: int = 0  # of the whole run; 0 on pages published before they were kept
     val_loss: float | None = None  # over the whole split, in nats per token; None if it diverged
@@ -60,9 +58,8 @@ class Run:
     curve: tuple[tuple[int, float], ...] = ()  # the validation losses during training, (step, loss)
     # its share of the time of all runs that trained at once, with compilation and evaluation
     seconds: float = 0.0
-    tokens_per_second: float | None = (
-        None  # of all these runs, without compilation and evaluation; None: not measured
-    )
+    # of all these runs, without compilation and evaluation; None: not measured
+    tokens_per_second: float | None = None
     at_once: int = 1  # how many trained at once
     processor: str = ""  # where it was trained; "" if not known
     device: str = ""
@@ -91,15 +88,7 @@ _RUN = {
     "curve?": [[COUNT, NUMBER]], "seconds?": float, "tokens_per_second?": (float, None), "at_once?": COUNT,
     "processor?": str, "device?": str, "commit?": str, "sources?": {str: NUMBER},
 }  # fmt: skip
-# columns that are no numbers
-_TEXTS = (
-    "phase",
-    "variant",
-    "status",
-    "processor",
-    "device",
-    "commit",
-)
+_TEXTS = ("phase", "variant", "status", "processor", "device", "commit")  # never numbers
 
 
 def _to_lines(runs: Iterable[Run]) -> str:
@@ -125,13 +114,13 @@ def read_runs(workdir: Path, warn: Callable[[str], None] | None = None) -> list[
     Damaged lines are left out; `warn` is called with a message for each, or it is printed to
     standard error. Raises UserError if the file is a link or no file.
     """
+    warn = warn or functools.partial(say, file=sys.stderr)
     runs, damaged = _read_lines(workdir / RUNS)
     for number, error in damaged.items():
-        message = (
+        warn(
             f"WARNING: {workdir / RUNS}, line {number}: the run is lost ({error}); rerun the "
             "sweep to train it"
         )
-        say(message, sys.stderr) if warn is None else warn(message)
     return list({run.key: run for run in runs.values()}.values())
 
 
@@ -170,9 +159,7 @@ def append_runs(workdir: Path, runs: Iterable[Run]) -> None:
 
 
 def drop_damaged_lines(workdir: Path) -> None:
-    """Move damaged lines from a sweep's file to runs.jsonl.damaged; the caller holds the lock of
-    the directory.
-    """
+    """Move damaged lines from a sweep's file to runs.jsonl.damaged; the caller holds its lock."""
     path = workdir / RUNS
     runs, damaged = _read_lines(path)
     if not damaged:
@@ -199,19 +186,20 @@ def runs_from_csv(path: Path) -> list[Run]:
     """
     try:
         rows = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
-        found = [
-            {key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()}
-            for row in rows
-        ]
-        # An empty field has its default; an empty tuned value is None.
-        return [
-            _from_row({k: x for k, x in row.items() if x is not None or k not in _FIELDS})
-            for row in found
-        ]
+        return [_from_row(_values(row)) for row in rows]
     except (TypeError, ValueError, csv.Error) as error:
         raise UserError(
             f"{path} is not a table of runs: {type(error).__name__}: {short(str(error))}"
         ) from None
+
+
+def _values(row: dict[str, str]) -> dict[str, Any]:
+    """Return the values of a row of a table, in which an empty field has its default."""
+    values = {key: csv_text(x) if key in _TEXTS else _value(x) for key, x in row.items()}
+    empty = [key for key in _FIELDS if values.get(key, ...) is None]
+    for key in empty:  # an empty tuned value is None
+        del values[key]
+    return values
 
 
 def _from_row(row: dict[str, Any]) -> Run:
@@ -251,34 +239,28 @@ def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, 
         if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
     limit = stuck_above(about, "validation")
-    n = len(about["tuning_seeds"])
     return {
-        point: outcome(tuple(found.values()), limit)
-        for point, found in losses.items()
-        if len(found) == n
+        point: outcome(tuple(by_seed.values()), limit)
+        for point, by_seed in losses.items()
+        if len(by_seed) == len(about["tuning_seeds"])
     }
 
 
 def choice_of(record: dict, runs: Iterable[Run], variant: str) -> Choice:
-    """Return which values a variant's tuning runs chose, or which points they lack; see
-    `lm.sweeps.tuning.choose`.
-    """
+    """Return which values a variant's tuning runs chose, or which points they lack."""
     # Pages of the design "grid" were published before final runs were trained at the vertex.
     at_vertex = record.get("design") != "grid"
-    return choose(
-        record["variants"][variant]["tune"], outcomes_of(record, runs, variant), at_vertex
-    )
+    outcomes = outcomes_of(record, runs, variant)
+    return choose(record["variants"][variant]["tune"], outcomes, at_vertex)
 
 
 def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:
-    """Return a variant's finished runs at the chosen values by fresh seed, in the order of the
-    seeds.
-    """
+    """Return a variant's finished runs at the chosen values by fresh seed, in their order."""
     about = record["variants"][variant]
     chosen = choice_of(record, runs, variant).point
     own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
-    found = {run.seed: run for run in own if point_of(about, run) == chosen}
-    return {seed: found[seed] for seed in about["seeds"] if seed in found}
+    by_seed = {run.seed: run for run in own if point_of(about, run) == chosen}
+    return {seed: by_seed[seed] for seed in about["seeds"] if seed in by_seed}
 
 
 def point_of(about: dict, run: Run) -> tuple:

@@ -6,13 +6,15 @@ groups that other processes train.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -33,7 +35,14 @@ from lm.workdir.saved_run import newest_checkpoint
 
 MAX_DEATHS = 3  # a group of runs in which so many processes died counts as failed
 
-Key = tuple[str, str, tuple, int]  # phase, variant, tuned values, seed; as `Run.key`
+
+class Key(NamedTuple):
+    """What identifies a run, as `Run.key`."""
+
+    phase: str
+    variant: str
+    point: tuple  # its tuned values
+    seed: int
 
 
 def run_sweep(
@@ -50,8 +59,7 @@ def run_sweep(
 
     Returns:
         The exit code: 0 finished, 1 some runs failed (in a dry run: some variants cannot be
-            traced), 128 + n stopped by
-        signal n.
+        traced), 128 + n stopped by signal n.
 
     Raises:
         UserError: the sweep cannot run, or `workdir` holds another one.
@@ -63,14 +71,12 @@ def run_sweep(
     progress.say(describe_variants(plan, variants))
     if published:
         progress.say(
-            f"{plural(len(published.runs), 'run')} of these are published and "
-            "reused; one of the baseline in each cell is trained again, to compare "
-            "its loss"
+            f"{plural(len(published.runs), 'run')} of these are published and reused; one of the "
+            "baseline in each cell is trained again, to compare its loss"
         )
     if dry_run and not timed:
         return 0
-    # A sweep that was started before passed this check then; tracing takes a second for each
-    # variant.
+    # A sweep that was started before passed this check, which takes a second for each variant.
     resumed = (workdir / SWEEP).is_file() and not dry_run
     traced = set(variants) if resumed else refuse_idle_changes(variants, progress.say)
     if together is None:
@@ -88,17 +94,15 @@ def run_sweep(
         published.copy_to(workdir)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
-        return _Runner(variants, record, workdir, together, progress.say, signals).run(
-            again=bool(published)
-        )
+        runner = _Runner(variants, record, workdir, together, progress.say, signals)
+        return runner.run(again=bool(published))
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
     """Estimate the time of all training from a short measurement of the baseline's speed."""
     base = next(v for v in reversed(variants.values()) if v.plan.arm == plan.sweep.baseline)
-    configs = [
-        base.run_config(base.first_point, seed) for seed in range(together * jax.device_count())
-    ]
+    seeds = range(together * jax.device_count())
+    configs = [base.run_config(base.first_point, seed) for seed in seeds]
     runs = StackedRuns(configs, base.corpus, Path(), runs_per_device=together, stream=io.StringIO())
     speed = base.flops * runs.tokens_per_second()
     total = sum(v.n_runs * v.flops * v.tokens for v in variants.values())
@@ -109,28 +113,22 @@ def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:
     )
 
 
+@dataclasses.dataclass
 class _Runner:
     """The runs of a sweep. This process trains those that no other process has claimed."""
 
-    def __init__(
-        self,
-        variants: dict[str, Variant],
-        record: dict,
-        workdir: Path,
-        together: int,
-        say,
-        signals: Signals,
-    ):
-        self.variants = variants
-        self.record = record
-        self.workdir = workdir
-        self.together = together
-        self.say = say
-        self.signals = signals
+    variants: dict[str, Variant]
+    record: dict
+    workdir: Path
+    together: int
+    say: Callable[[str], None]
+    signals: Signals
+
+    def __post_init__(self):
         self.failed: list[list[Key]] = []  # groups of runs
-        with lock(workdir, timeout=PATIENCE):
-            self.runs = {run.key: run for run in read_runs(workdir, say)}
-            drop_damaged_lines(workdir)
+        with lock(self.workdir, timeout=PATIENCE):
+            self.runs = {run.key: run for run in read_runs(self.workdir, self.say)}
+            drop_damaged_lines(self.workdir)
 
     def run(self, again: bool = False) -> int:
         """Train everything that is missing, cell by cell; returns the exit code.
@@ -140,17 +138,13 @@ class _Runner:
         """
         for cell in self.record["cells"]:
             points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
-            final = [
-                ("final", n, p, seed)
-                for n, p in points.items()
-                for seed in self.variants[n].plan.seeds
-            ]
-            known = [
-                key
-                for key in final
-                if again and self.variants[key[1]].plan.arm == self.record["baseline"]
-            ]
-            self.train([("again", *key[1:]) for key in known[:1]])
+            final = []
+            for name, point in points.items():
+                plan = self.variants[name].plan
+                keys = [Key("final", name, point, seed) for seed in plan.seeds]
+                if again and plan.arm == self.record["baseline"]:
+                    self.train([keys[0]._replace(phase="again")])
+                final += keys
             self.train(final)
         if self.signals.received:
             self.say("stopped; rerun the same command to resume")
@@ -168,38 +162,36 @@ class _Runner:
         return 0
 
     def tune(self, names: list[str]) -> dict[str, tuple]:
-        """Train the tuning runs of these variants, and return the chosen point of each whose tuning
-        is complete.
+        """Train the tuning runs of these variants, and return the chosen points.
 
-        The rounds are the same in all processes, whatever has finished: groups of runs are claimed
-        by their content.
+        A variant some of whose runs failed has none. The rounds are the same in all processes,
+        whatever has finished, because groups of runs are claimed by their content.
         """
         known: dict[str, dict[tuple, Outcome]] = {name: {} for name in names}
         while True:
             if self.signals.received:
                 return {}
             choices = {
-                name: choose(self.record["variants"][name]["tune"], found)
-                for name, found in known.items()
+                name: choose(self.record["variants"][name]["tune"], outcomes)
+                for name, outcomes in known.items()
             }
-            todo = {name: choice.missing for name, choice in choices.items() if choice.missing}
-            if not todo:
-                break
-            plans = {name: self.variants[name].plan for name in todo}
-            keys = [
-                ("tuning", n, p, s) for n in todo for p in todo[n] for s in plans[n].tuning_seeds
-            ]
-            for name in dict.fromkeys(name for _, name, _, _ in self._missing(keys)):
-                for key, best, beyond in choices[name].added:
+            keys = []
+            for name, choice in choices.items():
+                seeds = self.variants[name].plan.tuning_seeds
+                of_variant = [Key("tuning", name, p, s) for p in choice.missing for s in seeds]
+                for key, best, beyond in choice.added if self._missing(of_variant) else ():
                     self.say(
                         f"{name}: the best {key}, {best}, is at the edge of its list: adding "
                         f"{beyond}"
                     )
+                keys += of_variant
+            if not keys:
+                break
             self.train(keys)
-            for name, points in todo.items():
-                found = outcomes_of(self.record, self.runs.values(), name)
-                if found.keys() >= set(points):
-                    known[name] |= {point: found[point] for point in points}
+            for name, choice in choices.items():
+                outcomes = outcomes_of(self.record, self.runs.values(), name)
+                if outcomes.keys() >= set(choice.missing):
+                    known[name] |= {point: outcomes[point] for point in choice.missing}
                 else:
                     del known[name]  # some of its runs failed
         for name, choice in choices.items():
@@ -221,7 +213,7 @@ class _Runner:
 
     def train(self, keys: list[Key]) -> None:
         """Train the missing runs of these, in groups that share a program."""
-        configs = {key: self.variants[key[1]].run_config(*key[2:]) for key in keys}
+        configs = {key: self.variants[key.variant].run_config(key.point, key.seed) for key in keys}
         groups = group_by_program(configs, self.together * jax.device_count())
         began = time.monotonic()
         n_trained = 0
@@ -237,21 +229,19 @@ class _Runner:
                     missing = self._missing(group)
                     if not (claimed and missing):
                         continue
-                    title = f"{group[0][0]} {groups.index(group) + 1}/{len(groups)}"
-                    n_left = len(self._unfinished(groups))  # other processes may train, too
-                    seconds = (time.monotonic() - began) / max(n_first - n_left, 1) * n_left
-                    left = (
-                        f", {duration(seconds)} left for all {group[0][0]} runs"
-                        if n_trained
-                        else ""
-                    )
-                    names = ", ".join(sorted({name for _, name, _, _ in group}))
+                    phase = group[0].phase
+                    title = f"{phase} {groups.index(group) + 1}/{len(groups)}"
+                    left = ""
+                    if n_trained:
+                        n_left = len(self._unfinished(groups))  # other processes may train, too
+                        seconds = (time.monotonic() - began) / max(n_first - n_left, 1) * n_left
+                        left = f", {duration(seconds)} left for all {phase} runs"
+                    names = ", ".join(sorted({key.variant for key in group}))
                     self.say(f"{title}: {plural(len(missing), 'run')} of {names}{left}")
                     if self._try(title, group, missing):
                         n_trained += 1
-            if (
-                n_trained + len(self.failed) == n_before
-            ):  # other processes have claimed all that is left
+            # Without progress here, other processes have claimed all that is left.
+            if n_trained + len(self.failed) == n_before:
                 if not waited:
                     self.say(
                         f"waiting for {plural(len(todo), 'group')} of runs that other processes "
@@ -262,9 +252,7 @@ class _Runner:
                 self._reload()
 
     def _try(self, title: str, group: list[Key], missing: list[Key]) -> bool:
-        """Train the missing runs of a group; return False if they fail, which must not stop the
-        others.
-        """
+        """Train the missing runs of a group; return False if they fail, and let others continue."""
         failure = self.workdir / "failed" / f"{_digest(group)}.json"
         try:
             self._train_group(missing)
@@ -274,11 +262,11 @@ class _Runner:
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             self.say(f"{title} failed: {reason}")
             self.failed.append(group)
-            if group[0][0] == "again":  # the published result of this run is there
+            if group[0].phase == "again":  # the published result of this run is there
                 return False
             with contextlib.suppress(OSError):  # a full disk must not stop the other runs
                 failure.parent.mkdir(exist_ok=True)
-                names = list(dict.fromkeys(name for _, name, _, _ in group))
+                names = list(dict.fromkeys(key.variant for key in group))
                 write_text(failure, to_json({"variants": names, "error": reason}) + "\n")
             return False
         failure.unlink(missing_ok=True)
@@ -286,25 +274,26 @@ class _Runner:
 
     def _train_group(self, keys: list[Key]) -> None:
         """Train runs that share a program, and save their results unless a signal stops them."""
-        variants = [self.variants[name] for _, name, _, _ in keys]
+        variants = [self.variants[key.variant] for key in keys]
         directory = self._directory(keys)
-        configs = [v.run_config(*key[2:]) for v, key in zip(variants, keys, strict=True)]
-        starts = [
-            v.warm_starts[key[3]] for v, key in zip(variants, keys, strict=True) if v.warm_starts
-        ]
-        share = -(-len(keys) // jax.device_count())
+        configs = []
+        warm_starts = []
+        for v, key in zip(variants, keys, strict=True):
+            configs.append(v.run_config(key.point, key.seed))
+            if v.warm_starts:
+                warm_starts.append(v.warm_starts[key.seed])
         try:
             with attempt(directory):
                 runs = StackedRuns(
                     configs,
                     variants[0].corpus,
                     directory,
-                    runs_per_device=share,
+                    runs_per_device=-(-len(keys) // jax.device_count()),
                     stream=sys.stdout,
-                    warm_starts=starts,
+                    warm_starts=warm_starts,
                 )
-                found = runs.train(self.signals)
-            if found is None:
+                results = runs.train(self.signals)
+            if results is None:
                 return
         except Exception:
             if not self.signals.received:
@@ -312,16 +301,15 @@ class _Runner:
             raise
         process = self.record["starts"][-1]
         git = process["git"] or {"commit": "", "dirty": False}
-        commit = git["commit"] + " with uncommitted changes" * git["dirty"]
         about = {
             "processor": process["processor"],
             "device": jax.devices()[0].device_kind,
-            "commit": commit,
+            "commit": git["commit"] + " with uncommitted changes" * git["dirty"],
         }
         finished = []
-        for (phase, name, point, seed), v, result in zip(keys, variants, found, strict=True):
-            chosen = dict(zip(v.plan.lists, point, strict=True))
-            finished.append(Run(phase, name, chosen, seed, tokens=v.tokens, **result, **about))
+        for key, v, result in zip(keys, variants, results, strict=True):
+            chosen = {"point": dict(zip(v.plan.lists, key.point, strict=True)), "tokens": v.tokens}
+            finished.append(Run(**key._asdict() | chosen | result | about))
         with lock(self.workdir, timeout=PATIENCE):
             append_runs(self.workdir, finished)
         self.runs |= {run.key: run for run in finished}
@@ -334,17 +322,13 @@ class _Runner:
         return [group for group in groups if self._missing(group) and group not in self.failed]
 
     def _reload(self) -> None:
-        """Read what other processes have finished; a line that one is writing now is read the next
-        time.
-        """
+        """Read what other processes have finished, but no line that one is just writing."""
         self.runs |= {run.key: run for run in read_runs(self.workdir, lambda warning: None)}
 
     @contextlib.contextmanager
     def _claim(self, name: str) -> Iterator[bool]:
-        """Try to lock the group of this name; yields whether it succeeded, with the runs reloaded
-        if so.
-        """
-        # never deleted: that would break the lock of another process
+        """Try to lock the group of this name; yields whether it did, and then reloads the runs."""
+        # Never deleted: that would break the lock of another process.
         directory = self.workdir / ".claims" / name
         directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -367,16 +351,15 @@ class _Runner:
 
 
 def _attempts(directory: Path) -> Path:
-    """Return the file with a byte for each process that trains these runs, or died, after the
-    newest checkpoint.
+    """Return the file with a byte for each process that trains these runs, or died in them.
+
+    Its name has the step of the newest checkpoint: with progress, the count begins anew.
     """
     return directory / f"attempts-{newest_checkpoint(directory) or 0}"
 
 
 def n_deaths(directory: Path) -> int:
-    """Return how many processes have died while they trained the runs of a directory, without
-    progress.
-    """
+    """Return how many processes have died while they trained these runs, without progress."""
     path = _attempts(directory)
     return path.stat().st_size if path.is_file() else 0
 
@@ -390,7 +373,8 @@ def attempt(directory: Path) -> Iterator[None]:
     Raises:
         RuntimeError: there were MAX_DEATHS before.
     """
-    if (deaths := n_deaths(directory)) >= MAX_DEATHS:
+    deaths = n_deaths(directory)
+    if deaths >= MAX_DEATHS:
         raise RuntimeError(
             f"{deaths} processes died while they trained these runs; do they fit in memory?"
         )

@@ -1,5 +1,4 @@
-"""Stacked runs: runs that differ only in seed and continuous hyperparameters, trained together as
-one program.
+"""Stacked runs differ only in seed and continuous hyperparameters; one program trains them together.
 
 The states of all runs are stacked along a leading axis, which is sharded over the devices. Axis
 letter: R, runs.
@@ -14,7 +13,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +38,7 @@ from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.checkpoints import Checkpoints
 
-# Optimizer keys that are inputs of the program if they are set: runs may differ in them and share
-# it.
+# Optimizer keys that are inputs of the program if set, so that runs may differ in them.
 TRACED = ("learning_rate", "adam_learning_rate", "weight_decay", "clip_norm", "final_fraction")
 SAVE_EVERY = 120.0  # seconds between two checkpoints
 
@@ -50,37 +48,32 @@ def split_config(config: Resolved) -> tuple[Resolved, dict[str, float]]:
 
     Returns:
         The config of the program, with seed 0, 1.0 for every traced key, on_nonfinite = "stop", and
-            the micro-batches
-        of `cpu_memory.micro_batch_size` if each CPU core is a device; and the traced values by
-            name. Two runs share a
-        program if, and only if, these configs are equal.
+        the micro-batches of `cpu_memory.micro_batch_size` if each CPU core is a device; and the
+        traced values by name. Two runs share a program if, and only if, these configs are equal.
     """
-    values = {name: value for name in TRACED if (value := getattr(config.optimizer, name))}
-    train = dataclasses.replace(config.train, on_nonfinite="stop")
+    values = {name: getattr(config.optimizer, name) for name in TRACED}
+    values = {name: value for name, value in values.items() if value}
+    micro_batch_size = config.train.micro_batch_size
     if jax.default_backend() == "cpu" and jax.device_count() >= cpu_memory.n_cores():
         n_parameters = parameters.count(parameters.parameter_table(config.model))
-        train = dataclasses.replace(
-            train, micro_batch_size=cpu_memory.micro_batch_size(config, n_parameters)
-        )
-    return with_values(
-        dataclasses.replace(config, train=train), dict.fromkeys(values, 1.0), seed=0
-    ), values
-
-
-def with_values(config: Resolved, values: dict, seed=None) -> Resolved:
-    """Return the config with other values of optimizer keys, which may be traced; seed None: its
-    own.
-    """
-    train = config.train if seed is None else dataclasses.replace(config.train, seed=seed)
-    return dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, **values), train=train
+        micro_batch_size = cpu_memory.micro_batch_size(config, n_parameters)
+    train = dataclasses.replace(
+        config.train, on_nonfinite="stop", micro_batch_size=micro_batch_size
     )
+    program = dataclasses.replace(config, train=train)
+    return with_values(program, dict.fromkeys(values, 1.0), seed=0), values
+
+
+def with_values(config: Resolved, values: dict, seed: int | None = None) -> Resolved:
+    """Return the config with other values of optimizer keys, which may be traced, and this seed."""
+    optimizer = dataclasses.replace(config.optimizer, **values)
+    seed = config.train.seed if seed is None else seed
+    train = dataclasses.replace(config.train, seed=seed)
+    return dataclasses.replace(config, optimizer=optimizer, train=train)
 
 
 class Programs(NamedTuple):
-    """The jitted functions of stacked runs, whose arrays have a leading axis R, and the shardings
-    of their arrays.
-    """
+    """The jitted functions of stacked runs, and the shardings of arrays, which begin with R."""
 
     init: Callable  # (seeds_R) -> states
     steps: Callable  # (states, resident, inputs, values, n_steps) -> (states, metrics (R, k))
@@ -91,9 +84,7 @@ class Programs(NamedTuple):
 
 @functools.cache
 def make_programs(program: Resolved, runs_per_device: int) -> Programs:
-    """Make the programs of a config of `split_config` for several runs; each device vectorizes its
-    share (vmap).
-    """
+    """Make the programs of a config of `split_config`; each device vectorizes its runs (vmap)."""
     mesh = jax.make_mesh(
         (jax.device_count(),), ("run",), axis_types=(AxisType.Auto,), devices=jax.devices()
     )
@@ -103,9 +94,13 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     def over_runs(f):
         if runs_per_device > 1:
             return jax.vmap(f)
+
         # With one run per device vmap only costs time: its batched products are slower on CPU.
-        first = lambda trees: jax.tree.map(lambda a: a[0], trees)  # noqa: E731
-        return lambda *trees: jax.tree.map(lambda a: a[None], f(*first(trees)))
+        def of_one_run(*trees):
+            result = f(*jax.tree.map(lambda a: a[0], trees))
+            return jax.tree.map(lambda a: a[None], result)
+
+        return of_one_run
 
     def over_devices(f, in_specs):
         return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=runs, check_vma=False)
@@ -179,9 +174,7 @@ class StackedRuns:
         self._evaluated: dict[tuple[str, int], tuple] = {}
 
     def train(self, signals: Signals) -> list[dict] | None:
-        """Train to the last step; return the result of each run (see `_result`), or None if a
-        signal stopped them.
-        """
+        """Train to the last step; return the result of each run, or None if a signal came."""
         with (
             closing(self._progress),
             closing(Checkpoints(self.directory, keep=1, say=self._progress.say)) as saved,
@@ -189,17 +182,15 @@ class StackedRuns:
             return self._train(*self._first_states(saved), saved, signals)
 
     def _first_states(self, checkpoints: Checkpoints) -> tuple[int, Any, dict]:
-        """Return (step, states, record) of the newest intact checkpoint, else (0, the states of
-        step 0, {}).
-        """
+        """Return (step, states, record) of the newest intact checkpoint, else those of step 0."""
         by_run = self._programs.by_run
         if checkpoints.steps():
-            abstract = jax.eval_shape(self._programs.init, self._seeds)
             abstract = jax.tree.map(
-                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run), abstract
+                lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=by_run),
+                jax.eval_shape(self._programs.init, self._seeds),
             )
-            if found := checkpoints.restore(abstract):
-                return found
+            if restored := checkpoints.restore(abstract):
+                return restored
         states = self._programs.init(self._seeds)
         if self._warm_starts:
             params = self._warm_started(states.params)
@@ -208,16 +199,17 @@ class StackedRuns:
         return 0, states, {}
 
     def _warm_started(self, params):
-        """Return the stacked parameters with those that each warm start loads in place of the
-        initial ones.
-        """
+        """Return the stacked parameters, with those that warm starts load instead of the initial."""
         missing = len(self._seeds) - len(self._warm_starts)
         loaded = self._warm_starts + self._warm_starts[-1:] * missing
         params = jax.device_get(params)
-        runs = [
+        return self._stacked(
             start.into(jax.tree.map(lambda a, i=i: a[i], params)) for i, start in enumerate(loaded)
-        ]
-        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *runs), self._programs.by_run)
+        )
+
+    def _stacked(self, of_runs: Iterable):
+        stacked = jax.tree.map(lambda *a: np.stack(a), *of_runs)
+        return jax.device_put(stacked, self._programs.by_run)
 
     def _train(
         self, first: int, states, record: dict, checkpoints: Checkpoints, signals: Signals
@@ -308,31 +300,29 @@ class StackedRuns:
 
     def _inputs(self, step: int, n_steps: int):
         """Return the inputs of a dispatch, stacked over the runs."""
-        inputs = [source.train(step, n_steps) for source in self._sources]
-        return jax.device_put(jax.tree.map(lambda *a: np.stack(a), *inputs), self._programs.by_run)
+        return self._stacked(source.train(step, n_steps) for source in self._sources)
 
     def _show_losses(self, done: Done, halted_at_R: np.ndarray, tokens_per_second: float) -> None:
         """Show the median loss of a dispatch, and record in halted_at_R which runs stopped in it."""
         n_runs = len(self.configs)
         step, n = done.dispatch
-        losses = done.metrics["loss"][:n_runs, :n].astype(float)
+        losses = done.metrics["loss"][:n_runs, :n].astype(float)  # a copy
         finite = done.metrics["finite"][:n_runs, :n]
         for i in range(n):
             halted_at_R[(halted_at_R == 0) & ~finite[:, i]] = step + i + 1
             losses[halted_at_R > 0, i] = math.nan
         if done.dispatch.end % self.config.log.every < n:
             alive = losses[np.isfinite(losses[:, n - 1]), n - 1]
-            median = float(np.median(alive)) if len(alive) else math.nan
             line = {
                 "step": done.dispatch.end,
-                "loss": median,
+                "loss": float(np.median(alive)) if len(alive) else math.nan,
+                "tokens": done.dispatch.end * self._tokens_per_step,
                 "tokens_per_second": tokens_per_second,
             }
-            self._progress.update(line | {"tokens": done.dispatch.end * self._tokens_per_step})
+            self._progress.update(line)
 
     def _evaluate(self, states, step: int, split: str, max_batches: int) -> dict:
-        """Return for each run the sums of nats, and the numbers of tokens, of each batch of a split
-        or probe.
+        """Return for each run the sums of nats, and the token counts, of the batches of a split.
 
         Raises:
             BelowEntropy: the loss of a run is below that of the best possible model.
@@ -353,11 +343,10 @@ class StackedRuns:
         resident, inputs = self._evaluated[split, max_batches]
         average = self.config.train.ema is not None
         params = ema_params(states) if average else evaluated_params(states, self.config)
-        found = jax.device_get(
-            [self._programs.evaluate(params, resident, batch) for batch in inputs]
-        )
-        sums = [[float(sums_R[i]) for sums_R, _ in found] for i in range(len(self.configs))]
-        counts = [int(counts_R[0]) for _, counts_R in found]
+        of_batches = [self._programs.evaluate(params, resident, batch) for batch in inputs]
+        sums_R, counts_R = zip(*jax.device_get(of_batches), strict=True)
+        sums = np.array(sums_R).T[: len(self.configs)].astype(float).tolist()
+        counts = [int(count_R[0]) for count_R in counts_R]
         if split in self.corpus.splits:
             lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
             check_loss(self.corpus.split(split), lowest, sum(counts))
@@ -373,24 +362,25 @@ class StackedRuns:
         curve = []
         final = {}
         sources = {}
-        for found in evaluations:
-            if halted_at and found["step"] >= halted_at:
+        for evaluation in evaluations:
+            step = evaluation["step"]
+            name = evaluation["split"]
+            if halted_at and step >= halted_at:
                 continue
-            # "NaN" if restored
-            sums = [(float(s), n) for s, n in zip(found["sums"][i], found["counts"], strict=True)]
-            if found["split"].startswith("probe/"):
-                sources[found["split"]] = math.fsum(s for s, _ in sums) / sum(found["counts"])
+            nats = map(float, evaluation["sums"][i])  # "NaN" if restored
+            sums = list(zip(nats, evaluation["counts"], strict=True))
+            if name.startswith("probe/"):
+                sources[name] = math.fsum(s for s, _ in sums) / sum(evaluation["counts"])
                 continue
-            split = self.corpus.split(found["split"])
-            if found["step"] == steps:
-                final[found["split"]], losses, _ = mean_losses(split, self.config, sums)
-                if split.parts and found["split"] == "test":
+            split = self.corpus.split(name)
+            if step == steps:
+                final[name], losses, _ = mean_losses(split, self.config, sums)
+                if split.parts and name == "test":
                     sources |= losses
-            if (
-                found["split"] == "validation"
-            ):  # so that every point of the curve is over the same windows
+            if name == "validation":
+                # The whole split was evaluated last, but each point is over the same windows.
                 loss, *_ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
-                curve.append((found["step"], loss))
+                curve.append((step, loss))
         finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",
@@ -404,16 +394,12 @@ class StackedRuns:
 
 
 def _median(speeds: list[float]) -> float | None:
-    """Return the median over the dispatches but the first, which compiles; None if there is no
-    other.
-    """
+    """Return the median over the dispatches but the first, which compiles; None without others."""
     return statistics.median(speeds[1:]) if len(speeds) > 1 else None
 
 
 def group_by_program(configs: dict, size: int) -> list[list]:
-    """Group the keys of configs that share a program into lists of at most `size`; keys keep their
-    order.
-    """
+    """Group the keys of configs that share a program into lists of at most `size`, in order."""
     groups: dict[Resolved, list] = {}
     for key, config in configs.items():
         groups.setdefault(split_config(config)[0], []).append(key)
@@ -421,13 +407,10 @@ def group_by_program(configs: dict, size: int) -> list[list]:
 
 
 def runs_that_fit(config: Resolved) -> int:
-    """Return how many runs to vectorize on each device: as many as `--plan` fits into its memory,
-    and one on a CPU.
-    """
+    """Return how many runs to vectorize on each device: as many as fit into it, and one on a CPU."""
     device = jax.devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
-    if limit is None:
+    if device.platform == "cpu":
         return 1
-    return max(
-        1, int(0.8 * limit / memory_per_device(config, device, dict.fromkeys(MESH_AXES, 1)).total)
-    )
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    needed = memory_per_device(config, device, dict.fromkeys(MESH_AXES, 1)).total
+    return max(1, int(0.8 * limit / needed))

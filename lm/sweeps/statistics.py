@@ -1,8 +1,6 @@
-"""Statistics of paired differences over seeds: t intervals, Holm's correction, verdicts, means over
-cells, compute.
+"""Statistics of paired differences over seeds: intervals, verdicts, means over cells, compute.
 
-Everything here is plain and returns numbers. `benchmarks/calibration` measures how often the
-answers are wrong.
+`benchmarks/calibration` measures how often the answers are wrong.
 """
 
 import math
@@ -13,19 +11,16 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95  # of intervals; 1 - LEVEL is the bound on p
-BETTER, WORSE, DIFFERENT, SAME, NOT_SHOWN = VERDICTS = (
-    "better",
-    "worse",
-    "different",
-    "the same",
-    "not shown",
-)
+BETTER = "better"
+WORSE = "worse"
+DIFFERENT = "different"
+SAME = "the same"
+NOT_SHOWN = "not shown"
+VERDICTS = (BETTER, WORSE, DIFFERENT, SAME, NOT_SHOWN)
 
 
 class Estimate(NamedTuple):
-    """A mean with its standard error and degrees of freedom, so that every interval and the p-value
-    follow.
-    """
+    """A mean, with what every interval and the p-value follow from."""
 
     mean: float
     se: float
@@ -41,19 +36,14 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the two-sided p-value of "the mean is 0"; nan if nothing varies, because there is
-        no test then.
-        """
-        return (
-            float(2 * stats.t.sf(abs(self.mean) / self.se, self.df))
-            if self.se > 0 and self.df > 0
-            else math.nan
-        )
+        """Return the two-sided p-value of "the mean is 0"; nan if nothing varies: no test then."""
+        if self.se > 0 and self.df > 0:
+            return float(2 * stats.t.sf(abs(self.mean) / self.se, self.df))
+        return math.nan
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of at least one value. Differences of two variants, paired by seed, give the
-    paired t test.
+    """Return the mean of at least one value; for differences paired by seed, the paired t test.
 
     >>> e = estimate([0.1, 0.2, 0.6])
     >>> [round(x, 4) for x in (e.mean, e.se, e.p, *e.interval())]
@@ -66,8 +56,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def holm_factors(p_values: Sequence[float]) -> list[float]:
-    """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for a p-value
-    that is nan.
+    """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for nan.
 
     The factor is not cut at 1 / p, so that 1 - (1 - LEVEL) / factor is the level at which an
     interval excludes 0 if and only if the corrected p-value is below 1 - LEVEL. A p-value that is
@@ -132,24 +121,23 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     more draw from the normal distribution of the estimates.
     """
     k = len(cells)
-    effects, variances = (
-        np.array([getattr(c, name) for c in cells], float) for name in ("mean", "se")
-    )
-    variances = variances**2
+    effects = np.array([c.mean for c in cells], float)
+    variances = np.array([c.se for c in cells], float) ** 2
+    df = np.array([c.df for c in cells], float)
     total = float(variances.sum())
-    parts = [v**2 / c.df for v, c in zip(variances, cells, strict=True) if c.df > 0]
-    df = (
-        0.0
-        if len(parts) < k
-        else float(total**2 / sum(parts))
-        if total > 0
-        else sum(c.df for c in cells)
-    )
-    mean = Estimate(float(effects.mean()), math.sqrt(total) / k, df, k)
+    if not (df > 0).all():
+        df_of_mean = 0.0
+    elif total > 0:
+        df_of_mean = float(total**2 / sum(variances**2 / df))
+    else:  # nothing varies
+        df_of_mean = float(df.sum())
+    mean = float(effects.mean())
     between = float(effects.var(ddof=1))
     half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(between * (1 + 1 / k))
     return MeanOverCells(
-        mean, math.sqrt(max(0.0, between - total / k)), (mean.mean - half, mean.mean + half)
+        Estimate(mean, math.sqrt(total) / k, df_of_mean, k),
+        tau=math.sqrt(max(0.0, between - total / k)),
+        prediction=(mean - half, mean + half),
     )
 
 

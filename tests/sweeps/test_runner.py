@@ -15,7 +15,7 @@ from lm.data import Corpus, Split
 from lm.sweeps import runner as module
 from lm.sweeps.record import read_failures
 from lm.sweeps.results import Run, append_runs, read_runs
-from lm.sweeps.runner import _Runner
+from lm.sweeps.runner import Key, _Runner
 from lm.sweeps.tuning import LEARNING_RATE
 from lm.system.errors import UserError
 
@@ -178,7 +178,7 @@ def test_the_time_left_follows_from_the_groups_that_all_processes_have_finished(
 ):
     """Each of four groups takes a minute; another process finishes the last one during the first."""
     train, lines, now, size = Fake.train, [], [0.0], 2 * jax.device_count()
-    keys = [("final", "rms", (1e-3,), seed) for seed in range(4 * size)]
+    keys = [Key("final", "rms", (1e-3,), seed) for seed in range(4 * size)]
 
     def a_minute(self, signals):
         if not now[0]:
@@ -249,7 +249,7 @@ def test_runs_in_which_processes_die_come_last_and_fail_in_the_end(tmp_path, mon
     # a killed process removes no file
     monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
     keys = [
-        ("final", name, (1e-3,), seed)
+        Key("final", name, (1e-3,), seed)
         for name, seeds in (("layer", SEEDS[:1]), ("rms", SEEDS))
         for seed in seeds
     ]
@@ -287,7 +287,7 @@ def test_a_loss_below_the_entropy_of_the_text_fails_its_runs_alone(tmp_path):
 
     sweep = start(tmp_path)
     sweep.variants = {"layer": Untrained("layer", 50.0), "rms": Untrained("rms", 0.1)}
-    sweep.train([("final", name, (1e-3,), 0) for name in sweep.variants])
+    sweep.train([Key("final", name, (1e-3,), 0) for name in sweep.variants])
     assert [run.variant for run in read_runs(tmp_path)] == ["rms"]
     assert "BelowEntropy: the validation loss is " in read_failures(tmp_path)["layer"]
 
