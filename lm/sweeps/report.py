@@ -291,8 +291,8 @@ def _reproduction(a: Analysis) -> str:
     data = sorted({(v["data"]["name"], v["data"]["fingerprint"][:12]) for v in variants})
     seeds = {v["cell"]: f"seeds {v['seeds']}, tuning seeds {v['tuning_seeds']}" for v in variants}
     minutes = a.record.get("minutes") or math.fsum(run.seconds for run in a.runs) / 60
-    timed = [run for run in a.runs if run.tokens_per_second]
-    in_steps = math.fsum(run.tokens / run.tokens_per_second for run in timed) / 60
+    speeds = [(run.tokens, run.tokens_per_second) for run in a.runs]
+    in_steps = math.fsum(tokens / speed for tokens, speed in speeds if speed) / 60
     last = f"last started {starts[-1]['time']}; {minutes:,.0f} minutes of training"
     if in_steps:
         last += (

@@ -101,13 +101,8 @@ class Checkpoints:
         steps = [checkpoint.step for checkpoint in checkpoints]
         # by the owner of the workdir
         linked = {step for step in steps if (self._directory / str(step)).is_symlink()}
-        kept = {
-            *sorted(steps)[-self._keep :],
-            best_step(steps, self.val_losses),
-            *self.protected,
-            *self._held,
-            *linked,
-        }
+        kept = {*sorted(steps)[-self._keep :], best_step(steps, self.val_losses)}
+        kept |= {*self.protected, *self._held, *linked}
         return [step in kept for step in steps]
 
     def hold(self, steps: list[int]) -> None:
@@ -119,9 +114,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def is_best(self, step: int) -> bool:
-        """Return whether the validation loss of a step is finite, and smaller than that of every
-        other checkpoint.
-        """
+        """Return whether the validation loss of a step is smaller than those of all checkpoints."""
         return best_step({*self.steps(), step}, self.val_losses) == step
 
     def save(self, step: int, state, meta: dict) -> bool:
@@ -136,15 +129,10 @@ class Checkpoints:
         if step in self.steps():
             return False
         leaves = leaves_by_path(state)
-        checksums = leaf_checksums(state)
-        record = {
-            "step": step,
-            "meta": json.loads(to_json(meta)),
-            "leaves": {
-                path: _description(leaf) | {"checksum": checksums[path]}
-                for path, leaf in leaves.items()
-            },
-        }
+        described = {path: _description(leaf) for path, leaf in leaves.items()}
+        for path, checksum in leaf_checksums(state).items():
+            described[path]["checksum"] = checksum
+        record = {"step": step, "meta": json.loads(to_json(meta)), "leaves": described}
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(nest(leaves)),
             meta=ocp.args.JsonSave(record | {"sha256": _record_digest(record)}),
@@ -154,8 +142,7 @@ class Checkpoints:
     def restore(
         self, abstract_state, adapt=lambda state, meta: state
     ) -> tuple[int, Any, dict] | None:
-        """Restore the newest intact checkpoint, after a warning that newer ones were renamed to
-        STEP.corrupted-N.
+        """Restore the newest intact checkpoint; newer ones are renamed to STEP.corrupted-N.
 
         Args:
             abstract_state: structure, shapes, dtypes and shardings, as `jax.ShapeDtypeStruct`s or
@@ -189,11 +176,8 @@ class Checkpoints:
                 )
                 self._manager.reload()
                 self._say("; ".join(warnings) + f"; falling back to step {candidate}")
-            return (
-                candidate,
-                jax.tree.unflatten(jax.tree.structure(saved), leaves.values()),
-                record["meta"],
-            )
+            state = jax.tree.unflatten(jax.tree.structure(saved), leaves.values())
+            return candidate, state, record["meta"]
         if not candidates:
             return None
         raise UserError(
@@ -209,9 +193,7 @@ class Checkpoints:
         return f"WARNING: corrupted checkpoint of step {step} ({reason}), renamed to {target.name}"
 
     def wait(self) -> None:
-        """Wait until no checkpoint is being written. Raises TemporaryError if one could not be
-        written.
-        """
+        """Wait until no checkpoint is being written; raises TemporaryError if that failed."""
         self._writing(self._manager.wait_until_finished)
 
     def close(self) -> None:
@@ -240,8 +222,7 @@ def restore_params(
     *,
     choose: Callable[[dict, dict], dict] | None = None,
 ) -> tuple[int | str, dict, dict]:
-    """Restore the parameters that a run evaluates. Nothing in the workdir is changed: its run may
-    be in progress.
+    """Restore the parameters that a run evaluates, and change nothing: it may be in progress.
 
     Args:
         step: a step, "latest", or "best" by validation loss (the latest if none was evaluated);
@@ -252,21 +233,20 @@ def restore_params(
 
     Returns:
         (step, params, meta); the step is a text if these are not the parameters of one step; params
-            are nested dicts.
+        are nested dicts.
 
     Raises:
         UserError: if there is no such checkpoint, or it is corrupted.
     """
     directory = _directory(workdir)
-    (kind, _, n) = str(step).partition(":")
+    kind, _, n = str(step).partition(":")
     if kind == "mean":
         steps = from_first(lambda: _newest(directory, int(n)))
         sums: dict[str, Any] = {}
-        for one in steps:
-            params, meta = _evaluated(directory, one, choose)
-            sums = {
-                path: sums.get(path, 0) + x.astype(jax.numpy.float32) for path, x in params.items()
-            }
+        for member in steps:
+            params, meta = _evaluated(directory, member, choose)
+            for path, x in params.items():
+                sums[path] = sums.get(path, 0) + x.astype(jax.numpy.float32)
         params = {path: (sums[path] / len(steps)).astype(x.dtype) for path, x in params.items()}
         return f"mean_{'_'.join(map(str, steps))}", nest(params), meta
     chosen = from_first(lambda: _choose(directory, "latest" if kind == "ema" else step))
@@ -287,11 +267,9 @@ def _newest(directory: Path, n: int) -> list[int]:
 def _evaluated(
     directory: Path, step: int, choose, ema: bool = False
 ) -> tuple[dict[str, Any], dict]:
-    """Return the parameters by path that a run evaluates, or those of its EMA, and the checkpoint's
-    `meta`.
-    """
+    """Return the parameters by path that a run evaluates, or its EMA, and the checkpoint's `meta`."""
     chosen = {}
-    parts = ["ema" if ema else "params"]
+    trees = ["ema" if ema else "params"]
 
     def wanted(record: dict, leaves: dict) -> dict:
         params = nest(leaves)["params"]
@@ -299,20 +277,19 @@ def _evaluated(
         if ema and not any(path.startswith("ema/") for path in leaves):
             raise UserError(f"--step ema: the run of {directory} trained without config.train.ema")
         if not ema and _optimizer(record).get("name") == "schedule_free":
+            # It trains at y and evaluates an average of y and z, which its state has.
             first = next(iter(chosen))
-            parts.extend(
-                path.removesuffix(f"/{first}") for path in leaves if path.endswith(f"/z/{first}")
-            )
-            assert len(parts) == 2, "the state of schedule_free has no tree z"
-        places = {f"{part}/{path}": x.sharding for part in parts for path, x in chosen.items()}
+            (z,) = (path for path in leaves if path.endswith(f"/z/{first}"))
+            trees.append(z.removesuffix(f"/{first}"))
+        places = {f"{tree}/{path}": x.sharding for tree in trees for path, x in chosen.items()}
         return {path: leaves[path].update(sharding=sharding) for path, sharding in places.items()}
 
     record, leaves = _read(directory, step, wanted)
-    found, *own = ({path: leaves[f"{part}/{path}"] for path in chosen} for part in parts)
-    if own:
+    params = {path: leaves[f"{trees[0]}/{path}"] for path in chosen}
+    if len(trees) > 1:
         b1 = _optimizer(record)["b1"]
-        found = {path: average(y, own[0][path], b1) for path, y in found.items()}
-    return {path: x.astype(chosen[path].dtype) for path, x in found.items()}, record["meta"]
+        params = {path: average(y, leaves[f"{trees[1]}/{path}"], b1) for path, y in params.items()}
+    return {path: x.astype(chosen[path].dtype) for path, x in params.items()}, record["meta"]
 
 
 def _optimizer(record: dict) -> dict:
@@ -327,9 +304,7 @@ def verify(workdir: str | Path, step: int) -> None:
 def _read(
     directory: Path, step: int, wanted: Callable[[dict, dict], dict]
 ) -> tuple[dict, dict[str, Any]]:
-    """Return the record of a checkpoint, and those arrays that `wanted` (record, all by path)
-    names.
-    """
+    """Return the record of a checkpoint, and the arrays that `wanted` (record, all) chooses."""
     quieten_orbax()
     check_files(directory / str(step), "d")
     try:
@@ -376,9 +351,8 @@ def _recorded_losses(directory: Path, newest: int) -> dict[int, float]:
     """Return the comparable validation losses in the metrics of a run; warn if lines are missing."""
     path = directory.parent / "metrics.jsonl"
     evaluations, last = read_evaluations(path)
-    with contextlib.suppress(
-        Corrupted, KeyError, TypeError
-    ):  # an import has no metrics, and its step is 0
+    # An import has no metrics, and its step is 0.
+    with contextlib.suppress(Corrupted, KeyError, TypeError):
         if warning := missing_lines(path, last, newest, _read_record(directory, newest)["meta"]):
             say(warning, sys.stderr)  # standard output may hold what the model generates
     return validation_losses(evaluations)
@@ -392,17 +366,15 @@ def _directory(workdir: str | Path) -> Path:
 
 
 def _set_aside_unread_times(directory: Path, say: Callable[[str], None]) -> None:
-    """Rename Orbax's records of the times of checkpoints that it cannot read: damaged, or written
-    by a newer Orbax.
+    """Rename Orbax's records of times that it cannot read: damaged, or of a newer Orbax.
 
     One such file would prevent opening any checkpoint. Without the file Orbax uses the time of the
     directory.
     """
     for step in checkpoint_steps(directory.parent):
+        metadata = ocp.path.step.Metadata(step=step, path=epath.Path(directory / str(step)))
         try:
-            _ = ocp.path.step.Metadata(
-                step=step, path=epath.Path(directory / str(step))
-            ).commit_timestamp
+            _ = metadata.commit_timestamp
         except OSError:
             continue
         except Exception as error:
@@ -461,9 +433,7 @@ def _abstract_leaves(record: dict) -> dict[str, jax.ShapeDtypeStruct]:
 def _read_leaves(
     directory: Path, step: int, record: dict, wanted: dict[str, Any], *, partial=False
 ) -> dict[str, Any]:
-    """Read and verify leaves by path; raises UserError if they differ from the checkpoint's, or
-    Corrupted.
-    """
+    """Read and verify leaves by path; raises UserError if others are stored, or Corrupted."""
     stored = record["leaves"]
     if problems := _mismatches(stored, wanted, partial=partial):
         raise UserError(
@@ -474,28 +444,21 @@ def _read_leaves(
             f"--config.init_from={directory.parent}",
         )
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    places = {path: getattr(leaf, "sharding", None) or first for path, leaf in wanted.items()}
-    target = nest(
-        {
-            path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=places[path])
-            for path, x in wanted.items()
-        }
-    )
-    by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory, step, target, partial)))
+    target = {}
+    for path, x in wanted.items():
+        place = getattr(x, "sharding", None) or first
+        target[path] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    by_path = leaves_by_path(_in_all(lambda: _read_arrays(directory, step, nest(target), partial)))
     leaves = {path: by_path[path] for path in wanted}
-    changed = [
-        path
-        for path, checksum in leaf_checksums(leaves).items()
-        if checksum != stored[path]["checksum"]
-    ]
+    checksums = leaf_checksums(leaves)
+    changed = [path for path in leaves if checksums[path] != stored[path]["checksum"]]
     if changed:
         raise Corrupted("checksums differ: " + some(changed))
     return leaves
 
 
 def _in_all(read: Callable[[], Any]) -> Any:
-    """Return read(); if it raises Corrupted or TemporaryError in one process, raise the same in
-    all.
+    """Return read(); if it raises Corrupted or TemporaryError in one process, raise so in all.
 
     So all processes fall back to the same step, or none does.
     """
@@ -504,14 +467,12 @@ def _in_all(read: Callable[[], Any]) -> Any:
         result = read()
     except (Corrupted, TemporaryError) as error:
         failure = error
-    kind = 0 if failure is None else 1 if isinstance(failure, Corrupted) else 2
-    worst = max(map(int, gather(str(kind))))
-    if worst > kind:
-        failure = (Corrupted if worst == 1 else TemporaryError)(
-            "another process cannot read the checkpoint"
-        )
-    if failure:
-        raise failure
+    kinds = gather("none" if failure is None else type(failure).__name__)
+    for kind in (TemporaryError, Corrupted):  # the first one counts more
+        if kind.__name__ in kinds:
+            if not isinstance(failure, kind):
+                failure = kind("another process cannot read the checkpoint")
+            raise failure
     return result
 
 
@@ -532,25 +493,20 @@ def _read_arrays(directory: Path, step: int, target, partial: bool):
 
 
 def bytes_in_flight(state) -> int:
-    """Return the number of bytes of a state to read or write at once: few, but more than those of
-    the largest array.
-    """
+    """Return how many bytes of a state to handle at once: few, but more than the largest array."""
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
     return max(MIN_IN_FLIGHT, *(size + 1 for size in sizes))
 
 
 def _mismatches(stored: dict[str, dict], wanted: dict[str, Any], *, partial: bool) -> list[str]:
-    problems = [
-        f"  {path}: not in the checkpoint" for path in sorted(wanted.keys() - stored.keys())
-    ]
-    problems += [
-        f"  {path}: only in the checkpoint"
-        for path in sorted(stored.keys() - wanted.keys())
-        if not partial
-    ]
+    lacking = sorted(wanted.keys() - stored.keys())
+    more = [] if partial else sorted(stored.keys() - wanted.keys())
+    problems = [f"  {path}: not in the checkpoint" for path in lacking]
+    problems += [f"  {path}: only in the checkpoint" for path in more]
     for path in sorted(wanted.keys() & stored.keys()):
         for key, now in _description(wanted[path]).items():
-            if (then := stored[path][key]) != now:
+            then = stored[path][key]
+            if then != now:
                 problems.append(
                     f"  {path}: {key} is {then} in the checkpoint and {now} in the model"
                 )

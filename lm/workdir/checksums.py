@@ -9,8 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def leaf_checksums(state) -> dict[str, str]:
-    """Return a checksum for each leaf by path, computed on the leaf's devices. It does not depend
-    on the sharding.
+    """Return a checksum for each leaf by path, computed on the leaf's devices however it is sharded.
 
     The bits of each element, widened to 32-bit words, and its row-major index plus one are split
     into 16-bit halves. The checksum is the four sums of products half x half modulo 2^32, in
@@ -22,26 +21,19 @@ def leaf_checksums(state) -> dict[str, str]:
     leaves = leaves_by_path(state)
     # One at a time: XLA's CPU client has one thread per device, and several concurrent programs
     # that sum over devices can deadlock.
-    leaves = jax.block_until_ready(leaves)
-    meshes = [getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves.values()]
-    sums = [
-        jax.device_get(_checksum(mesh)(leaf))
-        for mesh, leaf in zip(meshes, leaves.values(), strict=True)
-    ]
-    return {
-        path: "".join(f"{int(s):08x}" for s in four)
-        for path, four in zip(leaves, sums, strict=True)
-    }
+    checksums = {}
+    for path, leaf in jax.block_until_ready(leaves).items():
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        sums = jax.device_get(_checksum(mesh)(leaf))
+        checksums[path] = "".join(f"{int(s):08x}" for s in sums)
+    return checksums
 
 
 @functools.cache
 def _checksum(mesh):
-    """Return the compiled sums of a leaf. They are replicated over its mesh, so that every process
-    has them.
-    """
-    return jax.jit(
-        _four_sums, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    )
+    """Return the compiled sums of a leaf, replicated over its mesh: every process has them."""
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    return jax.jit(_four_sums, out_shardings=sharding)
 
 
 def _four_sums(leaf):
@@ -53,15 +45,12 @@ def _four_sums(leaf):
         index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= leaf.shape[axis]
     factors = ((index & 0xFFFF) + 1, (index >> 16) + 1)
-    if leaf.dtype == jnp.bool_:
-        words = leaf.astype(jnp.uint32)
-    else:
-        words = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(
-            jnp.uint32
-        )
+    words = leaf
+    if leaf.dtype != jnp.bool_:
+        words = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
+    words = words.astype(jnp.uint32)
     products = tuple(half * factor for half in (words & 0xFFFF, words >> 16) for factor in factors)
-    # One reduction with several operands: on CPU it compiles twice and runs twenty times as fast as
-    # one sum each.
+    # One reduction with several operands: on CPU it runs twenty times as fast as one sum each.
     zeros = tuple(jnp.uint32(0) for _ in products)
     sums = jax.lax.reduce(
         products, zeros, lambda x, y: tuple(map(jnp.add, x, y)), tuple(range(leaf.ndim))

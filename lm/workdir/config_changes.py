@@ -1,6 +1,4 @@
-"""Which keys of a config differ between a run and its resumption, and whether the run may be
-resumed with them.
-"""
+"""Which keys of a config differ between a run and its resumption, and whether they may."""
 
 import dataclasses
 import hashlib
@@ -16,9 +14,7 @@ from lm.system.text_tables import without_secrets
 def _leaves(
     config, path: str = "config", execution: bool = False
 ) -> Iterator[tuple[str, object, bool]]:
-    """Yield (path, value, execution) of every key; a section marked `execution` marks all of its
-    keys.
-    """
+    """Yield (path, value, execution) of every key; a marked section marks all of its keys."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         here = f"{path}.{field.name}"
@@ -30,9 +26,7 @@ def _leaves(
 
 
 def experiment_digest(config) -> str:
-    """Return the sha256 of the keys that decide what is computed; runs with equal digests train the
-    same model.
-    """
+    """Return the sha256 of the keys that decide what is computed: equal ones train the same model."""
     kept = {path: value for path, value, execution in _leaves(config) if not execution}
     return hashlib.sha256(to_json(dict(sorted(kept.items()))).encode()).hexdigest()
 
@@ -48,27 +42,29 @@ def compare_configs(
     Returns:
         Lines on the keys that decide what is computed, and lines on the others.
     """
-    # of keys that are newer than the run
-    defaults = {path: value for path, value, _ in _leaves(Config())}
-    was = defaults | without_secrets(flatten(old, "config."))
-    differences: tuple[list[str], list[str]] = ([], [])
+    # A key that is newer than the run had its default.
+    was = {path: value for path, value, _ in _leaves(Config())}
+    was |= without_secrets(flatten(old, "config."))
+    problems: list[str] = []
+    notices: list[str] = []
     for path, now, execution in _leaves(config):
         before = was.pop(path)
         if before != now and path != "config.train.steps":
-            differences[execution].append(f"{path}: {before} -> {now} (run -> now)")
-    differences[False].extend(
-        f"{path}: {before} -> absent (run -> now)" for path, before in was.items()
-    )
-    if steps_made is not None and (steps := old["train"]["steps"]) != config.train.steps:
-        refusal = refuse_growth(steps, config.train.steps, config, steps_made)
-        notice = f"config.train.steps: {steps} -> {config.train.steps} (run -> now)"
-        differences[refusal is None].append(refusal or notice)
-    return differences
+            lines = notices if execution else problems
+            lines.append(f"{path}: {before} -> {now} (run -> now)")
+    problems += [f"{path}: {before} -> absent (run -> now)" for path, before in was.items()]
+    steps = old["train"]["steps"]
+    now = config.train.steps
+    if steps_made is not None and steps != now:
+        if refusal := refuse_growth(steps, now, config, steps_made):
+            problems.append(refusal)
+        else:
+            notices.append(f"config.train.steps: {steps} -> {now} (run -> now)")
+    return problems, notices
 
 
 def stable_steps(steps: int, optimizer) -> int:
-    """Return how many of the first steps of a run of `steps` steps have the learning rates of every
-    longer run.
+    """Return in how many of its first steps a run has the learning rates of every longer run.
 
     >>> from lm.config import OptimizerConfig
     >>> stable_steps(1000, OptimizerConfig(schedule="wsd", warmup_steps=10, decay_fraction=0.2))
@@ -80,8 +76,7 @@ def stable_steps(steps: int, optimizer) -> int:
 
 
 def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
-    """Return why a run of `old` steps cannot become one of `new` steps with this config, or None if
-    it can.
+    """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
     It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay
     what they were.

@@ -5,7 +5,6 @@ metrics.jsonl, checkpoints/, summary.json, and .lock.
 """
 
 import contextlib
-import itertools
 import os
 import shutil
 import time
@@ -22,17 +21,17 @@ from lm.workdir.saved_run import ARRIVING, check_workdir
 
 
 def default_workdir(name: str) -> Path:
-    """Return a path runs/NAME-YYYYMMDD-HHMMSS that does not exist, with -2, -3 ... if two start in
-    one second.
-    """
-    first = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    paths = (first.with_name(f"{first.name}-{n}") if n > 1 else first for n in itertools.count(1))
-    return next(path for path in paths if not path.exists())
+    """Return a path runs/NAME-YYYYMMDD-HHMMSS that does not exist, with -2 ... in one second."""
+    first = path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    n = 1
+    while path.exists():
+        n += 1
+        path = first.with_name(f"{first.name}-{n}")
+    return path
 
 
 def fill(workdir: Path, write: Callable[[Path], None]) -> None:
-    """Put the files of a run, which `write` puts into a new folder, into a directory that holds
-    none.
+    """Put the files of a run, which `write` puts into a new folder, into a directory without one.
 
     Until all are there, `holds_run` is false.
 
@@ -42,8 +41,7 @@ def fill(workdir: Path, write: Callable[[Path], None]) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files = workdir / ARRIVING / "files"
     with lock(workdir):
-        # by a process that was killed, and may have moved files already
-        was_begun = files.parent.exists()
+        was_begun = files.parent.exists()  # by a killed process, which may have moved some files
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir(parents=True)
         try:
@@ -109,16 +107,18 @@ class Workdir:
                 f"--workdir {self.path} holds a part of a run: a copy was interrupted; repeat the "
                 "command with its --mirror or --branch_from, or give another --workdir"
             )
-        saved = check_workdir(self.path, config, resume=resume)
-        notices, starts = (saved.changed_settings(config), saved.starts) if saved else ([], [])
         this_start = describe_start() | {"devices": devices}
+        starts = []
+        notices = []
+        if saved := check_workdir(self.path, config, resume=resume):
+            starts = saved.starts
+            notices = saved.changed_settings(config)
         if starts:
             notices += compare_starts(starts[-1], this_start)
         self.write_json("config.json", to_dict(config))
-        self.experiment_digest = digest = experiment_digest(config)
-        self.write_json(
-            "run.json", {"experiment_digest": digest, "data": data, "starts": [*starts, this_start]}
-        )
+        self.experiment_digest = experiment_digest(config)
+        record = {"experiment_digest": self.experiment_digest, "data": data}
+        self.write_json("run.json", record | {"starts": [*starts, this_start]})
         return notices
 
     def write_text(self, name: str, text: str) -> None:

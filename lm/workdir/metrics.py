@@ -52,9 +52,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def _numbers(value):
-    """Turn the strings that files.to_json writes for non-finite numbers into floats, also within
-    lists and dicts.
-    """
+    """Turn the strings that files.to_json writes for non-finite numbers into floats."""
     if isinstance(value, list):
         return [_numbers(item) for item in value]
     if isinstance(value, dict):
@@ -63,15 +61,12 @@ def _numbers(value):
 
 
 def read_metrics(path: str | Path, *, timing: bool = True) -> list[dict]:
-    """Return the lines of a metrics.jsonl as a list, which takes 1.6 kB for each; see
-    `iter_metrics`.
-    """
+    """Return the lines of a metrics.jsonl (`iter_metrics`), each of which takes 1.6 kB."""
     return list(iter_metrics(path, timing=timing))
 
 
 def iter_metrics(path: str | Path, *, timing: bool = True) -> Iterator[dict]:
-    """Yield the lines of a metrics.jsonl, without an incomplete last line, and without holding more
-    than one.
+    """Yield the lines of a metrics.jsonl, without an incomplete last one; only one is in memory.
 
     Args:
         timing: whether to keep the fields of TIMING_FIELDS; all others are equal whenever the same
@@ -80,46 +75,35 @@ def iter_metrics(path: str | Path, *, timing: bool = True) -> Iterator[dict]:
     Raises:
         UserError: if a complete line is not JSON, has another checksum, or values of wrong types.
     """
+    left_out = frozenset() if timing else TIMING_FIELDS
     for _, line in _whole_lines(Path(path)):
-        yield {
-            key: _numbers(value)
-            for key, value in line.items()
-            if timing or key not in TIMING_FIELDS
-        }
+        yield {key: _numbers(value) for key, value in line.items() if key not in left_out}
 
 
 def read_evaluations(path: Path) -> tuple[list[dict], int]:
-    """Return the lines of evaluations, and the last step of any line; no lines and 0 without a
-    file.
+    """Return the lines of evaluations, and the last step of any line; [] and 0 without a file.
 
     Lines of training, which may be millions, are neither parsed nor checked, except the last one.
     """
     evaluations = []
-    last = None
-    if path.exists():
-        for number, text in _whole_texts(path):
-            last = number, text
-            if '"split"' in text:
-                evaluations.append(
-                    {key: _numbers(value) for key, value in _parsed(path, number, text).items()}
-                )
-    return [line for line in evaluations if "split" in line], _parsed(path, *last)[
-        "step"
-    ] if last else 0
+    number = 0
+    for number, text in _whole_texts(path):
+        if '"split"' in text:
+            line = _numbers(_parsed(path, number, text))
+            if "split" in line:
+                evaluations.append(line)
+    last = _parsed(path, number, text)["step"] if number else 0
+    return evaluations, last
 
 
 def last_step(path: Path) -> int:
     """Return the last step that has a line; 0: none has, or there is no file."""
-    return max((line["step"] for _, line in _whole_lines(path)), default=0) if path.exists() else 0
+    return max((line["step"] for _, line in _whole_lines(path)), default=0)
 
 
 def cut_back(path: Path, step: int, target: Path | None = None) -> None:
-    """Drop the lines of steps after `step`, and an incomplete last line; `target`, else the file,
-    is replaced.
-    """
-    kept = (
-        [text for text, line in _whole_lines(path) if line["step"] <= step] if path.exists() else []
-    )
+    """Drop the lines after `step`, and an incomplete last one, from the file or, if given, target."""
+    kept = [text for text, line in _whole_lines(path) if line["step"] <= step]
     if os.path.lexists(path):  # a link, which may lead nowhere, is replaced
         write_text(target or path, "".join(f"{text}\n" for text in kept))
 
@@ -132,6 +116,8 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict]]:
 
 def _whole_texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, text) of each complete line, which ends with a newline."""
+    if not path.exists():
+        return
     try:
         file = open_regular(path)
     except ValueError as error:
@@ -166,8 +152,7 @@ def to_line(line: dict) -> str:
 
 
 def validation_losses(lines: Iterable[dict]) -> dict[int, float]:
-    """Return the finite validation losses by step, of all steps evaluated on the same windows as
-    the newest one.
+    """Return the finite validation losses by step, over the same windows as the newest one.
 
     The last step of a run has two: the first one is over as many windows as at the steps before it.
 
@@ -175,33 +160,28 @@ def validation_losses(lines: Iterable[dict]) -> dict[int, float]:
     >>> validation_losses([line | {"step": 2, "loss": 3.0, "windows": 4}, line | {"step": 4, "loss": 2.5}])
     {4: 2.5}
     """
-    found = [line for line in lines if line.get("split") == "validation"]
-    newest = max((line["step"] for line in found), default=None)
-    windows = next((line.get("windows") for line in found if line["step"] == newest), None)
-    same = [line for line in found if line.get("windows") == windows]
+    evaluations = [line for line in lines if line.get("split") == "validation"]
+    newest = max(evaluations, key=lambda line: line["step"], default={})  # the first of its step
+    same = [line for line in evaluations if line.get("windows") == newest.get("windows")]
     return {line["step"]: line["loss"] for line in same if math.isfinite(line["loss"])}
 
 
 def best_step(steps: Iterable[int], losses: dict[int, float]) -> int | None:
-    """Return the step with the smallest validation loss, the first of equal ones; None if no step
-    was evaluated.
+    """Return the first step with the smallest validation loss; None if no step was evaluated.
 
     >>> best_step([100, 200, 300], {100: 2.5, 200: 2.25, 300: 2.25})
     200
     """
-    return min(
-        (step for step in sorted(steps) if step in losses), key=losses.__getitem__, default=None
-    )
+    evaluated = [step for step in sorted(steps) if step in losses]
+    return min(evaluated, key=losses.__getitem__, default=None)
 
 
 def missing_lines(path: Path, last: int, step: int, meta: dict) -> str | None:
-    """Return a warning if the last lines before the checkpoint of `step` are missing, by its record
-    `meta`.
+    """Return a warning if the last lines before the checkpoint of `step` are missing.
 
-    `last` is the last step that has a line.
-
-    The record's "log_every" is one more than the steps from its last line to the checkpoint; in
-    earlier code, the largest log.every of the run.
+    `last` is the last step that has a line, and `meta` the checkpoint's record. Its "log_every" is one
+    more than the steps from its last line to the checkpoint; in earlier code, the largest
+    log.every of the run.
     """
     if last + meta.get("log_every", meta["config"]["log"]["every"]) > step:
         return None
@@ -237,7 +217,7 @@ class MetricsWriter:
         self._steps = array.array("q")
         self._last_step: list[dict] = []
         self._evaluations: list[dict] = []
-        for line in iter_metrics(self._path) if self._path.exists() else ():
+        for line in iter_metrics(self._path):
             if line["step"] <= last_kept:
                 self._remember(line)
         self._file = self._wandb = None
@@ -247,16 +227,12 @@ class MetricsWriter:
         self._wandb = None if wandb is None else _start_wandb(self.workdir, wandb)
         cut_back(self._path, last_kept)
         self._file = open(self._path, "a", encoding="utf-8", opener=without_links)  # noqa: SIM115 - closed by close()
-        # Opened by the first line, so that the first step does not wait for an import of half a
-        # second.
-        self._open_tensorboard = (
-            (lambda: EventFile(self.workdir, last_kept + 1)) if tensorboard else None
-        )
+        # Opened by the first line: the first step need not wait for an import of half a second.
+        self._writes_tensorboard = tensorboard
+        self._first_step = last_kept + 1
 
     def write(self, line: dict) -> None:
-        """Append one line, which must have a "step"; it is flushed to the operating system on
-        return.
-        """
+        """Append one line, which must have a "step", and flush it to the operating system."""
         self._remember(line)
         if self._file is None:
             return
@@ -264,9 +240,10 @@ class MetricsWriter:
             self._file.write(f"{to_line(line)}\n")
             self._file.flush()
         scalars = dict(_scalars(line))
-        if self._open_tensorboard:
+        if self._writes_tensorboard:
             with name_errors(self.workdir / "tensorboard"):
-                self._tensorboard = self._tensorboard or self._open_tensorboard()
+                if self._tensorboard is None:
+                    self._tensorboard = EventFile(self.workdir, self._first_step)
                 self._tensorboard.write(scalars, line["step"])
         if self._wandb:
             self._wandb.log(scalars, step=line["step"])
@@ -278,9 +255,7 @@ class MetricsWriter:
             self._evaluations.append(line)
 
     def lines_of(self, step: int) -> list[dict]:
-        """Return the lines of this step if it is the last one that was written, now or before a
-        resume.
-        """
+        """Return the lines of this step if it is the last that was written, maybe before a resume."""
         return [line for line in self._last_step if line["step"] == step]
 
     def last_step(self, limit: int) -> int:
@@ -288,13 +263,11 @@ class MetricsWriter:
         return max((step for step in self._steps if step <= limit), default=0)
 
     def missing_lines(self, step: int, meta: dict) -> str | None:
-        """Return a warning if the last lines before a restored step are missing; see the function
-        of this name.
-        """
+        """Return a warning if lines before a restored step are missing (function `missing_lines`)."""
         return missing_lines(self._path, self.last_step(step), step, meta)
 
     def validation_losses(self) -> dict[int, float]:
-        """Return the comparable validation losses by step; see the function of this name."""
+        """Return the comparable validation losses by step (function `validation_losses`)."""
         return validation_losses(self._evaluations)
 
     def fsync(self) -> None:
@@ -320,9 +293,7 @@ class MetricsWriter:
 
 
 def _scalars(line: dict):
-    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY if it has a split, or
-    KIND/PATH.
-    """
+    """Yield (tag, value) of the numbers of a line: train/KEY, eval/SPLIT/KEY, or KIND/PATH."""
     prefix = f"eval/{line['split']}" if "split" in line else "train"
     for key, value in line.items():
         if key == "detail":
@@ -340,11 +311,9 @@ def _scalars(line: dict):
 def _start_wandb(workdir: Path, arguments: dict):
     import wandb  # lm/config/checks.py has looked for it
 
-    # One run per workdir. On resume W&B itself ignores steps it has already seen; their values are
-    # the same.
-    return wandb.init(
-        dir=str(workdir), id=_wandb_id(workdir / "wandb_id.txt"), resume="allow", **arguments
-    )
+    # One run per workdir. On resume W&B ignores the steps it has seen; their values are the same.
+    run_id = _wandb_id(workdir / "wandb_id.txt")
+    return wandb.init(dir=str(workdir), id=run_id, resume="allow", **arguments)
 
 
 def _wandb_id(path: Path) -> str:
@@ -352,9 +321,9 @@ def _wandb_id(path: Path) -> str:
     if not path.exists():
         write_text(path, secrets.token_hex(4))
     try:
-        found = read_bytes(path, at_most=2**10).decode(errors="replace")
-        if not re.fullmatch("[0-9a-f]{8}", found):
-            raise ValueError(f"{found[:60]!r} is not the id of a W&B run")
+        run_id = read_bytes(path, at_most=2**10).decode(errors="replace")
+        if not re.fullmatch("[0-9a-f]{8}", run_id):
+            raise ValueError(f"{run_id[:60]!r} is not the id of a W&B run")
     except ValueError as error:
         raise UserError(f"{path} is corrupted: {error}; delete it to start a new one") from None
-    return found
+    return run_id

@@ -1,5 +1,4 @@
-"""Copies of a run behind a URL (--mirror), through fsspec: made in the background, and fetched into
-an empty workdir.
+"""Copies of a run behind a URL (--mirror), made in the background and fetched at the start.
 
 A mirror holds files/SHA256, contents by their hashes, and manifest-NUMBER-START.json. A manifest
 describes the run and its writer, and names each file of the workdir with its size and hash. It is
@@ -38,22 +37,16 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 # What is copied beside the checkpoints. The folders of W&B and of profiles are not: a resumption
 # does not need them.
-_RECORDS = (
+_RECORDS = [
     "config.json",
     "run.json",
     "tokenizer.json",
     "metrics.jsonl",
     "summary.json",
     "wandb_id.txt",
-)
-# nothing is computed from them
-_SHOWN = (
-    "loss.png",
-    "diagnostics.png",
-    "scores.png",
-    "samples",
-    "tensorboard",
-)
+]
+# Nothing is computed from these, so a damaged one is left out.
+_SHOWN = ["loss.png", "diagnostics.png", "scores.png", "samples", "tensorboard"]
 _MANIFEST = {
     "config": {"train": {"steps": COUNT}}, "writer": str, "steps": [COUNT],
     "files": {str: {"size": COUNT, "sha256": str}},
@@ -67,9 +60,7 @@ _FORMS = "give s3://BUCKET/RUN, gs://BUCKET/RUN or file:///DIR"
 
 
 def check_url(url: str, workdir: str | Path) -> None:
-    """Raise UserError if a URL is no place for a mirror of a workdir: no URL, or where a copy would
-    be lost with it.
-    """
+    """Raise UserError if a URL is no place for a mirror: none, or where it would be lost, too."""
     if not is_url(url):
         raise UserError(f"--mirror {url}: it is not a URL; {_FORMS}")
     scheme, _, path = url.partition("://")
@@ -120,8 +111,7 @@ class Mirror:
     # ---- At the start ----------------------------------------------------------------------------
 
     def fetch(self, config, say: Callable[[str], None]) -> bool:
-        """Start the workdir from the mirror if it holds no run and the mirror has a copy; return
-        whether it did.
+        """Start a workdir that holds no run from the mirror; return whether that has a copy.
 
         Raises:
             UserError: if the copy is damaged, or of another experiment than `config`.
@@ -153,9 +143,7 @@ class Mirror:
             self._check_owner()  # two runs may have started together
 
     def _download(self, files: dict[str, dict], folder: Path, say: Callable[[str], None]) -> None:
-        """Write files to a folder. What is damaged is left out of checkpoints, so that an older one
-        is restored.
-        """
+        """Write files to a folder; damaged ones of checkpoints are left out: an older one is used."""
         sizes = self._sizes("files")
         for path, described in files.items():
             target = folder / path
@@ -190,20 +178,15 @@ class Mirror:
             self._thread.join()
 
     def finish(self) -> bool:
-        """Copy what the mirror lacks of a workdir that no longer changes; return whether it then
-        has everything.
-        """
+        """Copy the rest of a workdir that no longer changes; return whether that succeeded."""
         self.close()
         self._copied = None
         failure = self._try()
+        copied = self._manifest["steps"]
         if not failure:
-            self._say(f"{self.url} has a copy of step {max(self._manifest['steps'], default=0)}")
+            self._say(f"{self.url} has a copy of step {max(copied, default=0)}")
             return True
-        lacking = [
-            str(step)
-            for step in checkpoint_steps(self._workdir)
-            if step not in self._manifest["steps"]
-        ]
+        lacking = [str(step) for step in checkpoint_steps(self._workdir) if step not in copied]
         what = f"the checkpoints of steps {', '.join(lacking)}" if lacking else "the newest files"
         self._say(
             f"WARNING: {self.url}: {failure}. It lacks {what}, which are in {self._workdir}; the "
@@ -237,23 +220,20 @@ class Mirror:
                     self._copied = steps
             return ""
         except Exception as error:  # file systems raise many types
-            file = str(getattr(error, "filename", ""))
-            checkpoints = os.path.abspath(self._workdir / "checkpoints")
-            deleted = isinstance(error, FileNotFoundError) and os.path.abspath(file).startswith(
-                checkpoints
-            )
-            # while the run deleted a checkpoint
-            return "" if deleted and not self._stop.is_set() else _reason(error)
+            file = os.path.abspath(str(getattr(error, "filename", "")))
+            of_checkpoint = file.startswith(os.path.abspath(self._workdir / "checkpoints"))
+            if isinstance(error, FileNotFoundError) and of_checkpoint and not self._stop.is_set():
+                return ""  # the run has just deleted it
+            return _reason(error)
         finally:
             self._hold([])
 
     def _contents(self, steps: list[int]) -> dict[str, bytes | Path]:
-        """Return what to copy by its path: the content of a file that may change, or where the file
-        is.
-        """
+        """Return what to copy by its path: the content of a file that may change, or its place."""
         contents: dict[str, bytes | Path] = {}
         for path in (self._workdir / name for name in (*_RECORDS, *_SHOWN)):
-            for file in files_below(path) if path.is_dir() else [path] if path.is_file() else []:
+            files = files_below(path) if path.is_dir() else [path]
+            for file in filter(Path.is_file, files):
                 contents[str(file.relative_to(self._workdir))] = read_bytes(file, at_most=2**32)
         for step in steps:
             for file in files_below(self._workdir / "checkpoints" / str(step)):
@@ -267,14 +247,14 @@ class Mirror:
             for path, content in contents.items()
         }
         self._described = {path: x for path, x in files.items() if isinstance(contents[path], Path)}
+        # A workdir that is behind, such as an old copy of it, catches up first.
+        is_behind = steps[-1] < max(self._manifest["steps"], default=0)
         if not self._manifests():
             self._say(f"WARNING: {self.url} was emptied; copying everything again")
             self._make_folders()
             self._write_manifest([], {})  # so that a start after a kill finds one
-        elif files == self._manifest["files"] or steps[-1] < max(
-            self._manifest["steps"], default=0
-        ):
-            return  # a workdir that is behind, such as an old copy of it, catches up first
+        elif is_behind or files == self._manifest["files"]:
+            return
         sizes = self._sizes("files")
         for path, content in contents.items():
             if sizes.get(files[path]["sha256"]) != files[path]["size"]:
@@ -290,22 +270,16 @@ class Mirror:
         """Return the sizes of the files in a folder of the mirror, by name."""
         self._system.invalidate_cache()
         try:
-            found = self._system.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
+            entries = self._system.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return {}
-        return {
-            x["name"].rstrip("/").rpartition("/")[2]: x["size"]
-            for x in found
-            if x["type"] == "file"
-        }
+        files = [entry for entry in entries if entry["type"] == "file"]
+        return {file["name"].rstrip("/").rpartition("/")[2]: file["size"] for file in files}
 
     def _manifests(self) -> list[str]:
         """Return the names of all manifests, the newest last."""
-        return sorted(
-            name
-            for name in self._sizes("")
-            if re.fullmatch(r"manifest-\d{8}-[0-9a-f]{8}\.json", name)
-        )
+        form = re.compile(r"manifest-\d{8}-[0-9a-f]{8}\.json")
+        return sorted(filter(form.fullmatch, self._sizes("")))
 
     def _newest(self, config) -> dict:
         """Return the newest intact manifest; without steps and files if nothing was copied yet.
@@ -317,39 +291,36 @@ class Mirror:
         reasons = []
         for name in reversed(self._manifests()):
             try:
-                manifest = without_checksum(
-                    parse_json(self._system.cat_file(f"{self._root}/{name}"), _MANIFEST)
-                )
+                content = self._system.cat_file(f"{self._root}/{name}")
+                manifest = without_checksum(parse_json(content, _MANIFEST))
                 check_paths(manifest["files"])
-                problems, _ = compare_configs(
-                    manifest["config"], config, max(manifest["steps"], default=0)
-                )
-                if problems:
-                    of = (
-                        f"another run, of {manifest['writer']}; give another URL, or set these "
-                        "back:"
-                    )
-                    raise UserError(
-                        f"--mirror {self.url} belongs to {of}",
-                        *(f"  {problem}" for problem in problems),
-                    )
-                return manifest
+                newest = max(manifest["steps"], default=0)
+                problems, _ = compare_configs(manifest["config"], config, newest)
             except FileNotFoundError:  # replaced by a newer one
                 continue
             except ValueError as error:  # torn, or not one
                 reasons.append(f"{name}: {error}")
+                continue
+            if problems:
+                raise UserError(
+                    f"--mirror {self.url} belongs to another run, of {manifest['writer']}; give "
+                    "another URL, or set these back:",
+                    *(f"  {problem}" for problem in problems),
+                )
+            return manifest
         if self._sizes("files"):
-            why = f" ({'; '.join(reasons)})" * bool(reasons)
+            why = f" ({'; '.join(reasons)})" if reasons else ""
             raise UserError(f"--mirror {self.url} has no intact manifest{why}; give another URL")
         return {"steps": [], "files": {}}
 
     def _write_manifest(self, steps: list[int], files: dict[str, dict]) -> None:
         names = self._manifests()
-        number = int(names[-1].split("-")[1]) + 1 if names else 1
+        number = 1
+        if names:
+            number += int(names[-1].split("-")[1])
         manifest = self._manifest | {"steps": steps, "files": files}
-        self._put(
-            to_json(with_checksum(manifest)).encode(), f"manifest-{number:08}-{self._start}.json"
-        )
+        content = to_json(with_checksum(manifest)).encode()
+        self._put(content, f"manifest-{number:08}-{self._start}.json")
         self._manifest = manifest
         for name in names:
             self._remove(name)
@@ -371,9 +342,7 @@ class Mirror:
             self._system.rm_file(f"{self._root}/{name}")
 
     def _make_folders(self) -> None:
-        """Make the folders of a file system that has folders; the first part is not made, as it may
-        be a bucket.
-        """
+        """Make the folders of a file system that has any, but not the first, maybe a bucket."""
         parts = f"{self._root}/files".split("/")
         for n in range(2, len(parts) + 1):
             with contextlib.suppress(FileExistsError):
@@ -386,14 +355,14 @@ class Mirror:
             yield
         except UserError:
             raise
+        except NotImplementedError:
+            raise UserError(
+                f"--mirror {self.url}: nothing can be written there; {_FORMS}"
+            ) from None
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+            raise UserError(f"--mirror {self.url}: {_reason(error)}") from None
         except Exception as error:
-            if isinstance(error, NotImplementedError):
-                raise UserError(
-                    f"--mirror {self.url}: nothing can be written there; {_FORMS}"
-                ) from None
-            mistakes = FileNotFoundError | PermissionError | NotADirectoryError
-            kind = UserError if isinstance(error, mistakes) else TemporaryError
-            raise kind(f"--mirror {self.url}: {_reason(error)}") from None
+            raise TemporaryError(f"--mirror {self.url}: {_reason(error)}") from None
 
 
 def _describe(content: bytes | Path) -> dict:
@@ -405,18 +374,16 @@ def _describe(content: bytes | Path) -> dict:
 
 
 def check_paths(paths: Collection[str]) -> None:
-    """Raise ValueError if a path in a manifest, which anybody may have written, leads elsewhere or
-    below a file.
-    """
+    """Raise ValueError if a path in a manifest, which may be a stranger's, leads elsewhere."""
     for path in paths:
         parts = path.split("/")
         is_too_long = len(path) > 1000 or any(len(part.encode()) > MAX_NAME for part in parts)
         if {"", ".", ".."} & set(parts) or "\0" in path or is_too_long:
             raise ValueError(f"files has {path[:80]!r}, which is no path in a run")
-        if above := [
-            upper for n in range(1, len(parts)) if (upper := "/".join(parts[:n])) in paths
-        ]:
-            raise ValueError(f"files has {path[:80]!r} below the file {above[0][:80]!r}")
+        for n in range(1, len(parts)):
+            above = "/".join(parts[:n])
+            if above in paths:
+                raise ValueError(f"files has {path[:80]!r} below the file {above[:80]!r}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,4 @@
-"""What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system;
-and Orbax's log.
-"""
+"""What errors of Orbax and TensorStore mean: a corrupted checkpoint, or a failure of the system."""
 
 import functools
 import logging
@@ -13,9 +11,7 @@ from lm.system.errors import TemporaryError, first_line
 
 
 class Corrupted(Exception):
-    """A corrupted checkpoint: its content was read and is wrong, or parts are missing. The message
-    says what.
-    """
+    """A corrupted checkpoint: its content was read and is wrong, or parts are missing."""
 
 
 # What TensorStore and XLA print for failures of the system.
@@ -33,30 +29,28 @@ def unreadable(directory: Path, step: int, part: str, error: Exception) -> Excep
     """
     cause: BaseException | None = error
     while cause is not None:
-        missing = isinstance(cause, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-        failed = isinstance(cause, MemoryError) or (
-            isinstance(cause, OSError) and cause.errno and not missing
-        )
-        if failed or (not isinstance(cause, OSError) and _SYSTEM_FAILURE.search(str(cause))):
-            reason = first_line(cause)
+        if isinstance(cause, OSError):
+            missing = FileNotFoundError | NotADirectoryError | IsADirectoryError
+            failed = bool(cause.errno) and not isinstance(cause, missing)
+        else:
+            failed = isinstance(cause, MemoryError) or bool(_SYSTEM_FAILURE.search(str(cause)))
+        if failed:
             return TemporaryError(
-                f"the checkpoint of step {step} in {directory} could not be read: {reason}"
+                f"the checkpoint of step {step} in {directory} could not be read: "
+                f"{first_line(cause)}"
             )
         cause = cause.__cause__ or cause.__context__
     return Corrupted(f"its {part} cannot be read: {first_line(error)}")
 
 
 def disk_failure(error: BaseException) -> str | None:
-    """Return the system's message for the failure that TensorStore reports in an error, such as a
-    full disk.
-    """
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(found[1])) if found else None
+    """Return the system's message for a failure that TensorStore reports, such as a full disk."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else None
 
 
 def quieten_orbax() -> None:
-    """Drop Orbax's log: dozens of lines per save, and a traceback for each part of a checkpoint
-    that cannot be written.
+    """Drop Orbax's log: dozens of lines per save, and a traceback for each part that fails.
 
     Orbax raises each error that it logs, and this module reports it.
     """

@@ -31,8 +31,7 @@ class Overview:
     @property
     def metrics(self) -> Iterator[dict]:
         """Return the lines of metrics.jsonl, one at a time, from the first on."""
-        path = self.path / "metrics.jsonl"
-        return iter_metrics(path) if path.exists() else iter(())
+        return iter_metrics(self.path / "metrics.jsonl")
 
     @property
     def size(self) -> int:
@@ -51,9 +50,9 @@ def read_overview(path: Path) -> Overview:
     saved = read_run(path)
     if saved.damage:
         raise UserError(saved.damage)
-    config = {
-        key: value for key, value in flatten(saved.config).items() if key not in ("name", "notes")
-    }
+    config = flatten(saved.config)
+    name = config.pop("name", "")
+    config.pop("notes", None)
     planned = config["train.steps"]
     summary = saved.summary
     if saved.finished_at == planned and "best_step" in summary:
@@ -69,17 +68,18 @@ def read_overview(path: Path) -> Overview:
     if n_parameters is None and saved.newest_checkpoint is not None:
         n_parameters = count_parameters(path, saved.newest_checkpoint)
     goodput = summary.get("goodput", {}).get("steps")
+    if summary.get("steps") != last:  # it was extended: the summary is of its earlier end
+        goodput = None
     return Overview(
-        path,
-        saved.config.get("name", ""),
-        config,
-        saved.data,
-        n_parameters,
-        _status(saved, last, is_locked(path)),
-        last,
-        ("", "") if step is None or loss is None else (f"{float(loss):.4f}", f"{step:,}"),
-        # The summary of a run that was extended is of its earlier end.
-        float(goodput) if goodput is not None and summary.get("steps") == last else None,
+        path=path,
+        name=name,
+        config=config,
+        data=saved.data,
+        parameters=n_parameters,
+        status=_status(saved, last, is_locked(path)),
+        steps=last,
+        best=("", "") if step is None or loss is None else (f"{float(loss):.4f}", f"{step:,}"),
+        goodput=None if goodput is None else float(goodput),
     )
 
 
@@ -91,11 +91,11 @@ def _status(saved: SavedRun, last: int, is_in_use: bool) -> str:
         return "finished"
     if saved.data and saved.data["name"].startswith(WEIGHTS_OF):
         return "imported"
-    is_its_end = saved.summary.get("steps", -1) >= last  # else it was resumed, and killed
-    how = {"stopped": "ended early", "nonfinite": "not finite"}.get(
-        saved.summary.get("status", "") * is_its_end
-    )
-    return f"{how or 'stopped'} at {last:,} of {planned:,}"
+    how = "stopped"
+    if saved.summary.get("steps", -1) >= last:  # else it was resumed, and killed
+        ends = {"stopped": "ended early", "nonfinite": "not finite"}
+        how = ends.get(saved.summary["status"], how)
+    return f"{how} at {last:,} of {planned:,}"
 
 
 def differing_keys(configs: Sequence[dict]) -> list[str]:
@@ -109,8 +109,7 @@ def differing_keys(configs: Sequence[dict]) -> list[str]:
 
 
 def texts(data: Sequence[dict | None]) -> list[str]:
-    """Return the name of each run's text; of different texts with one name, with the start of the
-    fingerprint.
+    """Return the name of each run's text, with a fingerprint where several have the name.
 
     `data` has `Overview.data` of each run. A name ends in "(fallback)" if the text of the config
     could not be read.
@@ -122,12 +121,14 @@ def texts(data: Sequence[dict | None]) -> list[str]:
     of_name: dict[str, set[str]] = {}
     for known in filter(None, data):
         of_name.setdefault(known["name"], set()).add(known["fingerprint"])
-    found = []
-    for text in data:
-        name = text["name"] if text else "not known"
-        several = text is not None and len(of_name[name]) > 1
-        found.append(f"{name} {text['fingerprint'][:8]}" if text and several else name)
-    return found
+
+    def shown(text: dict | None) -> str:
+        if text is None:
+            return "not known"
+        several = len(of_name[text["name"]]) > 1
+        return f"{text['name']} {text['fingerprint'][:8]}" if several else text["name"]
+
+    return list(map(shown, data))
 
 
 def are_comparable(data: Sequence[dict | None]) -> bool:

@@ -14,22 +14,20 @@ from lm.system.errors import UserError
 from lm.system.git import describe_code
 from lm.system.text_tables import without_secrets
 
-# Variables that change the bits of a run: a resumption under others is refused; or may change them,
-# and is reported.
+# Variables that change the bits of a run: a resumption under others is refused.
 REFUSED = (
     "JAX_DEFAULT_MATMUL_PRECISION",
     "JAX_NUMPY_DTYPE_PROMOTION",
     "JAX_DISABLE_JIT",
     "NVIDIA_TF32_OVERRIDE",
 )
-REPORTED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+REPORTED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # these may change them
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "numpy", "ml-collections")
 
 
 def describe_start() -> dict:
-    """Describe this process: time, host, command, versions, and the code, or what is not known of
-    it.
-    """
+    """Describe this process: time, host, command, versions, and the code as far as it is known."""
+    environment = [name for name in (*REFUSED, *REPORTED) if name in os.environ]
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
@@ -37,31 +35,40 @@ def describe_start() -> dict:
         "processor": processor(),
         "argv": without_secrets(sys.argv),
         "versions": versions(),
-        "environment": {
-            name: os.environ[name] for name in (*REFUSED, *REPORTED) if name in os.environ
-        },
+        "environment": {name: os.environ[name] for name in environment},
         **describe_code(PACKAGES),
     }
 
 
 def compare_starts(before: dict, now: dict) -> list[str]:
-    """Return a line for each way in which a start differs from the one before it, as
-    `describe_start` returns them.
+    """Return a line for each difference between two results of `describe_start`.
 
     Raises:
         UserError: if a variable of the environment differs that changes the bits of a run.
     """
-    then = before["environment"]
-    here = now["environment"]
-    if changed := [name for name in REFUSED if then.get(name) != here.get(name)]:
-        raise UserError(*(_refusal(name, then.get(name), here.get(name)) for name in changed))
+    refusals = []
+    for name in REFUSED:
+        then = before["environment"].get(name)
+        here = now["environment"].get(name)
+        if then != here:
+            advice = f"unset {name}" if then is None else f"set {name}={shlex.quote(then)}"
+            refusals.append(
+                f"--resume: {name} is {here or 'not set'} and was {then or 'not set'}, so its "
+                f"numbers would change; {advice}"
+            )
+    if refusals:
+        raise UserError(*refusals)
 
     def facts(start: dict) -> dict:
-        devices = start["devices"] if before["devices"] else {}  # an import has none
-        commit = {"commit": start["git"]["commit"][:12]} if start["git"] else {}
-        return {**start["versions"], **start["environment"], **devices, **commit}
+        known = start["versions"] | start["environment"]
+        if before["devices"]:  # an import has none
+            known |= start["devices"]
+        if start["git"]:
+            known["commit"] = start["git"]["commit"][:12]
+        return known
 
-    old, new = facts(before), facts(now)
+    old = facts(before)
+    new = facts(now)
     lines = [
         f"{name} {old.get(name)} -> {new.get(name)} since the last start: the resumed run may not "
         "be bit-identical"
@@ -76,14 +83,6 @@ def compare_starts(before: dict, now: dict) -> list[str]:
     return lines
 
 
-def _refusal(name: str, then: str | None, here: str | None) -> str:
-    advice = f"unset {name}" if then is None else f"set {name}={shlex.quote(then)}"
-    return (
-        f"--resume: {name} is {here or 'not set'} and was {then or 'not set'}, so its numbers "
-        f"would change; {advice}"
-    )
-
-
 def format_command(module: str, arguments: list[str]) -> str:
     """Return a command line without this machine's directories.
 
@@ -94,19 +93,14 @@ def format_command(module: str, arguments: list[str]) -> str:
     'python -m lm.train --config configs/shakespeare.py --workdir=mine'
     """
 
-    def shown(path: str) -> str:
-        root = Path(__file__).resolve().parents[2]
-        return (
-            str(Path(path).relative_to(root))
-            if Path(path).is_relative_to(root)
-            else Path(path).name
-        )
+    root = Path(__file__).resolve().parents[2]
+
+    def shown(match: re.Match) -> str:
+        path = Path(match[2])
+        return match[1] + (str(path.relative_to(root)) if path.is_relative_to(root) else path.name)
 
     # Alone, in --key=/path, and in --key=text:/path, but not gs://bucket.
-    hidden = [
-        re.sub(r"(^|[=:])(/(?!/).*)$", lambda found: found[1] + shown(found[2]), a)
-        for a in arguments
-    ]
+    hidden = [re.sub(r"(^|[=:])(/(?!/).*)$", shown, argument) for argument in arguments]
     return shlex.join(["python", "-m", module, *without_secrets(hidden)])
 
 
@@ -127,13 +121,10 @@ def processor() -> str:
 
 
 def versions(packages: tuple[str, ...] = PACKAGES) -> dict[str, str | None]:
-    """Return the versions of Python and of packages, by default those that decide a run's numbers;
-    None: absent.
-    """
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Return the versions of Python and of packages that decide a run's numbers; None: absent."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+        versions[package] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions

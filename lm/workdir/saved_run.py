@@ -24,9 +24,7 @@ from lm.system.files import (
 from lm.workdir.config_changes import compare_configs
 from lm.workdir.metrics import last_step
 
-ARRIVING = (
-    "arriving.partial"  # a folder that is there while `lm.workdir.directory.fill` fills the workdir
-)
+ARRIVING = "arriving.partial"  # a folder that is there while `directory.fill` fills the workdir
 # key of a checkpoint's record: `read_settings` of the model that the run began from
 SETTINGS = "huggingface"
 # start of the name of the data in run.json: an imported run has no text of its own
@@ -78,9 +76,7 @@ class SavedRun:
         return self.summary["steps"] if self.summary.get("status") == "finished" else None
 
     def changed_settings(self, config) -> list[str]:
-        """Return a line for each key that differs in `config`, with which this run is to be
-        resumed.
-        """
+        """Return a line for each key that differs in the config of a resumption."""
         _, changed = compare_configs(self.config, config, self.newest_checkpoint or 0)
         return [
             f"resuming with another setting, which does not change the experiment: {line}"
@@ -120,37 +116,34 @@ def read_run(workdir: Path) -> SavedRun:
 
 
 def require_run(workdir: Path) -> None:
-    """Raise UserError if there is no such directory, with the names of runs beside it that are
-    similar.
-    """
+    """Raise UserError if there is no such directory, with the names of similar runs beside it."""
     if workdir.exists():
         return
     there = [path.parent.name for path in workdir.parent.glob("*/config.json")]
     near = difflib.get_close_matches(workdir.name[:200], there, n=3, cutoff=0.4)
-    names = " or ".join(str(workdir.parent / name) for name in near)
-    advice = (
-        f"did you mean {names}?" if near else "python -m lm.runs DIR lists the runs in a directory"
-    )
+    advice = "python -m lm.runs DIR lists the runs in a directory"
+    if near:
+        advice = f"did you mean {' or '.join(str(workdir.parent / name) for name in near)}?"
     raise UserError(f"there is no run {workdir}; {advice}")
 
 
 def holds_run(workdir: str | Path) -> bool:
-    """Return whether a run in this directory made a step: it has metrics, a checkpoint or a
-    summary.
+    """Return whether a run in this directory made a step.
 
-    A run that failed before its first step, such as one whose model cannot be compiled, starts
-    anew. One that is only partly copied into the directory is copied again.
+    Then it has metrics, a checkpoint or a summary, or anything else of these names. A run that
+    failed before its first step, such as one whose model cannot be compiled, starts anew. One that
+    is only partly copied into the directory is copied again.
     """
-    if Path(workdir, ARRIVING).exists():
+    workdir = Path(workdir)
+    metrics = workdir / "metrics.jsonl"
+    checkpoints = workdir / "checkpoints"
+    if (workdir / ARRIVING).exists():
         return False
-    metrics, checkpoints, summary = (
-        Path(workdir, name) for name in ("metrics.jsonl", "checkpoints", "summary.json")
-    )
-    has_lines = metrics.exists() and (not metrics.is_file() or metrics.stat().st_size > 0)
-    has_checkpoints = checkpoints.exists() and (
-        not checkpoints.is_dir() or any(checkpoints.iterdir())
-    )
-    return has_lines or has_checkpoints or summary.exists()
+    if metrics.exists() and not (metrics.is_file() and metrics.stat().st_size == 0):
+        return True
+    if checkpoints.exists() and not (checkpoints.is_dir() and not any(checkpoints.iterdir())):
+        return True
+    return (workdir / "summary.json").exists()
 
 
 def newest_checkpoint(workdir: str | Path) -> int | None:
@@ -169,19 +162,14 @@ def checkpoint_steps(workdir: str | Path) -> list[int]:
 
 
 def count_parameters(workdir: Path, step: int) -> int | None:
-    """Return the number of parameters that the record of a checkpoint lists; None if it cannot be
-    read.
-    """
+    """Return how many parameters the record of a checkpoint lists; None if it cannot be read."""
     shape = {"leaves": {str: {"shape": [COUNT]}}}
+    path = workdir / "checkpoints" / str(step) / "meta" / "metadata"
     try:
-        leaves = parse_json(
-            read_bytes(workdir / "checkpoints" / str(step) / "meta" / "metadata"), shape
-        )["leaves"]
+        leaves = parse_json(read_bytes(path), shape)["leaves"]
     except (OSError, ValueError):  # whoever reads the checkpoint reports it
         return None
-    return sum(
-        math.prod(leaf["shape"]) for path, leaf in leaves.items() if path.startswith("params/")
-    )
+    return sum(math.prod(x["shape"]) for name, x in leaves.items() if name.startswith("params/"))
 
 
 def is_step(name: str) -> bool:
@@ -197,8 +185,7 @@ def is_step(name: str) -> bool:
 
 
 def check_workdir(workdir: str | Path, config, *, resume: bool) -> SavedRun | None:
-    """Check whether a config, as the user gave it, can be run in `workdir`, before anything is
-    written.
+    """Check, before anything is written, whether a config can be run in `workdir`.
 
     With `resume`, it continues the run that the directory holds, if any.
 
@@ -245,25 +232,17 @@ def _lost_checkpoints(workdir: Path, saved: SavedRun) -> str | None:
     """
     if saved.newest_checkpoint is not None:
         return None
-    path = workdir / "metrics.jsonl"
     every = saved.config["checkpoint"]["every"]
-    last = last_step(path)
-    saved_twice = 0 < 2 * every < last
-    if (
-        saved_twice
-        or (last and not (workdir / "checkpoints").is_dir())
-        or (workdir / "summary.json").exists()
-    ):
-        return (
-            f"the run in {workdir} made {f'{last} ' if last else ''}steps, and its checkpoints "
-            "were deleted"
-        )
-    return None
+    last = last_step(workdir / "metrics.jsonl")
+    was_saved = 0 < 2 * every < last or (workdir / "summary.json").exists()
+    if not was_saved and (not last or (workdir / "checkpoints").is_dir()):
+        return None
+    steps = f"{last} steps" if last else "steps"
+    return f"the run in {workdir} made {steps}, and its checkpoints were deleted"
 
 
 def check_checkpoints(workdir: str | Path, metas: dict[int, dict], config, data: dict) -> None:
-    """Check that checkpoints are of this experiment by what they record: config.json and run.json
-    may be lost.
+    """Check what checkpoints record: config.json and run.json may be lost.
 
     `metas` has their records by step, `data` the {"name", "fingerprint"} of the tokens.
 
@@ -295,8 +274,7 @@ def check_meta(meta: dict, where: str) -> None:
 
 
 def check_init_from(config, saved: SavedRun | None) -> None:
-    """Raise UserError if config.init_from names neither a run with checkpoints nor a checkpoint of
-    Hugging Face.
+    """Raise UserError if config.init_from names neither a run nor a Hugging Face checkpoint.
 
     It is not needed to resume a saved run that has a checkpoint.
     """
