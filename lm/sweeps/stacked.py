@@ -33,7 +33,7 @@ from lm.sweeps import cpu_memory
 from lm.training import probes
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
-from lm.training.evaluation import mean_losses
+from lm.training.evaluation import mean_losses, mean_of_sums
 from lm.training.progress import Progress
 from lm.training.signals import Signals
 from lm.workdir.checkpoints import Checkpoints
@@ -370,7 +370,7 @@ class StackedRuns:
             nats = map(float, evaluation["sums"][i])  # "NaN" if restored
             sums = list(zip(nats, evaluation["counts"], strict=True))
             if name.startswith("probe/"):
-                sources[name] = math.fsum(s for s, _ in sums) / sum(evaluation["counts"])
+                sources[name], _ = mean_of_sums(sums)
                 continue
             split = self.corpus.split(name)
             if step == steps:

@@ -1,6 +1,4 @@
-"""Statistics of attention that show whether it becomes unstable, computed for a few queries at a
-time.
-"""
+"""Statistics of attention that show whether it becomes unstable, for a few queries at a time."""
 
 import dataclasses
 
@@ -14,8 +12,7 @@ CHUNK_SCORES = 2**24  # about this many scores are in memory at once: 64 MiB
 
 
 def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=None, **options):
-    """Return the largest logit of each query and the entropies of its attention weights, float32 or
-    wider.
+    """Return the largest logit of each query and the entropies of its attention weights.
 
     Logits that grow during training come before a loss that diverges (Dehghani et al. 2023,
     arXiv:2302.05442, section 2; Wortsman et al. 2023, arXiv:2309.14322, section 3.1); so does an
@@ -30,9 +27,8 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
 
     Returns:
         The largest logit (B, T, H) among the keys that the query sees, before the softcap; the
-            entropy (B, T, H) in
-        nats; and the logarithm (B, T) of the number of keys that it sees, the entropy of equal
-            weights.
+        entropy (B, T, H) in nats; and the logarithm (B, T) of the number of keys that it sees, the
+        entropy of equal weights. All are float32 or wider.
 
     >>> q, k = jnp.zeros((1, 3, 2, 4)), jnp.ones((1, 3, 2, 4))  # zero queries weigh all keys equally
     >>> attention_statistics(q, k, Mask.causal(3))[1][0, :, 0]  # log 1, log 2, log 3
@@ -47,28 +43,32 @@ def attention_statistics(q_BTHK, k_BSGK, mask: Mask, *, softcap=None, bias_BSH=N
         rows = dataclasses.replace(
             mask, q_positions=positions, q_segments=segments, contiguous=False
         )
-        seen = rows.visible()[..., None, :, :]
+        visible = rows.visible()[..., None, :, :]
 
         def observed(name: str, **more):
-            found: dict = {}
-            more |= {"implementation": "einsum", "tap": lambda name, x: found.setdefault(name, x)}
+            seen: dict = {}
+            more |= {"implementation": "einsum", "tap": seen.setdefault}
             causal_attention(q_BTHK, k_BSGK, k_BSGK, rows, **options, **more)
-            return found[name]
+            return seen[name]
 
         logits_BHTS = observed("scores")
         weights_BHTS = observed("weights", softcap=softcap, bias_BSH=bias_BSH)
         n_keys_BHT = jnp.broadcast_to(
-            jnp.sum(seen, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1]
+            jnp.sum(visible, axis=-1, dtype=logits_BHTS.dtype), logits_BHTS.shape[:-1]
         )
+        max_logit_BHT = jnp.max(jnp.where(visible, logits_BHTS, -jnp.inf), axis=-1)
+        entropy_BHT = jnp.sum(jax.scipy.special.entr(weights_BHTS), axis=-1)
         return (
-            jnp.swapaxes(jnp.max(jnp.where(seen, logits_BHTS, -jnp.inf), axis=-1), -1, -2),
-            jnp.swapaxes(jnp.sum(jax.scipy.special.entr(weights_BHTS), axis=-1), -1, -2),
+            jnp.swapaxes(max_logit_BHT, -1, -2),
+            jnp.swapaxes(entropy_BHT, -1, -2),
             jnp.log(n_keys_BHT[..., 0, :]),
         )
 
     def chunks(x, axis):
         return None if x is None else jnp.stack(jnp.split(jnp.asarray(x), n_chunks, axis))
 
+    def joined(x):
+        return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], T, *x.shape[3:])
+
     queries = chunks(q_BTHK, -3), chunks(mask.q_positions, -1), chunks(mask.q_segments, -1)
-    found = jax.lax.map(of_queries, queries)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], T, *x.shape[3:]), found)
+    return jax.tree.map(joined, jax.lax.map(of_queries, queries))

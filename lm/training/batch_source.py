@@ -7,7 +7,6 @@ windows. Otherwise the host gathers the tokens. The batch of a step is the same 
 
 import copy
 import dataclasses
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,8 +31,7 @@ class BatchSource:
         self.config = config
         # a background thread, in which no mesh is set, makes the inputs
         self.mesh = mesh = current_mesh()
-        # The split's arrays on every device; None if they take too much memory, or are too long for
-        # int32 indices.
+        # The split's arrays on every device; None if they are too large, or too long for int32.
         self.resident = None
         n_bytes = sum(array.nbytes for array in split.arrays.values())
         if n_bytes <= config.data.device_bytes and len(split.tokens) < 2**31:
@@ -44,57 +42,50 @@ class BatchSource:
     def with_seed(self, seed: int) -> "BatchSource":
         """Return a source of another run's batches that shares this one's arrays."""
         source = copy.copy(self)
-        source.config = dataclasses.replace(
-            self.config, train=dataclasses.replace(self.config.train, seed=seed)
-        )
+        train = dataclasses.replace(self.config.train, seed=seed)
+        source.config = dataclasses.replace(self.config, train=train)
         return source
 
     def train(self, step: int, n_steps: int) -> dict:
-        """Return the inputs of n_steps training steps from `step` on, stacked to (max(2,
-        steps_per_dispatch), B, ...).
+        """Return the inputs of n_steps training steps from `step` on.
 
-        n_steps is at most steps_per_dispatch; the windows of the steps beyond start at 0 and are
-        not trained on. There are at least two, because XLA moves work out of a loop over one step,
-        where it rounds differently: runs with steps_per_dispatch = 1 and 10 would not be
-        bit-identical.
+        They are stacked to (max(2, steps_per_dispatch), B, ...). n_steps is at most
+        steps_per_dispatch; the windows of the steps beyond start at 0 and are not trained on. There
+        are at least two, because XLA moves work out of a loop over one step, where it rounds
+        differently: runs with steps_per_dispatch = 1 and 10 would not be bit-identical.
         """
         t = self.config.train
         starts = np.zeros((max(2, t.steps_per_dispatch), t.batch_size), np.int64)
-        starts[:n_steps] = batches.window_starts(
-            self.split, self.config, np.arange(step, step + n_steps)
-        )
+        steps = np.arange(step, step + n_steps)
+        starts[:n_steps] = batches.window_starts(self.split, self.config, steps)
         return self._inputs(starts)
 
     def evaluation(self, max_batches: int = 0) -> Iterator[dict]:
-        """Yield the inputs of an evaluation in consecutive windows; at most max_batches of each
-        source if not 0.
+        """Yield the inputs of an evaluation in consecutive windows.
+
+        These are at most max_batches of each source if not 0.
         """
-        found = batches.eval_batches(self.split, self.config, max_batches)
-        for batch in itertools.chain.from_iterable(numbers for _, numbers in found):
-            starts, weights = batches.eval_windows(self.split, self.config, batch)
-            weights = sharding.shard_examples(self.mesh, weights.shape, 0, weights.__getitem__)
-            yield self._inputs(starts) | {"weights": weights}
+        for _, numbers in batches.eval_batches(self.split, self.config, max_batches):
+            for batch in numbers:
+                starts, weights = batches.eval_windows(self.split, self.config, batch)
+                weights = sharding.shard_examples(self.mesh, weights.shape, 0, weights.__getitem__)
+                yield self._inputs(starts) | {"weights": weights}
 
     def _inputs(self, starts: np.ndarray) -> dict:
-        """Return the starts (..., B), or the gathered windows (..., B, T+1); a process gathers its
-        devices' share.
-        """
+        """Return the starts (..., B), or the windows (..., B, T+1), gathered for these devices."""
         axis = starts.ndim - 1
-        seq_len = self.config.train.seq_len
         if self.resident is not None:
             starts = starts.astype(np.int32)
-            return {
-                "starts": sharding.shard_examples(self.mesh, starts.shape, axis, starts.__getitem__)
-            }
+            sharded = sharding.shard_examples(self.mesh, starts.shape, axis, starts.__getitem__)
+            return {"starts": sharded}
+        seq_len = self.config.train.seq_len
+        shape = (*starts.shape, seq_len + 1)
 
         def windows(name: str):
-            array = {name: self.split.arrays[name]}
-            shape = (*starts.shape, seq_len + 1)
-            return sharding.shard_examples(
-                self.mesh,
-                shape,
-                axis,
-                lambda index: batches.gather(array, starts[index], seq_len)[name],
-            )
+            def gather(index):
+                array = {name: self.split.arrays[name]}
+                return batches.gather(array, starts[index], seq_len)[name]
+
+            return sharding.shard_examples(self.mesh, shape, axis, gather)
 
         return {name: windows(name) for name in self.split.arrays}

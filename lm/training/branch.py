@@ -24,8 +24,7 @@ from lm.workdir.saved_run import checkpoint_steps, holds_run
 
 
 def branch(source: str, directory: str, config: Config, say: Callable[[str], None] = print) -> None:
-    """Copy the last state that a run shares with one of config.train.steps steps to a new
-    directory, to be resumed.
+    """Copy the last state that a run shares with that of a config to a directory, to be resumed.
 
     A directory that holds a run already, such as one that was branched before, is left as it is.
     The lines for `say` name the step of the state, and the settings that differ.
@@ -47,9 +46,7 @@ def branch(source: str, directory: str, config: Config, say: Callable[[str], Non
 
 
 def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
-    """Return the newest step with a checkpoint up to which both learning rates are equal, and what
-    differs.
-    """
+    """Return the newest saved step up to which both learning rates are equal, and what differs."""
     try:
         old = read_json(source / "config.json", {"train": {"steps": COUNT}}, "give another run")
     except FileNotFoundError:
@@ -63,9 +60,8 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
             "--branch_from: the config needs optimizer.schedule = 'wsd', and optimizer.decay_steps "
             "= none"
         )
-    if steps != old["train"]["steps"] and (
-        changing := ideas.changing_terms(as_resolved(config).model)
-    ):
+    has_other_length = steps != old["train"]["steps"]
+    if has_other_length and (changing := ideas.changing_terms(as_resolved(config).model)):
         raise UserError(
             f"--branch_from: the weights in the loss of {changing} depend on train.steps"
         )
@@ -75,12 +71,12 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
             f"--branch_from: {source} holds a run of another experiment; set these back:", *problems
         )
     last = min(stable_steps(n, o) for n in (steps, old["train"]["steps"]))
-    found = checkpoint_steps(source)
-    shared = [step for step in found if step <= last]
+    saved = checkpoint_steps(source)
+    shared = [step for step in saved if step <= last]
     if not shared:
         raise UserError(
             f"--branch_from: {source} has checkpoints of steps "
-            f"{', '.join(map(str, found)) or '-'}, and none up to step {last}, after which the "
+            f"{', '.join(map(str, saved)) or '-'}, and none up to step {last}, after which the "
             "learning rates differ; config.checkpoint.every and keep decide which exist"
         )
     return shared[-1], changed

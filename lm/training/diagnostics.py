@@ -1,7 +1,5 @@
 """Diagnostics of a run: magnitudes by layer, and a report on an update that is not finite."""
 
-import itertools
-
 import jax
 import numpy as np
 
@@ -15,35 +13,33 @@ from lm.training.run import Run
 
 
 def details(run: Run, source: BatchSource, state: TrainState) -> dict:
-    """Return the statistics of the step after `state` by kind and path, as numbers and lists of one
-    per layer.
-    """
+    """Return the statistics of the step after `state` by kind and path; lists have one per layer."""
     return jax.tree.map(lambda x: np.asarray(x).tolist(), _measure_next_step(run, source, state))
 
 
 def nonfinite_report(run: Run, source: BatchSource, state: TrainState) -> list[str]:
     """Return lines on the step after `state`: its learning rate, and norms by group of parameters."""
-    found = jax.device_get(_measure_next_step(run, source, state))
-    table = run.table
+    statistics = jax.device_get(_measure_next_step(run, source, state))
     n_updates = int(state.step) - int(state.skipped)
     rate = learning_rate_schedule(run.config.optimizer, run.config.train.steps)(n_updates)
     lines = [
         f"learning rate {float(rate):.4g}; parameters before the step, and its gradients:",
         f"{'group':<24} {'parameter norm':>15} {'gradient norm':>15}",
     ]
-    for group, members in itertools.groupby(
-        table, key=lambda path: path.rpartition("/")[0] or path
-    ):
-        paths = list(members)
-        norms = (
-            sum(
-                float(np.mean(np.square(np.asarray(found[kind][p], np.float64)))) * table[p].size
-                for p in paths
-            )
-            for kind in ("parameters", "gradients")
-        )
-        parameter_norm, gradient_norm = (norm**0.5 for norm in norms)
-        lines.append(f"{group:<24} {parameter_norm:>15.4g} {gradient_norm:>15.4g}")
+
+    def norm(kind: str, paths: list[str]) -> float:
+        square = 0.0
+        for path in paths:  # of a stack, a root mean square per layer
+            rms = np.asarray(statistics[kind][path], np.float64)
+            square += float(np.mean(np.square(rms))) * run.table[path].size
+        return square**0.5
+
+    groups: dict[str, list[str]] = {}
+    for path in run.table:
+        groups.setdefault(path.rpartition("/")[0] or path, []).append(path)
+    for group, paths in groups.items():
+        norms = f"{norm('parameters', paths):>15.4g} {norm('gradients', paths):>15.4g}"
+        lines.append(f"{group:<24} {norms}")
     return lines
 
 

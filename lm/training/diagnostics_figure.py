@@ -1,6 +1,4 @@
-"""Plot the diagnostics of a run by layer (attention, activations, gradients, parameters, updates),
-and its scores.
-"""
+"""Plot the diagnostics of a run by layer, and its scores."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +15,7 @@ LOG_FROM = 10  # ratio of the largest to the smallest value from which an axis i
 
 WEIGHTS = (("layers", "-", ""), ("embedding", "--", "embedding"), ("head/w_DV", ":", "head"))
 
-# Title, unit, and the quantities of a panel: kind, path, line style, and a label for all of its
-# curves ("": layers).
+# Title, unit, and the quantities: kind, path, line style, and a label of the curve ("": layers).
 PANELS = (
     ("Largest attention logit", "logit", [("attention", "layers/max_logit", "-", "")]),
     (
@@ -61,17 +58,14 @@ def diagnostics_png(metrics: Path) -> bytes:
 def scores_png(metrics: Path) -> bytes:
     """Draw the scores of probes and tasks in a metrics.jsonl as a PNG, one panel for each."""
     details = [(line["step"], line) for line in iter_metrics(metrics) if "scores" in line]
-    names = {name.removesuffix("/ema"): None for _, line in details for name in line["scores"]}
-    both = ("", "-", "parameters"), ("/ema", "--", "average")
-    panels = [
-        (
-            name,
-            "nats" if name.startswith("probe/") else "",
-            [("scores", name + end, *look) for end, *look in both],
-        )
-        for name in names
-    ]
-    return _panels_png(details, panels)
+    panels = {}
+    for _, line in details:
+        for name in (name.removesuffix("/ema") for name in line["scores"]):
+            unit = "nats" if name.startswith("probe/") else ""
+            own = ("scores", name, "-", "parameters")
+            average = ("scores", f"{name}/ema", "--", "average")
+            panels[name] = (name, unit, [own, average])
+    return _panels_png(details, list(panels.values()))
 
 
 def _panels_png(details: list[tuple[int, dict]], panels: Sequence[tuple]) -> bytes:
@@ -91,22 +85,22 @@ def _panels_png(details: list[tuple[int, dict]], panels: Sequence[tuple]) -> byt
 def curves_of(
     details: list[tuple[int, dict]], kind: str, path: str, style: str, label: str
 ) -> list[tuple]:
-    """Return (steps, values, label, color, line style) of each curve of one quantity; lines without
-    it are skipped.
+    """Return (steps, values, label, color, line style) of each curve of one quantity.
 
     details[i] = step, detail; detail[kind][path] is a number, or a list of one number per layer.
-    Without a label each layer has its own.
+    Lines without it are skipped. Without a label each layer has its own.
     """
-    found = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
-    if not found:
+    known = [(step, detail[kind][path]) for step, detail in details if path in detail.get(kind, {})]
+    if not known:
         return []
-    steps = [step for step, _ in found]
-    values_SN = np.array([np.atleast_1d(value) for _, value in found], float)
-    looks = [
-        (label, "#777777") if label else _look(layer, values_SN.shape[1])
-        for layer in range(values_SN.shape[1])
+    steps = [step for step, _ in known]
+    values_NS = np.array([np.atleast_1d(value) for _, value in known], float).T
+    if label:
+        return [(steps, values_S, label, "#777777", style) for values_S in values_NS]
+    looks = [_look(layer, len(values_NS)) for layer in range(len(values_NS))]
+    return [
+        (steps, *curve, style) for curve in zip(values_NS, *zip(*looks, strict=True), strict=True)
     ]
-    return [(steps, column, *look, style) for column, look in zip(values_SN.T, looks, strict=True)]
 
 
 def _look(layer: int, n_layers: int) -> tuple[str, tuple]:
@@ -114,9 +108,8 @@ def _look(layer: int, n_layers: int) -> tuple[str, tuple]:
     from matplotlib import colormaps
 
     is_labeled = n_layers <= ALL_LAYERS_LABELED or layer in (0, n_layers - 1)
-    return (f"layer {layer}" if is_labeled else ""), colormaps["viridis"](
-        0.88 * layer / max(1, n_layers - 1)
-    )
+    color = colormaps["viridis"](0.88 * layer / max(1, n_layers - 1))
+    return f"layer {layer}" if is_labeled else "", color
 
 
 def _draw(axes, curves: list[tuple]) -> None:
@@ -128,23 +121,15 @@ def _draw(axes, curves: list[tuple]) -> None:
         y = np.where(np.isfinite(y) & ((y > 0) | (not is_log)), y, np.nan)
         shown = label if np.isfinite(y).any() and label not in labeled else ""
         labeled.add(shown)
-        marker = "o" if np.isfinite(y).sum() == 1 else ""
-        axes.plot(
-            steps,
-            y,
-            color=color,
-            linestyle=style,
-            marker=marker,
-            linewidth=1.4,
-            label=shown or "_hidden",
-        )
+        marker = "o" if np.isfinite(y).sum() == 1 else ""  # a line of one point is invisible
+        look = {"color": color, "linestyle": style, "marker": marker, "linewidth": 1.4}
+        axes.plot(steps, y, **look, label=shown or "_hidden")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if labeled - {""}:
-        axes.legend(
-            fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1), handlelength=1
-        )
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(fontsize=8, frameon=False, handlelength=1, **place)
     else:
         axes.set_yticks([])
         why = "zero or not finite" if curves else "not measured"

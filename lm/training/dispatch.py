@@ -1,5 +1,4 @@
-"""Dispatches: groups of steps that the device runs without the host, and the pipeline that keeps
-the device busy.
+"""Dispatches, steps that the device runs without the host, and the pipeline that keeps it busy.
 
 A single run (`lm/training/loop.py`) and the stacked runs of a sweep (`lm/sweeps/stacked.py`) share
 both.
@@ -48,20 +47,19 @@ def due(step: int, config: Resolved) -> set[str]:
     >>> [sorted(due(step, config)) for step in (0, 5, 6, 7, 10)]
     [[], ['eval', 'profile'], [], ['profile'], []]
     """
-    c = config
     t = config.train
-    periods = {
-        "eval": c.eval.every,
-        "checkpoint": c.checkpoint.every,
-        "tasks": c.eval.harness_every,
-    }
-    periods = {"detail": c.log.detail_every} | (periods if step else {})
-    found = {
-        task for task, every in periods.items() if every and step % every == 0 and step < t.steps
-    }
-    return found | (
-        {"profile"} if t.profile and step in (t.profile[0] - 1, t.profile[1]) else set()
-    )
+    periods = {"detail": config.log.detail_every}
+    if step:
+        periods["eval"] = config.eval.every
+        periods["checkpoint"] = config.checkpoint.every
+        periods["tasks"] = config.eval.harness_every
+    tasks = set()
+    for task, every in periods.items():
+        if every and step % every == 0 and step < t.steps:
+            tasks.add(task)
+    if t.profile and step in (t.profile[0] - 1, t.profile[1]):
+        tasks.add("profile")
+    return tasks
 
 
 def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
@@ -94,8 +92,7 @@ def pipeline(
     stop: Callable[[], bool],
     waiting: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Iterator[Done]:
-    """Run dispatches and yield each one when its metrics have been read, while the device works on
-    the next one.
+    """Run dispatches; yield each one with its metrics while the device works on the next one.
 
     Args:
         program: (state, inputs, n_steps) -> (state, metrics). It may donate its state.

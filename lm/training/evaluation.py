@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -23,8 +24,7 @@ def evaluate(
 ) -> dict | None:
     """Compute the mean loss over a split, without dropout.
 
-    Every token but the first is predicted once, in consecutive windows at the context length of
-    training.
+    Every token but the first is predicted once, in consecutive windows of train.seq_len tokens.
 
     Args:
         max_batches: evaluate only the first max_batches batches of each source; 0 for all.
@@ -32,11 +32,9 @@ def evaluate(
 
     Returns:
         {"loss": nats per token, "perplexity": exp(loss), "bits_per_byte": None if the text's bytes
-            are not known,
-        "tokens": number of predicted tokens}; "losses" by source of a mixture, whose weighted mean
-            is "loss"; and
-        "best_loss", that of the best possible model of these tokens, where it is known
-        (`lm/data/entropy_floor.py`). None if `stop` ended the evaluation.
+        are not known, "tokens": number of predicted tokens}; "losses" by source of a mixture, whose
+        weighted mean is "loss"; and "best_loss", that of the best possible model of these tokens,
+        where it is known (`lm/data/entropy_floor.py`). None if `stop` ended the evaluation.
 
     Raises:
         BelowEntropy: the loss is below that of the best possible model.
@@ -47,23 +45,22 @@ def evaluate(
             return None
         sums.append(jit_eval_step(params, source.resident, inputs, source.config))
     split = source.split
-    parts = source.split.all_parts
     loss, losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
     best = check_loss(split, loss, n_predicted)
-    found = {
+    metrics: dict[str, Any] = {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
         "bits_per_byte": None,
         "tokens": n_predicted,
     }
-    n_bytes = [part.weight * part.bytes_per_token for part in parts if part.bytes_per_token]
-    if len(n_bytes) == len(parts):
-        found["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
-    return (
-        found
-        | ({"losses": losses} if split.parts else {})
-        | ({} if best is None else {"best_loss": best})
-    )
+    n_bytes = [part.weight * (part.bytes_per_token or 0.0) for part in split.all_parts]
+    if all(n_bytes):
+        metrics["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
+    if split.parts:
+        metrics["losses"] = losses
+    if best is not None:
+        metrics["best_loss"] = best
+    return metrics
 
 
 def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled:
@@ -75,8 +72,7 @@ def compile_evaluation(params: dict, source: BatchSource) -> jax.stages.Compiled
 def mean_losses(
     split: Split, config: Resolved, sums: list, max_batches: int = 0
 ) -> tuple[float, dict, int]:
-    """Return the mean loss, that of each source by name, whose weighted mean it is, and the number
-    of predictions.
+    """Return the weighted mean loss of all sources, that of each by name, and how many predictions.
 
     `sums` are, for each batch of an evaluation with this max_batches, or of a whole one, the sum of
     the losses and the number of targets.
@@ -87,14 +83,17 @@ def mean_losses(
     is_whole = len(sums) == batches.n_eval_batches(split, config)
     for part, numbers in batches.eval_batches(split, config, max_batches):
         first = numbers.start if is_whole else position
-        own = sums[first : first + len(numbers)]
-        position = position + len(numbers)
-        # Summed on the host in float64: a float32 sum over a full split would lose digits.
-        total, count = (math.fsum(float(pair[i]) for pair in own) for i in (0, 1))
-        losses[part.name] = total / count
-        n_predicted += int(count)
-    return (
-        math.fsum(part.weight * losses[part.name] for part in split.all_parts),
-        losses,
-        n_predicted,
-    )
+        position += len(numbers)
+        losses[part.name], count = mean_of_sums(sums[first : first + len(numbers)])
+        n_predicted += count
+    mean = math.fsum(part.weight * losses[part.name] for part in split.all_parts)
+    return mean, losses, n_predicted
+
+
+def mean_of_sums(sums: list) -> tuple[float, int]:
+    """Return the mean loss over batches, given the sum of losses and the count of each, and the count.
+
+    Summed on the host in float64: a float32 sum over a full split would lose digits.
+    """
+    count = math.fsum(float(n) for _, n in sums)
+    return math.fsum(float(total) for total, _ in sums) / count, int(count)

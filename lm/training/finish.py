@@ -1,6 +1,4 @@
-"""End a run: final evaluations, last checkpoint, summary, sample, and plots of the losses and the
-diagnostics.
-"""
+"""End a run: final evaluations, last checkpoint, summary, sample, and plots."""
 
 import math
 from collections.abc import Callable
@@ -27,33 +25,31 @@ Sample = Callable[[Run, dict, int, Path], str | None]
 
 
 def finish(loop: Loop, state: TrainState, workdir: Workdir, status: str, sample: Sample) -> str:
-    """End a run that is "finished" or "stopped"; returns this status, or "interrupted" if a signal
-    came.
-    """
+    """End a run that is "finished" or "stopped"; return this, or "interrupted" after a signal."""
     config = loop.run.config
     corpus = loop.run.corpus
     say = loop.progress.say
     step = int(state.step)
     lines: dict[str, dict] = {}
-    if config.eval.every and not loop.evaluate_split(
-        state, step, "validation", config.eval.max_batches
-    ):
-        return "interrupted"  # this score is comparable with those of the steps before
+    # A loss that is comparable with those of the steps before.
+    n_batches = config.eval.max_batches
+    if config.eval.every and not loop.evaluate_split(state, step, "validation", n_batches):
+        return "interrupted"
     for name in config.eval.final_splits:
-        if missing := [part for part in name.split("+") if part not in corpus.splits]:
+        splits = name.split("+")
+        if missing := [split for split in splits if split not in corpus.splits]:
             say(f"{name} is not evaluated: {corpus.name} has no {missing[0]} split")
             continue
-        parts = list(
-            filter(None, (loop.evaluate_split(state, step, part) for part in name.split("+")))
-        )
-        if len(parts) <= name.count("+"):
-            return "interrupted"
-        single = len(parts) == 1
-        lines[name] = (
-            parts[0]
-            if single
-            else loop.write_evaluation({"step": step, "split": name} | joined(parts))
-        )
+        parts: list[dict] = []
+        for split in splits:
+            line = loop.evaluate_split(state, step, split)
+            if line is None:
+                return "interrupted"
+            parts.append(line)
+        lines[name] = parts[0]
+        if len(parts) > 1:
+            line = {"step": step, "split": name} | joined(parts)
+            lines[name] = loop.write_evaluation(line)
     loop.save(state, step)  # before the scores: a task's own code may fail
     for kind in loop.scorers:
         loop.write_scores(kind, state, step)
@@ -100,17 +96,17 @@ def joined(parts: list[dict]) -> dict:
         "windows": sum(line["windows"] for line in parts),
         "data": parts[0]["data"],
         "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": None,
+        "tokens": sum(tokens),
     }
-    line |= {"perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": None, "tokens": sum(tokens)}
     if all(part["bits_per_byte"] for part in parts):
-        n_bytes = [
-            n * p["loss"] / math.log(2) / p["bits_per_byte"]
-            for n, p in zip(tokens, parts, strict=True)
-        ]
+        n_bytes = [p["tokens"] * p["loss"] / math.log(2) / p["bits_per_byte"] for p in parts]
         line["bits_per_byte"] = sum(tokens) * loss / math.log(2) / math.fsum(n_bytes)
-    return line | {
-        key: mean(key) for key in ("ema_loss", "best_loss") if all(key in part for part in parts)
-    }
+    for key in ("ema_loss", "best_loss"):
+        if all(key in part for part in parts):
+            line[key] = mean(key)
+    return line
 
 
 def plot_diagnostics(loop: Loop, workdir: Workdir) -> None:
@@ -143,21 +139,24 @@ def stop_early(loop: Loop, state: TrainState, workdir: Workdir, status: str) -> 
 def write_summary(
     loop: Loop, state: TrainState, workdir: Workdir, status: str, lines: dict[str, dict]
 ) -> None:
-    """Write summary.json, and show where the time of the run went. lines: of the final evaluations,
-    by split.
-    """
+    """Write summary.json, and show where the time went; lines: the final evaluations by split."""
     run = loop.run
     t = loop.run.config.train
     step = int(state.step)
-    losses = {name: line["loss"] for name, line in lines.items()}
-    seconds = sum(loop.clock.seconds().values())
-    shares = loop.clock.shares()
     evaluated = loop.writer.validation_losses()
     best = best_step(evaluated, evaluated)
-    parts = ", ".join(
-        f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items()
-    )
-    loop.progress.say(f"{duration(seconds)} in all starts: {parts}")
+    seconds = sum(loop.clock.seconds().values())
+    shares = loop.clock.shares()
+    parts = [f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in shares.items()]
+    loop.progress.say(f"{duration(seconds)} in all starts: {', '.join(parts)}")
+
+    def by_split(key: str) -> dict:
+        return {name: line[key] for name, line in lines.items() if key in line}
+
+    losses = by_split("loss")
+    scores: dict[str, float] = {}
+    for line in loop.writer.lines_of(step):
+        scores |= line.get("scores", {})
     summary = dict(
         name=run.config.name,
         status=status,
@@ -169,14 +168,10 @@ def write_summary(
         best_val_loss=None if best is None else evaluated[best],
         best_step=best,
         losses=losses,
-        ema_losses={name: line["ema_loss"] for name, line in lines.items() if "ema_loss" in line},
-        scores={
-            name: x
-            for line in loop.writer.lines_of(step)
-            for name, x in line.get("scores", {}).items()
-        },
-        losses_by_source={name: line["losses"] for name, line in lines.items() if "losses" in line},
-        val_bits_per_byte=lines["validation"]["bits_per_byte"] if "validation" in lines else None,
+        ema_losses=by_split("ema_loss"),
+        scores=scores,
+        losses_by_source=by_split("losses"),
+        val_bits_per_byte=by_split("bits_per_byte").get("validation"),
         wall_seconds=round(seconds, 1),
         goodput={name: round(share, 4) for name, share in shares.items()},
         skipped=int(state.skipped),

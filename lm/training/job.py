@@ -1,6 +1,4 @@
-"""One training job, from a checked config to an exit code. `train` reads straight down; lm/train.py
-calls it.
-"""
+"""One training job, from a checked config to an exit code. `train` reads straight down."""
 
 import functools
 import os
@@ -145,30 +143,28 @@ def train(
                     clock=clock,
                 )
                 state, status = loop.train(state)
-                # ---- The end: final evaluations, summary and sample, or the report of a run that s
+                # ---- The end: final evaluations, summary and sample, or a report -----------------
                 if status in ("finished", "stopped"):
                     status = finish(loop, state, workdir, status, sample)
                 if status in ("interrupted", "nonfinite"):
                     stop_early(loop, state, workdir, status)
             is_copied = not mirror or processes.from_first(mirror.finish)
-    code = {
-        "finished": 0,
-        "stopped": 0,
-        "nonfinite": 3,
-        "interrupted": 128 + (signals.received or 0),
-    }[status]
-    return code or int(not is_copied)
+    if status == "nonfinite":
+        return 3
+    if status == "interrupted":
+        return 128 + (signals.received or 0)
+    return 0 if is_copied else 1
 
 
 def open_writer(run: Run, directory: Path, resumed_at: int | None) -> MetricsWriter:
-    """Return the writer of the run's metrics, which drops the lines after the step at which the run
-    resumes.
-    """
+    """Return the writer of the run's metrics; lines after the step of a resumption are dropped."""
     log = run.config.log
-    wandb = {"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None
-    writes = processes.is_first()
     return MetricsWriter(
-        directory, resume_step=resumed_at, tensorboard=log.tensorboard, wandb=wandb, writes=writes
+        directory,
+        resume_step=resumed_at,
+        tensorboard=log.tensorboard,
+        wandb={"name": run.config.name, "config": to_dict(run.config)} if log.wandb else None,
+        writes=processes.is_first(),
     )
 
 
@@ -180,8 +176,7 @@ def protected_steps(
     resumed_at: int | None,
     say,
 ) -> set[int]:
-    """Return the steps whose checkpoints are kept whatever follows, because one of them may be the
-    best.
+    """Return the steps whose checkpoints are always kept, because one of them may be the best.
 
     `record` is that of the checkpoint at which the run resumes.
     """
@@ -196,9 +191,7 @@ def protected_steps(
 
 
 def record_of(run: Run, protected: set[int], loaded: WarmStart | None) -> dict:
-    """Return what is saved with every checkpoint, beside the record of the checkpoint at which the
-    run resumed.
-    """
+    """Return what is saved with every checkpoint, beside the record that the run resumed from."""
     corpus = run.corpus
     record = {
         "config": to_dict(run.config),
@@ -227,9 +220,7 @@ def compile_and_check(run: Run, source: BatchSource, state: TrainState, say):
 
 
 def check_evaluation(run: Run, state: TrainState) -> None:
-    """Raise UserError if an evaluation, where it has more sequences than a micro-batch, needs too
-    much memory.
-    """
+    """Raise UserError if an evaluation with more sequences than a micro-batch lacks memory."""
     evaluated = [name for name in ("validation", "test") if name in run.corpus.splits]
     n_parts = run.mesh_sizes["replica"] * run.mesh_sizes["fsdp"]
     rows = (run.config.eval.batch_size or run.config.train.batch_size) // n_parts
@@ -241,9 +232,7 @@ def check_evaluation(run: Run, state: TrainState) -> None:
 
 
 def has_checkpoint(directory: Path, run: Run) -> bool:
-    """Return whether the directory has a checkpoint; raise UserError if one is of another
-    experiment or other data.
-    """
+    """Return whether the directory has a checkpoint; raise UserError if one is of another run."""
     if newest_checkpoint(directory) is None:
         return False
     check_checkpoints(directory, read_metas(directory), run.config, run.data_facts)
@@ -254,11 +243,10 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
     """Show what is trained, on what, and where; save the tokenizer in the directory."""
     if run.corpus.tokenizer is not None:
         workdir.write_text("tokenizer.json", run.corpus.tokenizer.to_json())
+    device: Any = jax.local_devices()[0]
     n = jax.device_count()
-    kind = jax.devices()[0].device_kind
-    progress.say(
-        f"workdir {workdir.path}  data {run.corpus.name}  device {f'{n} x ' if n > 1 else ''}{kind}"
-    )
+    devices = f"{n} x {device.device_kind}" if n > 1 else device.device_kind
+    progress.say(f"workdir {workdir.path}  data {run.corpus.name}  device {devices}")
     if n > 1:
         mesh = " x ".join(f"{axis} {size}" for axis, size in run.mesh_sizes.items())
         progress.say(f"mesh {mesh}, {jax.process_count()} processes")
@@ -279,31 +267,25 @@ def show_run(run: Run, workdir: Workdir, progress: Progress, *, verbose: bool) -
         si(run.flops_per_token, "FLOPs per token"),
     ]
     baseline = unigram_loss(run.corpus, "validation", run.config.model.vocab_size)
-    parts += [] if baseline is None else [f"unigram baseline {baseline:.2f}"]
+    if baseline is not None:
+        parts.append(f"unigram baseline {baseline:.2f}")
     progress.say("  ".join(parts))
-    device: Any = jax.local_devices()[0]
-    if run.config.model.attention == "auto" and (
-        verbose or device.platform != "cpu"
-    ):  # a CPU has no other kernels
-        progress.say(
-            "attention: {}; {}".format(
-                *attention_implementation(run.config, device, run.mesh_sizes)
-            )
-        )
+    has_choice = device.platform != "cpu"  # a CPU has no other kernels
+    if run.config.model.attention == "auto" and (verbose or has_choice):
+        name, reason = attention_implementation(run.config, device, run.mesh_sizes)
+        progress.say(f"attention: {name}; {reason}")
 
 
 def evaluated_windows(config: dict) -> int:
     """Return how many windows are evaluated during training; 0: all."""
-    return config["eval"]["max_batches"] * (
-        config["eval"]["batch_size"] or config["train"]["batch_size"]
-    )
+    batch_size = config["eval"]["batch_size"] or config["train"]["batch_size"]
+    return config["eval"]["max_batches"] * batch_size
 
 
 def first_state(
     run: Run, checkpoints: Checkpoints | None, loaded: WarmStart | None
 ) -> tuple[TrainState, dict]:
-    """Return the state and the record of the newest intact checkpoint; without one, the state of
-    step 0, and {}.
+    """Return the state and record of the newest intact checkpoint, else the state of step 0, {}.
 
     Parameters that were loaded from another run replace initial values.
     """
@@ -312,12 +294,11 @@ def first_state(
     abstract = shard_state(jax.eval_shape(init, seed), run.table)
     if checkpoints and (restored := checkpoints.restore(abstract, _as_saved)):
         _, state, record = restored
-        if (
-            abstract.recent is None or state.recent is None
-        ):  # this start may change config.train.on_spike
-            state = state.replace(
-                recent=abstract.recent and replicate(current_mesh(), np.asarray(empty_window()))
-            )
+        # This start may change config.train.on_spike.
+        if abstract.recent is None:
+            state = state.replace(recent=None)
+        elif state.recent is None:
+            state = state.replace(recent=replicate(current_mesh(), np.asarray(empty_window())))
         return state, record
     shardings = jax.tree.map(lambda a: a.sharding, abstract)
     state = jax.jit(init, out_shardings=shardings)(seed)  # sharded from the start
@@ -328,9 +309,7 @@ def first_state(
 
 
 def _as_saved(abstract: TrainState, meta: dict) -> TrainState:
-    """Return the abstract state of a checkpoint, which has a window of losses if
-    config.train.on_spike was set.
-    """
+    """Return the abstract state of a checkpoint; with on_spike it has a window of losses."""
     was_on = meta["config"]["train"].get("on_spike", "none") != "none"
     window = jax.ShapeDtypeStruct((2, WINDOW), "float32", sharding=abstract.step.sharding)
     return abstract.replace(recent=window if was_on else None)

@@ -1,6 +1,4 @@
-"""Diagnostics of a training step by layer: attention, activations, gradients, parameters and
-updates.
-"""
+"""Diagnostics of a training step by layer: attention, activations, gradients, updates."""
 
 from collections.abc import Sequence
 
@@ -14,12 +12,9 @@ from lm.past import Past
 from lm.step import TrainState, batch_fields, losses_and_gradients, optimizer
 from lm.training.attention_statistics import attention_statistics
 
-N_EXAMPLES = (
-    4  # sequences of each device's share of a batch on which attention and activations are measured
-)
+N_EXAMPLES = 4  # of each device's share of a batch, on which activations are measured
 
-# The intermediates whose root mean square is measured (see lm/model.py), and their names in the
-# result.
+# The intermediates whose root mean square is measured (lm/model.py), and their names here.
 ACTIVATIONS = {
     "residual": "layers/output",
     "attention/output": "layers/attention",
@@ -28,8 +23,7 @@ ACTIVATIONS = {
 
 
 def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
-    """Return diagnostics of the next step, float32 scalars by kind and path; values of layers are
-    stacked to (N,).
+    """Return diagnostics of the next step, float32 by kind and path; layers are stacked to (N,).
 
     The kinds are
 
@@ -50,61 +44,58 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
     means, grads = losses_and_gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
     table = parameters.parameter_table(config.model)
-    magnitudes = {"gradients": grads, "parameters": state.params, "updates": updates}
-    found = {kind: _root_mean_squares(tree, table) for kind, tree in magnitudes.items()}
-    paths = [
-        path
-        for path in ("layers", "embedding", "positions", "head/w_DV")
-        if path in found["updates"]
-    ]
-    found["update_ratio"] = {
-        path: found["updates"][path] / found["parameters"][path] for path in paths
+    of_updates = _root_mean_squares(updates, table)
+    of_parameters = _root_mean_squares(state.params, table)
+    ratios = {}
+    for path in ("layers", "embedding", "positions", "head/w_DV"):
+        if path in of_updates:
+            ratios[path] = of_updates[path] / of_parameters[path]
+    statistics = {
+        "gradients": _root_mean_squares(grads, table),
+        "parameters": of_parameters,
+        "updates": of_updates,
+        "update_ratio": ratios,
     }
-    if "layers" in paths:
-        measure = collectives.map_over_batch(
-            lambda params, fields: _forward_statistics(params, fields, config), table
-        )
-        found |= measure(state.params, batch_fields(batch))
-    return found
+    if "layers" in ratios:
+
+        def forward(params: dict, fields: dict) -> dict:
+            return _forward_statistics(params, fields, config)
+
+        measure = collectives.map_over_batch(forward, table)
+        statistics |= measure(state.params, batch_fields(batch))
+    return statistics
 
 
 def _root_mean_squares(tree: dict, table: parameters.Table) -> dict:
-    """Return the root mean square of each parameter, per layer if stacked, and of all weights of
-    each layer.
-    """
-    found: dict = {}
+    """Return the root mean square of each parameter, and of all weights of each layer."""
+    magnitudes: dict = {}
     weights = []
     for path, x in parameters.flat(tree).items():
         p = table[path]
-        mean_square = jnp.mean(
-            jnp.square(x.astype(jnp.float32)), None if p.layers is None else tuple(range(1, x.ndim))
-        )
-        found[path] = jnp.sqrt(mean_square)
+        axes = None if p.layers is None else tuple(range(1, x.ndim))  # per layer if stacked
+        mean_square = jnp.mean(jnp.square(x.astype(jnp.float32)), axes)
+        magnitudes[path] = jnp.sqrt(mean_square)
         if p.layers is not None and p.kind == "weight" and p.matrix:
             weights.append((p.layers, p.size / len(p.layers), mean_square))
     if weights:
         n_layers = 1 + max(max(layers) for layers, _, _ in weights)
         sizes = [_by_layer(layers, size, n_layers) for layers, size, _ in weights]
-        squares = (_by_layer(layers, mean_square, n_layers) for layers, _, mean_square in weights)
-        found["layers"] = jnp.sqrt(
-            sum(size / sum(sizes) * square for size, square in zip(sizes, squares, strict=True))
-        )
-    return found
+        mean = 0.0
+        for size, (layers, _, mean_square) in zip(sizes, weights, strict=True):
+            mean = mean + size / sum(sizes) * _by_layer(layers, mean_square, n_layers)
+        magnitudes["layers"] = jnp.sqrt(mean)
+    return magnitudes
 
 
 def _by_layer(layers: Sequence[int], values, n_layers: int):
     """Return the values of these layers, and 0 for all other layers."""
-    return (
-        values
-        if len(layers) == n_layers
-        else jnp.zeros(n_layers).at[jnp.asarray(layers)].set(values)
-    )
+    if len(layers) == n_layers:
+        return values
+    return jnp.zeros(n_layers).at[jnp.asarray(layers)].set(values)
 
 
 def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
-    """Return the kinds "attention" and "activations" of `layer_statistics`, over the devices that
-    share the batch.
-    """
+    """Return the kinds "attention" and "activations", over the devices that share the batch."""
     fields = {name: x[:N_EXAMPLES] for name, x in fields.items()}
     segments = fields.get("segments")
     is_token_BT = jnp.ones_like(fields["inputs"], bool) if segments is None else segments > 0
@@ -122,12 +113,9 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     @flax.struct.dataclass
     class Measured(Past):
         def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
-            keys = self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
-            scoring = {
-                name: x
-                for name, x in (options | keys).items()
-                if name not in ("implementation", "v_BSGK")
-            }
+            scoring = options | self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
+            for name in ("implementation", "v_BSGK"):  # neither changes the scores
+                scoring.pop(name, None)
             mask = self.mask(q_BTHK.shape[-3], window)
             max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(
                 q_BTHK, mask=mask, **scoring

@@ -1,9 +1,8 @@
-"""The training loop of one run: dispatches of steps, and between them evaluations, checkpoints and
-diagnostics.
-"""
+"""The training loop of a run: dispatches of steps, between them evaluations and checkpoints."""
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,27 +79,24 @@ class Loop:
                     if warning := still.warning(done.dispatch.end, state.params):
                         self.progress.say(warning)
                     status = status or self._between_dispatches(state, done.dispatch.end, profile)
-        return state, status or (
-            "finished" if int(state.step) == config.train.steps else "interrupted"
-        )
+        at_end = int(state.step) == config.train.steps
+        return state, status or ("finished" if at_end else "interrupted")
 
     def _between_dispatches(
         self, state: TrainState, step: int, profile: contextlib.ExitStack
     ) -> str | None:
-        """Do what is due after `step` steps and was not done before; returns a status if the run
-        ends here.
-        """
+        """Do what is due after `step` steps and was not done; return a status if the run ends."""
         tasks = due(step, self.run.config)
+        c = self.run.config.eval
         is_best = False
         if "profile" in tasks:
             self._start_or_stop_profile(state, step, profile)
         if "detail" in tasks and not any("detail" in line for line in self.writer.lines_of(step)):
             with self.clock.during("other"):
-                self.writer.write(
-                    {"step": step, "detail": details(self.run, self.sources["train"], state)}
-                )
+                detail = details(self.run, self.sources["train"], state)
+                self.writer.write({"step": step, "detail": detail})
         if "eval" in tasks:
-            if not self.evaluate_split(state, step, "validation", self.run.config.eval.max_batches):
+            if not self.evaluate_split(state, step, "validation", c.max_batches):
                 return "interrupted"
             self.checkpoints.val_losses = self.writer.validation_losses()
             is_best = self.checkpoints.is_best(step)
@@ -109,9 +105,8 @@ class Loop:
             self.save(state, step)
         if "tasks" in tasks:  # after the checkpoint: a task's own code may fail
             self.write_scores("task", state, step)
-        if "eval" in tasks and is_out_of_patience(
-            self.writer.validation_losses(), self.run.config.eval.patience
-        ):
+        losses = self.writer.validation_losses()
+        if "eval" in tasks and is_out_of_patience(losses, c.patience):
             self.progress.say(
                 f"step {step}: no smaller validation loss in eval.patience evaluations; stopped"
             )
@@ -140,25 +135,25 @@ class Loop:
         if split not in self.sources:
             self.sources[split] = BatchSource(self.run.corpus.split(split), self.run.config)
         source = self.sources[split]
-        writer = self.writer
-        what = {
-            "split": split,
-            "windows": batches.n_eval_windows(source.split, source.config, max_batches),
-        }
-        for line in writer.lines_of(step):
-            if what.items() <= line.items():
+        windows = batches.n_eval_windows(source.split, source.config, max_batches)
+        for line in self.writer.lines_of(step):
+            if line.get("split") == split and line.get("windows") == windows:
                 return line
-        stop = self.signals.to_stop
+        line = {"step": step, "split": split, "windows": windows, "data": self.run.corpus.name}
+        measure = functools.partial(
+            evaluate, source=source, max_batches=max_batches, stop=self.signals.to_stop
+        )
         with self.clock.during("evaluation"):
-            found = evaluate(
-                evaluated_params(state, self.run.config), source, max_batches=max_batches, stop=stop
-            )
-            if found and state.ema is not None:
-                average = evaluate(ema_params(state), source, max_batches=max_batches, stop=stop)
-                found = average and found | {"ema_loss": average["loss"]}
-        if found is None:
-            return None
-        return self.write_evaluation({"step": step, **what, "data": self.run.corpus.name, **found})
+            metrics = measure(evaluated_params(state, self.run.config))
+            if metrics is None:
+                return None
+            line |= metrics
+            if state.ema is not None:
+                of_average = measure(ema_params(state))
+                if of_average is None:
+                    return None
+                line["ema_loss"] = of_average["loss"]
+        return self.write_evaluation(line)
 
     def write_evaluation(self, line: dict) -> dict:
         """Write and show an evaluation line, unless it was written before a resumption; returns it."""
@@ -170,36 +165,29 @@ class Loop:
         return line
 
     def write_scores(self, kind: str, state: TrainState, step: int) -> None:
-        """Write and show the scores of a kind, also of the parameters' average, unless that was
-        done before.
-        """
-        writer = self.writer
+        """Write and show the scores of a kind, also of the average, unless that was done before."""
         scorer = self.scorers.get(kind)
-        known = [name for line in writer.lines_of(step) for name in line.get("scores", {})]
+        known = [name for line in self.writer.lines_of(step) for name in line.get("scores", {})]
         if scorer is None or any(name.startswith(f"{kind}/") for name in known):
             return
+        scores = {}
         with self.clock.during("evaluation"):
-            scores = {
-                f"{kind}/{name}": x
-                for name, x in scorer(evaluated_params(state, self.run.config)).items()
-            }
-            if state.ema is not None:
-                scores |= {f"{kind}/{name}/ema": x for name, x in scorer(ema_params(state)).items()}
-        writer.write({"step": step, "scores": scores})
+            for name, x in scorer(evaluated_params(state, self.run.config)).items():
+                scores[f"{kind}/{name}"] = x
+            for name, x in scorer(ema_params(state)).items() if state.ema is not None else ():
+                scores[f"{kind}/{name}/ema"] = x
+        self.writer.write({"step": step, "scores": scores})
         self.progress.evaluation({"step": step, "split": "scores", **scores})
 
     def save(self, state: TrainState, step: int) -> None:
         """Start writing a checkpoint unless the step has one; metrics up to it are on disk first."""
-        writer = self.writer
-        checkpoints = self.checkpoints
         with self.clock.during("saving"):
-            writer.fsync()
-            checkpoints.val_losses = writer.validation_losses()
+            self.writer.fsync()
+            self.checkpoints.val_losses = self.writer.validation_losses()
             state = state.replace(halted=jax.numpy.zeros_like(state.halted))
-            gap = step - writer.last_step(step) + 1  # see `missing_lines`
-            checkpoints.save(
-                step, state, self.record | {"log_every": gap, "seconds": self.clock.seconds()}
-            )
+            gap = step - self.writer.last_step(step) + 1  # see `missing_lines`
+            record = self.record | {"log_every": gap, "seconds": self.clock.seconds()}
+            self.checkpoints.save(step, state, record)
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -208,8 +196,7 @@ class Loop:
 
 
 def is_out_of_patience(losses: dict[int, float], patience: int) -> bool:
-    """Return whether `patience` evaluations followed the one with the smallest loss; never with
-    patience 0.
+    """Return whether `patience` evaluations, if not 0, followed the one with the smallest loss.
 
     >>> [is_out_of_patience({2: 3.0, 4: 2.5, 6: 2.75, 8: 2.6}, patience) for patience in (0, 2, 3)]
     [False, True, False]
@@ -223,18 +210,18 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
 
     Returns:
         The program (state, inputs, n_steps) -> (state, metrics), which donates its state; the
-            compiled object (None
-        with train.debug, which does not compile); and what `unused_parameters` says of it.
+        compiled object (None with train.debug, which does not compile); and what
+        `unused_parameters` says of it.
 
     Raises UserError if XLA does not know an option of config.train.compiler_options.
     """
     config = run.config
     if config.train.debug:
-        return (
-            lambda state, inputs, n: train_steps(state, source.resident, inputs, n, config),
-            None,
-            None,
-        )
+
+        def eager(state, inputs, n):
+            return train_steps(state, source.resident, inputs, n, config)
+
+        return eager, None, None
     shardings = (jax.tree.map(lambda a: a.sharding, state), sharding.replicated_sharding())
     jitted = jax.jit(
         train_steps, static_argnames="config", donate_argnames="state", out_shardings=shardings
@@ -246,10 +233,12 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     try:
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
-        if "compile option" in str(error) or "setting option" in str(
-            error
-        ):  # unknown, or not of its type
+        # An option is unknown, or its value is not of its type.
+        if "compile option" in str(error) or "setting option" in str(error):
             raise UserError(f"config.train.compiler_options: {first_line(error)}") from None
         raise
-    unused = unused_parameters(traced, state)
-    return lambda state, inputs, n: compiled(state, source.resident, inputs, n), compiled, unused
+
+    def program(state, inputs, n):
+        return compiled(state, source.resident, inputs, n)
+
+    return program, compiled, unused_parameters(traced, state)

@@ -19,22 +19,17 @@ def to_png(figure) -> bytes:
 
 
 def loss_curve(lines: Iterable[dict], unigram_loss: float | None = None):
-    """Return the figure of the lines of a metrics.jsonl, and of the loss of the unigram baseline
-    unless it is None.
-    """
+    """Return the figure of the lines of a metrics.jsonl, and of a unigram baseline unless None."""
     axes = _axes()
     _draw(axes, lines, "#56B4E9", "#D55E00", ("training", "validation"))
     if unigram_loss is not None:
-        axes.axhline(
-            unigram_loss, color="#777777", linestyle=":", linewidth=1, label="unigram baseline"
-        )
+        look = {"color": "#777777", "linestyle": ":", "linewidth": 1}
+        axes.axhline(unigram_loss, **look, label="unigram baseline")
     return _finished(axes)
 
 
 def loss_curves(runs: Mapping[str, Iterable[dict]], title: str = ""):
-    """Return the figure of several runs: dots and lines are validation losses, thin lines training
-    losses.
-    """
+    """Return the figure of several runs: dotted validation losses, and thin training losses."""
     axes = _axes()
     axes.set_title(title)
     for i, (name, lines) in enumerate(runs.items()):
@@ -78,9 +73,8 @@ def _draw(
         axes.plot(*zip(*validation, strict=True), "o-", color=color, markersize=4, label=labels[1])
     if average:
         label = f"{labels[1]}, averaged parameters"
-        axes.plot(
-            *zip(*sorted(average.items()), strict=True), "--", color=color, linewidth=1, label=label
-        )
+        points = zip(*sorted(average.items()), strict=True)
+        axes.plot(*points, "--", color=color, linewidth=1, label=label)
 
 
 def _finished(axes):

@@ -1,5 +1,4 @@
-"""Refuse a config that needs more memory than is available: by its arrays, and by its compiled
-programs.
+"""Refuse a config that needs more memory than there is: by its arrays, and its compiled programs.
 
 The exit code is 2, as for other mistakes in the config, so that a scheduler does not restart the
 run.
@@ -39,8 +38,7 @@ _OF_PROGRAM = {
 
 
 def check_arrays(config: Resolved, sizes: dict[str, int]) -> None:
-    """Raise UserError if the arrays that training surely needs do not fit into a device of a mesh
-    of these sizes.
+    """Raise UserError if the arrays that training surely needs do not fit into a device.
 
     What the compiled programs need beside them, `check_program` knows.
     """
@@ -51,16 +49,16 @@ def check_arrays(config: Resolved, sizes: dict[str, int]) -> None:
     state = smallest_state(config, sizes)
     if state <= available:  # for larger parameters JAX may refuse the shapes
         of_parameters, others = train_state_bytes(config, sizes)
-        gradients = of_parameters if t.steps else 0
-        state = of_parameters + others + gradients
+        state = of_parameters + others
+        if t.steps:
+            state += of_parameters  # the gradients
     rows = rows_of_a_micro_batch(config, sizes) if t.steps else 0
     width = config.model.d_model * jnp.dtype(config.model.compute_dtype).itemsize
+    n_windows = max(2, t.steps_per_dispatch) * t.batch_size
     needed = {
         STATE: state,
         STREAM: rows * t.seq_len // sizes["sequence"] * width,
-        WINDOWS: 12
-        * max(2, t.steps_per_dispatch)
-        * t.batch_size,  # int64 on the host and int32 on the device
+        WINDOWS: 12 * n_windows,  # starts: int64 on the host and int32 on the device
     }
     if sum(needed.values()) <= available:
         return
@@ -90,18 +88,20 @@ def check_program(name: str, compiled, config: Resolved, sizes: dict[str, int]) 
     needed = arguments + memory.temp_size_in_bytes
     if needed <= available:
         return
+    advice = f"reduce {_OF_PROGRAM[name]}"
+    # At most half of the memory: the estimate by rows is rough.
+    rows = int(rows_of_a_micro_batch(config, sizes) * available / needed / 2)
+    if name == "training" and rows:
+        advice += f"; try --config.train.micro_batch_size={2 ** (rows.bit_length() - 1)}"
     raise UserError(
         f"out of memory: the {name} program needs {si(needed, 'B')} on each device, which has "
         f"{si(available, 'B')}; {si(memory.temp_size_in_bytes, 'B')} of this is for activations, "
-        f"gradients and logits: reduce {_OF_PROGRAM[name]}"
-        + (_smaller_micro_batch(config, sizes, available / needed) if name == "training" else "")
+        f"gradients and logits: {advice}"
     )
 
 
 def smallest_state(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the parameters, and of their gradients in training, if all are sharded
-    evenly.
-    """
+    """Return the bytes of the parameters, in training with gradients, if all are sharded evenly."""
     n_copies = 2 if config.train.steps else 1
     n_parameters = parameters.count(parameters.parameter_table(config.model))
     itemsize = jnp.dtype(config.model.param_dtype).itemsize
@@ -112,14 +112,6 @@ def rows_of_a_micro_batch(config: Resolved, sizes: dict[str, int]) -> int:
     """Return how many sequences of a micro-batch a device has."""
     n_parts = sizes["replica"] * sizes["fsdp"] * micro_batches_per_step(config, sizes)
     return config.train.batch_size // n_parts
-
-
-def _smaller_micro_batch(config: Resolved, sizes: dict[str, int], fraction: float) -> str:
-    """Return which micro-batch, a power of two, needs at most half of this fraction of the memory;
-    "" without one.
-    """
-    rows = int(rows_of_a_micro_batch(config, sizes) * fraction / 2)
-    return f"; try --config.train.micro_batch_size={2 ** (rows.bit_length() - 1)}" if rows else ""
 
 
 def device_memory(device) -> float | None:
@@ -134,17 +126,14 @@ def device_memory(device) -> float | None:
 
 
 def host_memory() -> int | None:
-    """Return the bytes of memory of this machine, or the limit of its control group if lower; None
-    if unknown.
-    """
+    """Return the bytes of memory of this machine, or of its control group if fewer, or None."""
     limits = []
     with contextlib.suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     with contextlib.suppress(OSError):
-        group = Path(
-            "/sys/fs/cgroup" + Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
-        )
-        for directory in (group, *group.parents):
+        group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+        folder = Path(f"/sys/fs/cgroup{group}")
+        for directory in (folder, *folder.parents):
             with contextlib.suppress(OSError, ValueError):  # no such file, or it contains "max"
                 limits.append(int((directory / "memory.max").read_text()))
     return min(limits, default=None)
@@ -155,14 +144,12 @@ def report_out_of_memory(
     advice: str = "use a smaller config.train.micro_batch_size, config.eval.batch_size, config.train.seq_len or "
     f"{_MODEL}, or more devices with config.mesh.fsdp",
 ) -> Iterator[None]:
-    """Return a context that raises UserError, with advice, if the host or a device runs out of
-    memory.
-    """
+    """Return a context that raises UserError, with advice, if a device or the host lacks memory."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
-        if isinstance(error, UserError) or not (
-            isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-        ):
-            raise
-        raise UserError(f"out of memory: {first_line(error)}; {advice}") from error
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            raise UserError(f"out of memory: {first_line(error)}; {advice}") from error
+        raise

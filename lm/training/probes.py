@@ -1,5 +1,4 @@
-"""Probes: generated sequences with known answers, whose loss shows what a model reads from its
-context.
+"""Probes: generated sequences with answers, whose loss shows what a model reads from its context.
 
 A model that does not use the context cannot predict the answers, whose loss is then about ln V or
 more. The sequences are the same for all runs with equal vocabularies and context lengths, like a
@@ -20,10 +19,10 @@ _SEED = 0
 
 
 def repeat(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return random tokens that are repeated once, and the targets with an answer: the second half
-    but its first token.
+    """Return random tokens that are repeated once, and which targets are answers: the second half.
 
-    Induction heads predict them (Olsson et al. 2022, arXiv:2209.11895).
+    Its first token is none. Induction heads predict the rest (Olsson et al. 2022,
+    arXiv:2209.11895).
 
     Args:
         n_rows, length: shape of the tokens; length is at least 4.
@@ -39,38 +38,39 @@ def repeat(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray
 
 
 def recall(n_rows: int, length: int, n_ids: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return up to MAX_PAIRS pairs of a key and a value, and the pairs again in another order;
-    answers are the values.
+    """Return pairs of a key and a value, again in another order, and which targets are answers.
 
     Multi-query associative recall (Arora et al. 2023, arXiv:2312.04927): unlike in `repeat`, only
-    the token before an answer tells where to look. No two keys or values of a sequence are equal.
+    the token before an answer, a repeated value, tells where to look. There are up to MAX_PAIRS
+    pairs, and no two keys or values of a sequence are equal.
     Arguments and results: see `repeat`.
     """
     n = min(length // 4, n_ids // 2, MAX_PAIRS)
     row = np.arange(n_rows)[:, None]
-    pairs = permute(
-        np.tile(np.arange(2 * n), (n_rows, 1)), n_ids, hash_counters(_SEED, 5, row)
-    ).reshape(n_rows, n, 2)
-    order = permute(np.tile(np.arange(n), (n_rows, 1)), n, hash_counters(_SEED, 6, row))
-    both = np.concatenate([pairs, np.take_along_axis(pairs, order[..., None], 1)], 1).reshape(
-        n_rows, 4 * n
-    )
+
+    def drawn(size: int, n_values: int, stream: int) -> np.ndarray:
+        numbers = np.tile(np.arange(size), (n_rows, 1))
+        return permute(numbers, n_values, hash_counters(_SEED, stream, row))
+
+    pairs = drawn(2 * n, n_ids, 5).reshape(n_rows, n, 2)
+    again = np.take_along_axis(pairs, drawn(n, n, 6)[..., None], 1)
+    tokens = np.concatenate([pairs, again], 1).reshape(n_rows, 4 * n)
     target = np.arange(1, length)
     answers = (target > 2 * n) & (target < 4 * n) & (target % 2 == 1)
-    return np.pad(both, ((0, 0), (0, length - 4 * n))).astype(np.int32), answers
+    return np.pad(tokens, ((0, 0), (0, length - 4 * n))).astype(np.int32), answers
 
 
 PROBES = {"repeat": repeat, "recall": recall}
 
 
 def batches(name: str, config: Resolved, corpus: Corpus) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the batches of a probe, with weight 1 for answers and 0 for other targets; see
-    lm/step.py.
-    """
+    """Yield the batches of a probe (lm/step.py), with weight 1 for answers and 0 for others."""
     size = config.eval.batch_size or config.train.batch_size
     length = config.train.seq_len + 1
     n_ids = corpus.tokenizer.vocab_size if corpus.tokenizer else config.model.vocab_size
     tokens, answers = PROBES[name](-(-MIN_ROWS // size) * size, length, n_ids)
     for rows in np.split(tokens, len(tokens) // size):
         batch = {"tokens": rows, "weights": np.tile(answers.astype(np.float32), (size, 1))}
-        yield batch | ({"segments": np.ones_like(rows)} if corpus.packed else {})
+        if corpus.packed:
+            batch["segments"] = np.ones_like(rows)
+        yield batch

@@ -9,7 +9,7 @@ from lm.cost.units import duration, si
 from lm.system.text_tables import message
 
 N_LASTING = 25  # training lines that stay on the screen of a terminal, over a whole run
-# the speed is a mean over so many measurements, or over more in so many seconds
+# The speed is a mean over so many measurements, or over more in so many seconds.
 MEAN_LINES = 10
 MEAN_SECONDS = 30
 
@@ -31,10 +31,10 @@ class Progress:
         self._measured: collections.deque[tuple[float, float]] = collections.deque()
         self._last_speed: float | None = None
         self._last_tokens: int | None = None
-        is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = tqdm(
             total=total_steps,
-            file=self._stream,
+            file=stream,
             disable=not is_terminal,
             dynamic_ncols=True,
             bar_format="{desc} {bar}",
@@ -44,10 +44,7 @@ class Progress:
         """Show a training line."""
         is_new = self._measure(line)
         shows_speed = is_new or not self._bar.disable  # a bar keeps its latest text
-        text = (
-            f"step {line['step']:>{len(str(self._total))}}/{self._total}  "
-            f"{self._describe(line, shows_speed)}"
-        )
+        text = f"{self._place(line)}  {self._describe(line, shows_speed)}"
         if self._bar.disable or line["step"] - self._last_lasting >= self._total / N_LASTING:
             self._last_lasting = line["step"]
             self.say(text)
@@ -57,19 +54,17 @@ class Progress:
 
     def evaluation(self, line: dict, *, is_part: bool = False) -> None:
         """Show an evaluation line; is_part: of the first tokens of the split only."""
-        hidden = ("step", "split", "windows", "data")
-        shown = {
-            key: value for key, value in line.items() if key not in hidden and value is not None
-        }
-        shown |= {f"loss of {name}": loss for name, loss in shown.pop("losses", {}).items()}
-        values = "  ".join(
-            f"{key} {x:.4f}" if isinstance(x, float) else f"{key} {x}" for key, x in shown.items()
-        )
+        shown = {key: value for key, value in line.items() if value is not None}
+        for key in ("step", "split", "windows", "data"):
+            shown.pop(key, None)
+        for name, loss in shown.pop("losses", {}).items():
+            shown[f"loss of {name}"] = loss
+        values = [f"{k} {x:.4f}" if isinstance(x, float) else f"{k} {x}" for k, x in shown.items()]
         covered = f" (first {shown['tokens']:,} tokens)" if is_part else ""
-        self.say(
-            f"step {line['step']:>{len(str(self._total))}}/{self._total}  "
-            f"{line['split']}{covered}: {values}"
-        )
+        self.say(f"{self._place(line)}  {line['split']}{covered}: {'  '.join(values)}")
+
+    def _place(self, line: dict) -> str:
+        return f"step {line['step']:>{len(str(self._total))}}/{self._total}"
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
@@ -81,20 +76,19 @@ class Progress:
         self._bar.close()
 
     def _measure(self, line: dict) -> bool:
-        """Add the speed of a line to the running mean; return whether it has one that the line
-        before has not.
-        """
+        """Add the speed of a line to the running mean; return whether it is a new one."""
         speed = line.get("tokens_per_second")
         if speed is None:
             return False
         is_new = speed != self._last_speed
-        before = self._last_tokens
+        # The first line counts one step: how many a resumed run has trained is not known.
+        n_tokens = line["tokens"] / line["step"]
+        if self._last_tokens is not None:
+            n_tokens = line["tokens"] - self._last_tokens
         self._last_speed = speed
         self._last_tokens = line["tokens"]
         if not is_new:
             return False
-        # The first line counts one step: how many a resumed run has trained is not known.
-        n_tokens = line["tokens"] / line["step"] if before is None else line["tokens"] - before
         self._measured.append((n_tokens, n_tokens / speed))
         while len(self._measured) > MEAN_LINES:
             if sum(seconds for _, seconds in self._measured) - self._measured[0][1] < MEAN_SECONDS:
@@ -109,13 +103,15 @@ class Progress:
             return parts[0]
         tokens, seconds = map(sum, zip(*self._measured, strict=True))
         mean = tokens / seconds
+        ratio = mean / speed
         parts.append(si(mean, "tokens/s"))
         if line.get("mfu") is not None:
-            square = line.get("mfu_full_square")
-            beside = "" if square is None else f" (full square {100 * square * mean / speed:.1f} %)"
-            parts.append(f"MFU {100 * line['mfu'] * mean / speed:.1f} %{beside}")
+            mfu = f"MFU {100 * line['mfu'] * ratio:.1f} %"
+            if line.get("mfu_full_square") is not None:
+                mfu += f" (full square {100 * line['mfu_full_square'] * ratio:.1f} %)"
+            parts.append(mfu)
         elif line.get("flops_per_second") is not None:
-            parts.append(si(line["flops_per_second"] * mean / speed, "FLOP/s"))
+            parts.append(si(line["flops_per_second"] * ratio, "FLOP/s"))
         if line["step"] < self._total:
             seconds_left = (self._total - line["step"]) * line["tokens"] / line["step"] / mean
             parts.append(f"ETA {duration(seconds_left)}")

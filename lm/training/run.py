@@ -1,6 +1,4 @@
-"""Prepare a run once: open its data, resolve its config against data and devices, and build its
-parameter table.
-"""
+"""Prepare a run once: open its data, resolve its config, and build its parameter table."""
 
 import contextlib
 import dataclasses
@@ -39,9 +37,7 @@ class Run:
 
     @functools.cached_property
     def flops_per_token(self) -> float:
-        """Return the floating-point operations to train on one token, counting the keys that a
-        query may see.
-        """
+        """Return the floating-point operations to train on one token; a query counts keys it sees."""
         return flops.flops_per_token(self.config.model, self.config.train.seq_len)
 
     @functools.cached_property
@@ -51,16 +47,15 @@ class Run:
 
     @property
     def data_facts(self) -> dict[str, Any]:
-        """Return the data's name, fingerprint, record of its preparation and chats, as recorded in
-        run.json.
-        """
-        facts = {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint}
-        chats = {name: split.n_chats for name, split in self.corpus.splits.items() if split.n_chats}
-        return (
-            facts
-            | ({"record": self.corpus.record} if self.corpus.record else {})
-            | ({"chats": chats} if chats else {})
-        )
+        """Return what run.json records of the data."""
+        corpus = self.corpus
+        facts: dict[str, Any] = {"name": corpus.name, "fingerprint": corpus.fingerprint}
+        chats = {name: split.n_chats for name, split in corpus.splits.items() if split.n_chats}
+        if corpus.record:  # of its preparation
+            facts["record"] = corpus.record
+        if chats:
+            facts["chats"] = chats
+        return facts
 
 
 def prepare(config: Config, say: Callable[[str], None]) -> Run:
@@ -77,9 +72,7 @@ def prepare(config: Config, say: Callable[[str], None]) -> Run:
     mesh_sizes = check_mesh(resolved, jax.device_count())
     processes.check_equal("the data", corpus.fingerprint)
     processes.check_equal("the config", to_json(to_dict(resolved)))
-    if corpus.name.endswith(
-        "(fallback)"
-    ):  # the run's name must not claim the text that it did not train on
+    if corpus.name.endswith("(fallback)"):  # the name must not claim text that was not trained on
         resolved = dataclasses.replace(resolved, name=f"{config.name}-{config.data.offline}")
     return Run(resolved, corpus, parameters.parameter_table(resolved.model), mesh_sizes)
 
@@ -140,9 +133,7 @@ def resolve_for_other_devices(config: Config, say: Callable[[str], None]) -> Res
 
 
 def missing_data(config: Config) -> list[str]:
-    """Return a note for each source that is not on this machine: a run needs it, and an estimate
-    may not.
-    """
+    """Return a note for each source that is not here: a run needs it, and an estimate may not."""
     notes = []
     for source in checks.sources(config):
         kind, _, path = source.partition(":")
@@ -169,9 +160,7 @@ def _mixture_problems(config: Resolved, corpus: Corpus) -> list[str]:
 
 
 def _target_problems(config: Resolved, corpus: Corpus) -> list[str]:
-    """Return whether there are no chats although answers are asked for, or no answers where the run
-    evaluates.
-    """
+    """Return whether answers are asked for, but there are none, or none where the run evaluates."""
     if config.data.targets == "all":
         return []
     if not any(split.targets for split in corpus.splits.values()):
@@ -184,22 +173,18 @@ def _target_problems(config: Resolved, corpus: Corpus) -> list[str]:
     split = corpus.splits.get("validation")
     if not (most and split and split.targets and config.eval.every):
         return []
-    n = (
-        most
-        * (config.eval.batch_size or config.train.batch_size)
-        * (1 if split.packed else config.train.seq_len)
-    )
-    return [
-        f"config.eval.max_batches: {most} batches of the validation "
-        f"split{part.name and f' of {part.name}'} have no answers to predict; use more, or 0 for "
-        "all"
-        for part in split.all_parts
-        if not np.any(
-            split.targets.is_target[
-                part.start + 1 - split.packed : part.start + n + 1 - split.packed
-            ]
-        )
-    ]
+    n_windows = most * (config.eval.batch_size or config.train.batch_size)
+    n_targets = n_windows if split.packed else n_windows * config.train.seq_len
+    problems = []
+    for part in split.all_parts:
+        first = part.start if split.packed else part.start + 1  # the first token is no target
+        if not np.any(split.targets.is_target[first : first + n_targets]):
+            of = f" of {part.name}" if part.name else ""
+            problems.append(
+                f"config.eval.max_batches: {most} batches of the validation split{of} have no "
+                "answers to predict; use more, or 0 for all"
+            )
+    return problems
 
 
 def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
@@ -221,9 +206,7 @@ def _sample_problems(config: Config, corpus: Corpus) -> list[str]:
 def describe_parameters(parameter_table: parameters.Table) -> str:
     """Return the table of parameters as text: path, shape, axes, initializer and count of each."""
     rows = [("parameter", "shape", "axes", "initializer", "count")]
-    rows += [
-        (path, str(p.shape), p.axes, p.initializer, f"{p.size:,}")
-        for path, p in parameter_table.items()
-    ]
+    for path, p in parameter_table.items():
+        rows.append((path, str(p.shape), p.axes, p.initializer, f"{p.size:,}"))
     rows.append(("total", "", "", "", f"{parameters.count(parameter_table):,}"))
     return table(rows, right=[4])

@@ -12,8 +12,7 @@ from lm.system.errors import first_line
 
 
 class Signals:
-    """A context in which signals are recorded and do not end the process; a second Ctrl-C ends it
-    at once.
+    """A context in which signals are recorded and do not end the process, but a second Ctrl-C.
 
     The signals are SIGTERM, Ctrl-C, and SIGHUP unless the process ignores it, as under nohup.
     """
@@ -24,8 +23,9 @@ class Signals:
         self._n_polls = 0
 
     def __enter__(self) -> "Signals":
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * (not ignored)
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         handle = self._note
         if jax.process_count() > 1:  # JAX handles SIGTERM and notifies all processes
             numbers = numbers[1:]
@@ -34,8 +34,7 @@ class Signals:
         return self
 
     def to_stop(self) -> bool:
-        """Return whether to stop here, between two dispatches or batches. All processes of a run
-        get the same answer.
+        """Return whether to stop between two dispatches or batches, the same in all processes.
 
         Every process must poll equally often: see `processes.agreed_to_stop`.
         """
@@ -59,8 +58,10 @@ class Signals:
                 os._exit(128 + number)
             return
         self.received = number
-        again = f"; press Ctrl-C {'again ' * (number == signal.SIGINT)}to stop at once"
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the signal came while this very stream was being written to
-            self._say(f"{signal.Signals(number).name}: saving, then stopping{again}")
+        again = "again " if number == signal.SIGINT else ""
+        # The signal may come while this very stream is written to.
+        with contextlib.suppress(RuntimeError):
+            self._say(
+                f"{signal.Signals(number).name}: saving, then stopping; press Ctrl-C {again}to "
+                "stop at once"
+            )

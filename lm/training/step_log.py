@@ -29,9 +29,9 @@ def nonfinite_cause(metrics: dict[str, float]) -> str:
 
 
 class StepLog:
-    """Writes a line every log.every steps, at the last step, and at every step that is not finite
-    or a spike.
+    """Writes a line every log.every steps, at the last step, and where a step is unusual.
 
+    Unusual is a step that is not finite, or a spike.
     The line of a spike has the window_starts of its batch: see `lm.data.batches`.
     """
 
@@ -49,7 +49,6 @@ class StepLog:
     def write(self, done: Done) -> bool:
         """Log the steps of a dispatch; returns whether the run must stop at one that is not finite."""
         config = self._run.config
-        train = self._run.corpus.split("train")
         now = self._training_seconds()
         logged = False
         self._n_steps += done.dispatch.n_steps
@@ -60,20 +59,20 @@ class StepLog:
             values = {name: float(x[i]) for name, x in done.metrics.items() if name != "finite"}
             spike = max(values.get("loss_z", 0.0), values.get("grad_norm_z", 0.0)) > LIMIT
             if step % config.log.every == 0 or step == config.train.steps or spike or not finite:
-                place = (
-                    {"window_starts": batches.window_starts(train, config, step - 1).tolist()}
-                    if spike
-                    else {}
-                )
-                self._write_line(step, values | place, speed)
+                line = dict(values)
+                if spike:
+                    train = self._run.corpus.split("train")
+                    starts = batches.window_starts(train, config, step - 1)
+                    line["window_starts"] = starts.tolist()
+                self._write_line(step, line, speed)
                 logged = True
-            if not finite and config.train.on_nonfinite == "stop":
-                return True
             if not finite:
+                if config.train.on_nonfinite == "stop":
+                    return True
                 self._progress.say(
                     f"step {step}: {nonfinite_cause(values)}; the update was skipped"
                 )
-            if spike and finite:
+            elif spike:
                 self._progress.say(self._spike_warning(step, values))
         if logged:
             self._since = now
@@ -81,20 +80,17 @@ class StepLog:
         return False
 
     def _training_seconds(self) -> float:
-        """Return the seconds of training up to now, without those in which the host evaluated or
-        saved.
-        """
+        """Return the seconds up to now, without those in which the host evaluated or saved."""
         seconds = self._clock.seconds()
         return seconds["steps"] + seconds["data_wait"]
 
     def _spike_warning(self, step: int, values: dict[str, float]) -> str:
-        loss, norm = (
-            f"{values[name]:.4g} (z = {values[f'{name}_z']:.1f})" for name in ("loss", "grad_norm")
-        )
         done = "skipped" if self._run.config.train.on_spike == "skip" else "applied"
         return (
-            f"WARNING: step {step} is a spike: loss {loss}, gradient norm {norm}; the update was "
-            f"{done}. Its text: python -m lm.show --workdir {self._writer.workdir} --step {step}"
+            f"WARNING: step {step} is a spike: loss {values['loss']:.4g} (z = "
+            f"{values['loss_z']:.1f}), gradient norm {values['grad_norm']:.4g} (z = "
+            f"{values['grad_norm_z']:.1f}); the update was {done}. Its text: python -m lm.show "
+            f"--workdir {self._writer.workdir} --step {step}"
         )
 
     def _write_line(self, step: int, values: dict, tokens_per_second: float) -> None:

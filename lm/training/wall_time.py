@@ -1,6 +1,4 @@
-"""Where the time of a run goes: steps, evaluation, saving, compilation, waiting for data, and the
-rest.
-"""
+"""Where the time of a run goes."""
 
 import contextlib
 import time
@@ -10,8 +8,7 @@ ACTIVITIES = ("steps", "evaluation", "saving", "compilation", "data_wait", "othe
 
 
 class WallTime:
-    """Seconds of a run by activity; together they are its wall time, from the compilation of the
-    first start on.
+    """Seconds of a run by activity: its wall time, from the compilation of the first start on.
 
     Args:
         before: the seconds of earlier starts, from the checkpoint that this start resumes. What a
@@ -29,9 +26,7 @@ class WallTime:
 
     @contextlib.contextmanager
     def during(self, activity: str) -> Iterator[None]:
-        """Count the time in this context as an activity, except what a context within it counts as
-        another one.
-        """
+        """Count the time in this context as an activity; a context within it has its own."""
         outer = self._switch(activity)
         try:
             yield

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,7 +28,15 @@ from lm.workdir.checkpoints import restore_params
 from lm.workdir.checksums import leaf_checksums
 from lm.workdir.saved_run import SETTINGS
 
-_Found = tuple[str, dict[str, jax.Array], ResolvedModel, bool, dict[str, str]]  # see `_read_run`
+
+class _Source(NamedTuple):
+    """What another model offers."""
+
+    title: str
+    values: dict[str, jax.Array]  # the parameters that fit, by path
+    model: ResolvedModel
+    is_checked: bool  # whether both tokenizers are known
+    settings: dict[str, str]  # of its Hugging Face checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +53,12 @@ class WarmStart:
 
     def into(self, params: dict) -> dict:
         """Return nested params with these values in their places."""
-        found = parameters.flat(params) | self.values
+        initial = parameters.flat(params)
+        merged = initial | self.values
         for path, rows in self.rows.items():
-            initial = jax.numpy.asarray(parameters.flat(params)[path])
-            found[path] = initial.at[jax.numpy.asarray(rows)].set(self.values[path])
-        return parameters.nest(found)
+            stack = jax.numpy.asarray(initial[path])
+            merged[path] = stack.at[jax.numpy.asarray(rows)].set(self.values[path])
+        return parameters.nest(merged)
 
     def checksum(self) -> str:
         """Return one checksum of all values and their places."""
@@ -60,8 +69,7 @@ class WarmStart:
 
 
 def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> WarmStart | None:
-    """Read the parameters that config.init_from names, sharded over the mesh like the model's own;
-    None without one.
+    """Read the parameters that config.init_from names, sharded like the model's own.
 
     Raises:
         UserError: if the directory has no usable checkpoint, if it has another tokenizer or no
@@ -73,28 +81,23 @@ def warm_start(config: Resolved, corpus: Corpus, say: Callable[[str], None]) -> 
     read = _read_checkpoint if processes.from_first(is_checkpoint, directory) else _read_run
     table = parameters.parameter_table(config.model)
     try:
-        source, values, model, is_checked, settings = read(directory, config, corpus, table)
+        source = read(directory, config, corpus, table)
     except UserError as error:
         raise UserError(
             *(f"config.init_from: {directory}: {problem}" for problem in error.problems)
         ) from None
-    warning = (
-        ""
-        if is_checked
-        else f"WARNING: cannot check that {directory} has the tokenizer of the data\n"
-    )
-    rows = _partial_rows(model, config.model)
-    groups = _groups(values, model, config.model)
-    kept = settings if is_checked else {}  # with ids of its tokenizer
-    found = WarmStart(values, rows, f"{warning}parameters of {source}:", groups, kept)
-    say(f"{found.title}\n{found.groups}")
-    return found
+    title = f"parameters of {source.title}:"
+    if not source.is_checked:
+        title = f"WARNING: cannot check that {directory} has the tokenizer of the data\n{title}"
+    rows = _partial_rows(source.model, config.model)
+    groups = _groups(source.values, source.model, config.model)
+    settings = source.settings if source.is_checked else {}  # they have ids of its tokenizer
+    say(f"{title}\n{groups}")
+    return WarmStart(source.values, rows, title, groups, settings)
 
 
-def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Found:
-    """Return the source, the parameters that fit, the other model, whether both tokenizers are
-    known, its settings.
-    """
+def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameters.Table) -> _Source:
+    """Read what fits of a run of this package."""
 
     def choose(params: dict, meta: dict) -> dict:
         _, tokenizer = read_meta(meta, params, "its checkpoint")
@@ -106,20 +109,19 @@ def _read_run(directory: str, config: Resolved, corpus: Corpus, table: parameter
 
     step, params, meta = restore_params(directory, "best", choose=choose)
     model = saved_config(meta["config"]).model
-    settings = meta.get(SETTINGS, {})
-    values = {}
     shared = _shared_rows(parameters.parameter_table(model), table)
+    values = {}
     for path, x in parameters.flat(params).items():
         values[path] = _chosen(x, shared, path).astype(config.model.param_dtype)
-    return f"{directory}, step {step}", values, model, corpus.tokenizer is not None, settings
+    is_checked = corpus.tokenizer is not None
+    settings = meta.get(SETTINGS, {})
+    return _Source(f"{directory}, step {step}", values, model, is_checked, settings)
 
 
 def _read_checkpoint(
     directory: str, config: Resolved, corpus: Corpus, table: parameters.Table
-) -> _Found:
-    """Return the same for a checkpoint of Hugging Face, which every process reads in full, one
-    parameter at a time.
-    """
+) -> _Source:
+    """Read what fits of a Hugging Face checkpoint: in every process, one parameter at a time."""
     theirs = read_config(directory)
     tokenizer = load_tokenizer(directory, theirs)
     if tokenizer and corpus.tokenizer and not _same_ids(tokenizer, corpus.tokenizer):
@@ -131,25 +133,26 @@ def _read_checkpoint(
     other = parameters.parameter_table(model)
     shared = _shared_rows(other, table)
     stored = {path: jax.ShapeDtypeStruct(p.shape, dtype) for path, p in other.items()}
-    places = parameters.flat(
-        sharding.shard_state(parameters.nest(_fitting(stored, other, table)), other)
-    )
+    fitting = parameters.nest(_fitting(stored, other, table))
+    places = parameters.flat(sharding.shard_state(fitting, other))
     values = {}
     sums = {}
     for path, x in read_params(directory, dataclasses.replace(theirs, model=model)):
         if path in places:
             part = _chosen(x, shared, path)
-            if (place := places[path].sharding) is None:
+            place = places[path].sharding
+            if place is None:
                 values[path] = jax.numpy.asarray(part)
-            else:  # after the transfer, so that one parameter at a time is on the host
-                values[path] = jax.block_until_ready(
-                    jax.make_array_from_callback(part.shape, place, part.__getitem__)
-                )
+            else:
+                values[path] = jax.make_array_from_callback(part.shape, place, part.__getitem__)
+                # Wait for the transfer, so that one parameter at a time is on the host.
+                jax.block_until_ready(values[path])
         if jax.process_count() > 1:
             sums[path] = zlib.crc32(x.view(np.uint8).data)
     processes.check_equal("the checkpoint", repr(sums))
     is_checked = None not in (tokenizer, corpus.tokenizer)
-    return f"{directory} (Hugging Face)", values, model, is_checked, read_settings(directory)
+    title = f"{directory} (Hugging Face)"
+    return _Source(title, values, model, is_checked, read_settings(directory))
 
 
 def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
@@ -162,34 +165,33 @@ def _same_ids(a: Tokenizer | None, b: Tokenizer | None) -> bool:
 def _shared_rows(
     theirs: parameters.Table, ours: parameters.Table
 ) -> dict[str, tuple[list[int], list[int]]]:
-    """Return by path which rows of two stacks are of the same layers; ([], []) for what belongs to
-    no layer.
+    """Return by path which rows of two stacks are of the same layers; ([], []) without layers.
 
     A path is missing if nothing of it fits.
     """
-    found: dict[str, tuple[list[int], list[int]]] = {}
+    shared: dict[str, tuple[list[int], list[int]]] = {}
     for path in theirs.keys() & ours.keys():
         a, b = theirs[path], ours[path]
         if a.layers is None or b.layers is None:
             if a.shape == b.shape:
-                found[path] = [], []
-        elif a.shape[1:] == b.shape[1:] and (
-            both := [layer for layer in b.layers if layer in a.layers]
-        ):
-            found[path] = (
-                [a.layers.index(layer) for layer in both],
-                [b.layers.index(layer) for layer in both],
-            )
-    return found
+                shared[path] = [], []
+            continue
+        both = [layer for layer in b.layers if layer in a.layers]
+        if both and a.shape[1:] == b.shape[1:]:
+            of_a = [a.layers.index(layer) for layer in both]
+            of_b = [b.layers.index(layer) for layer in both]
+            shared[path] = of_a, of_b
+    return shared
 
 
 def _partial_rows(theirs: ResolvedModel, ours: ResolvedModel) -> dict[str, list[int]]:
     """Return by path the rows of the new model's stacks that are loaded, where some rows are not."""
-    before, now = map(parameters.parameter_table, (theirs, ours))
-    shared = _shared_rows(before, now)
-    return {
-        path: rows for path, (_, rows) in shared.items() if len(rows) < len(now[path].layers or ())
-    }
+    table = parameters.parameter_table(ours)
+    rows = {}
+    for path, (_, own) in _shared_rows(parameters.parameter_table(theirs), table).items():
+        if len(own) < len(table[path].layers or ()):
+            rows[path] = own
+    return rows
 
 
 def _chosen(x: Any, shared: dict[str, tuple[list[int], list[int]]], path: str) -> Any:
@@ -204,54 +206,60 @@ def _fitting(
 ) -> dict[str, Any]:
     """Return the stored parameters that fit at least in part; raises UserError if there are none."""
     shared = _shared_rows(theirs, ours)
-    found = {
-        path: x for path, x in stored.items() if path in shared and x.shape == theirs[path].shape
-    }
-    if not found:
+    fitting = {}
+    for path, x in stored.items():
+        if path in shared and x.shape == theirs[path].shape:
+            fitting[path] = x
+    if not fitting:
         raise UserError("no parameter has the name and shape of one of this model")
-    return found
+    return fitting
 
 
 def _groups(values: dict, theirs: ResolvedModel, ours: ResolvedModel) -> str:
-    """Return a line for each group of parameters, so that nothing is dropped silently, and one for
-    the config.
+    """Return a line for each group of parameters, so that nothing is dropped silently.
 
-    The last has the keys of config.model by which two models compute different functions.
+    The last line has the keys of config.model by which the two models compute other functions.
     """
-    before, now = map(parameters.parameter_table, (theirs, ours))
+    before = parameters.parameter_table(theirs)
+    now = parameters.parameter_table(ours)
 
-    def names(table: parameters.Table, other: parameters.Table) -> list[str]:
+    def lacking(table: parameters.Table, other: parameters.Table) -> list[str]:
         """Return what one model has and the other has not: parameters, and layers of parameters."""
-        found = []
+        names = []
         for path, p in table.items():
-            if path not in values and path in other:
+            if path in values:
+                of_other = other[path].layers or ()
+                layers = [str(layer) for layer in p.layers or () if layer not in of_other]
+                if layers:
+                    names.append(f"{path} of layer{'s' * (len(layers) > 1)} {' '.join(layers)}")
+            elif path in other:
                 kind = "shape" if before[path].shape != now[path].shape else "layers"
-                found.append(f"{path} {getattr(before[path], kind)} -> {getattr(now[path], kind)}")
-            elif path not in values:
-                found.append(path)
-            elif lacking := [
-                str(layer) for layer in p.layers or () if layer not in (other[path].layers or ())
-            ]:
-                found.append(f"{path} of layer{'s' * (len(lacking) > 1)} {' '.join(lacking)}")
-        return found
+                names.append(f"{path} {getattr(before[path], kind)} -> {getattr(now[path], kind)}")
+            else:
+                names.append(path)
+        return names
 
     groups = {
         "loaded": list(values),
-        "newly initialized": names(now, before),
-        "not used": names(before, now),
+        "newly initialized": lacking(now, before),
+        "not used": lacking(before, now),
     }
-
-    def function(c: ResolvedModel) -> dict[str, Any]:
-        found = normalized(c)
-        keys = ["rope_pairing"] * (c.positions == "rope") + ["max_positions"] * (
-            found["rope_scaling"] == "dynamic"
-        )
-        keys += ["mup_base_d_model", "mup_base_d_head"] * (c.parametrization == "mup")
-        return found | {key: getattr(c, key) for key in keys}
-
-    old, new = function(theirs), function(ours)
-    if changed := [
-        f"{key} {old[key]} -> {new[key]}" for key in new if old.get(key, new[key]) != new[key]
-    ]:
-        groups["config.model differs"] = changed
+    old = _function(theirs)
+    new = _function(ours)
+    changed = [key for key in new if old.get(key, new[key]) != new[key]]
+    if changed:
+        groups["config.model differs"] = [f"{key} {old[key]} -> {new[key]}" for key in changed]
     return "\n".join(f"  {group}: {', '.join(members) or '-'}" for group, members in groups.items())
+
+
+def _function(c: ResolvedModel) -> dict[str, Any]:
+    """Return the keys that decide which function a model computes of its parameters."""
+    function = normalized(c)
+    keys = []
+    if c.positions == "rope":
+        keys.append("rope_pairing")
+    if function["rope_scaling"] == "dynamic":
+        keys.append("max_positions")
+    if c.parametrization == "mup":
+        keys += ["mup_base_d_model", "mup_base_d_head"]
+    return function | {key: getattr(c, key) for key in keys}
