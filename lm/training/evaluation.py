@@ -53,8 +53,10 @@ def evaluate(
         "bits_per_byte": None,
         "tokens": n_predicted,
     }
-    n_bytes = [part.weight * (part.bytes_per_token or 0.0) for part in split.all_parts]
-    if all(n_bytes):
+    n_bytes = [
+        part.weight * part.bytes_per_token for part in split.all_parts if part.bytes_per_token
+    ]
+    if len(n_bytes) == len(split.all_parts):
         metrics["bits_per_byte"] = loss / math.log(2) / math.fsum(n_bytes)
     if split.parts:
         metrics["losses"] = losses
