@@ -1,5 +1,4 @@
-"""Rebuild the published pages from their runs, and list their claims: docs/results/*.md, claims.csv
-and the index.
+"""Rebuild the published pages from their runs, and list their claims in docs/results.
 
     python3 -m benchmarks.claims
 
@@ -28,7 +27,9 @@ from lm.system.text_tables import markdown_table
 
 RESULTS = Path("docs/results")
 SIZES = "scale_swiglu"
-STUDY, LONGER, CELL_OF_BOTH = "changes_2026", "changes_2026_longer", "Tiny Shakespeare, 0.05 M"
+STUDY = "changes_2026"
+LONGER = "changes_2026_longer"
+CELL_OF_BOTH = "Tiny Shakespeare, 0.05 M"
 REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that compare SwiGLU and SiLU
 
 
@@ -41,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     directory = parser.parse_args(argv).directory
     for page in pages(directory):
         write_page(read_page(page), directory)
-    rows, index = claims(directory), directory / "README.md"
+    rows = claims(directory)
+    index = directory / "README.md"
     write_text(directory / "claims.csv", to_csv(rows))
     parts = filter(
         None, [summary(rows), replication(directory), slopes(directory), longer(directory)]
@@ -65,22 +67,18 @@ def claims(directory: Path) -> list[dict]:
     """
     rows = []
     for page in pages(directory):
-        rows += [
-            {"page": page.name, **row, "p_all_pages": ""} for row in rows_of(page / "claims.csv")
-        ]
+        for row in rows_of(page / "claims.csv"):
+            rows.append({"page": page.name, **row, "p_all_pages": ""})
     compared = [row for row in rows if row["kind"] == CLAIM]
-    for row, p in zip(
-        compared, statistics.holm([float(row["p"] or "nan") for row in compared]), strict=True
-    ):
+    corrected = statistics.holm([float(row["p"] or "nan") for row in compared])
+    for row, p in zip(compared, corrected, strict=True):
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
     # An addition has the placebo of its study.
     return compared + [row for row in rows if row["kind"] == PLACEBO and "+" not in row["page"]]
 
 
 def summary(rows: list[dict]) -> str:
-    """Return the part of the index that counts the claims and lists those that are significant on
-    their page.
-    """
+    """Return the part of the index that counts the claims and lists the significant ones."""
     bound = 1 - statistics.LEVEL
     compared = [row for row in rows if row["kind"] == CLAIM]
     placebos = [row for row in rows if row["kind"] == PLACEBO and row["cell"] != MEAN]
@@ -115,46 +113,45 @@ def replication(directory: Path) -> str:
     if not all(page.exists() for page in pages):
         return ""
     claims = [claim for page in pages for claim in read_page(page).claims if claim.cell != MEAN]
-    found = [c.difference for c in claims if (c.variant, c.against) == ("SwiGLU", "SiLU")]
-    over = statistics.estimate([difference.mean for difference in found])
-    low, high = statistics.mean_over_cells(found).prediction
+    comparisons = [c.difference for c in claims if (c.variant, c.against) == ("SwiGLU", "SiLU")]
+    over = statistics.estimate([difference.mean for difference in comparisons])
+    low, high = statistics.mean_over_cells(comparisons).prediction
     return (
         f"SwiGLU − SiLU by replication: {_shown(over)} over {over.n} comparisons "
-        f"({', '.join(f'{difference.mean:.3f}' for difference in found)}: one sweep, two texts "
+        f"({', '.join(f'{difference.mean:.3f}' for difference in comparisons)}: one sweep, two texts "
         f"with the same seeds, four sizes). A further one of this kind would find {low:.3f} to "
         f"{high:.3f} (95 % prediction interval)."
     )
 
 
 def slopes(directory: Path) -> str:
-    """Return the compute that SwiGLU saves by four slopes of the loss, and the trend of the
-    difference.
-    """
+    """Return the compute SwiGLU saves by four slopes of the loss, and the difference's trend."""
     page = directory / SIZES
     if not page.exists():
         return ""
     a = read_page(page)
     cells = a.of_kind(CELL)
     pairs = [[a.variants[f"{arm}, {c.cell}"] for arm in (c.variant, c.against)] for c in cells]
-    x = np.log(
-        [np.mean([v.about["flops_per_token"] * v.about["tokens"] for v in pair]) for pair in pairs]
-    )
+
+    def compute(v) -> float:
+        return v.about["flops_per_token"] * v.about["tokens"]
+
+    x = np.log([np.mean(list(map(compute, pair))) for pair in pairs])
     loss = np.array([np.mean([v.loss.mean for v in pair]) for pair in pairs])
-    difference, se = (
-        np.array([getattr(c.difference, name) for c in cells]) for name in ("mean", "se")
-    )
-    found = {
+    difference = np.array([c.difference.mean for c in cells])
+    se = np.array([c.difference.se for c in cells])
+    slopes_of = {
         "line": -np.polyfit(x, loss, 1)[0],
         "power law": -np.polyfit(x, np.log(loss), 1)[0] * loss,
         "parabola": -np.polyval(np.polyder(np.polyfit(x, loss, 2)), x),
     }
-    saved = {
-        name: statistics.compute_saved(float(np.mean(-difference / slope)))
-        for name, slope in found.items()
-    }
-    saved["secants"] = statistics.compute_saved(
-        next(c for c in a.claims if c.cell == MEAN).log_multiplier.mean
-    )
+    saved = {}
+    for name, slope in slopes_of.items():
+        saved[name] = statistics.compute_saved(float(np.mean(-difference / slope)))
+    over_cells = next(c for c in a.claims if c.cell == MEAN)
+    saved["secants"] = statistics.compute_saved(over_cells.log_multiplier.mean)
+    by_share = sorted(saved.items(), key=lambda item: item[1])
+    shares = [f"{100 * share:.0f} % ({name})" for name, share in by_share]
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
     parts = weights**2 * se**2  # variances of the summands of the trend
     df = parts.sum() ** 2 / (parts**2 / [c.difference.df for c in cells]).sum()
@@ -163,10 +160,8 @@ def slopes(directory: Path) -> str:
     )
     return (
         "Training compute that SwiGLU saves, mean of four sizes, by how the slope of the loss is "
-        "computed: "
-        f"{', '.join(f'{100 * share:.0f} % ({name})' for name, share in sorted(saved.items(), key=lambda s: s[1]))}. "
-        "A growth with the size is not shown: the trend of the difference has p = "
-        f"{format_p(trend.p)}."
+        f"computed: {', '.join(shares)}. A growth with the size is not shown: the trend of the "
+        f"difference has p = {format_p(trend.p)}."
     )
 
 
@@ -174,14 +169,12 @@ def longer(directory: Path) -> str:
     """Return the differences of a study in one cell, beside those with longer training."""
     if not all((directory / name).exists() for name in (STUDY, LONGER)):
         return ""
-    short = {
-        c.variant: c.difference
-        for c in read_page(directory / STUDY).claims
-        if c.cell == CELL_OF_BOTH
-    }
+    in_study = [c for c in read_page(directory / STUDY).claims if c.cell == CELL_OF_BOTH]
+    short = {c.variant: c.difference for c in in_study}
     rows = []
     for claim in read_page(directory / LONGER).claims:
-        before, after = short[claim.variant], claim.difference
+        before = short[claim.variant]
+        after = claim.difference
         # Twice the mean of `after` and -`before` is their difference, with the degrees of freedom
         # of Welch's test.
         half = statistics.mean_over_cells([after, before._replace(mean=-before.mean)]).mean

@@ -1,5 +1,4 @@
-"""Shared parts of the comparisons: arguments, worker processes, alternating rounds, ratios, and
-published tables.
+"""Shared parts of the comparisons: arguments, workers, alternating rounds, ratios, tables.
 
 "Ours" is this codebase, "theirs" is transformers in PyTorch.
 """
@@ -49,8 +48,7 @@ def argument_parser(name: str, doc: str) -> argparse.ArgumentParser:
 
 
 def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line, and check at the start what would otherwise fail after minutes of
-    measuring.
+    """Parse the command line, and check what would otherwise fail after minutes of measuring.
 
     Pins this process to one core if --pin is given. Raises UserError if PyTorch or transformers is
     missing, or if --publish is given and docs/performance.md has no marks for the table.
@@ -86,9 +84,7 @@ class Worker:
         self.process = subprocess.Popen(arguments, env=env, text=True, **pipes)
 
     def ask(self, **question) -> dict:
-        """Send a question and return the answer. Raises RuntimeError with the end of the log if the
-        worker died.
-        """
+        """Send a question and return the answer; RuntimeError with the log if the worker died."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -105,8 +101,7 @@ class Worker:
 
 
 def alternate(rounds: int, *sides: Callable[[], Any]) -> tuple[list, ...]:
-    """Call all functions once per round, in the order A B C, C B A, A B C, ..., so that drift
-    affects all alike.
+    """Call all functions once per round, in turns A B C, C B A, ..., so that drift affects all.
 
     Returns the results of each side, one per round.
     """
@@ -127,9 +122,9 @@ def ratio(denominators: list[float], numerators: list[float]) -> dict:
     {'median': 1.5, 'low': 1.0, 'high': 2.0, 'quartiles': [1.25, 1.75], 'rounds': 3}
     """
     ratios = [b / a for a, b in zip(denominators, numerators, strict=True)]
-    found = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+    spread = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
     q1, _, q3 = statistics.quantiles(ratios * 2 if len(ratios) == 1 else ratios, method="inclusive")
-    return found | {"quartiles": [q1, q3], "rounds": len(ratios)}
+    return spread | {"quartiles": [q1, q3], "rounds": len(ratios)}
 
 
 def timed(
@@ -150,7 +145,9 @@ def timed(
 
     Raises RuntimeError with the end of the output if the command fails, or ends before that line.
     """
-    began, lines, reached = time.perf_counter(), [], False
+    began = time.perf_counter()
+    lines = []
+    reached = False
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, env=env, **pipes)
     for line in process.stdout:
@@ -179,9 +176,7 @@ def publish(a: argparse.Namespace, rows: list | dict, table: str) -> None:
 
 
 def write_results(path: Path, rows: list | dict) -> dict:
-    """Write a JSON file, and return it: the rows, this process's command, and the machine it ran
-    on.
-    """
+    """Write a JSON file and return it: the rows, this process's command, and the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     command = format_command(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
     results = {"command": command, "machine": machine(), "rows": rows}
@@ -190,8 +185,7 @@ def write_results(path: Path, rows: list | dict) -> dict:
 
 
 def where_and_when(machine: dict) -> str:
-    """Return a sentence with the date, the processor or GPU, the versions and the commit of a
-    result.
+    """Return a sentence with the date, the device, the versions and the commit of a result.
 
     >>> about = {"date": "2026-11-25", "cpu": "A Processor", "cores": 2, "cores_used": 1, "gpu": None}
     >>> about |= {"versions": {"jax": "0.10.2", "torch": None}, "git": {"commit": "2cb06c9af3", "dirty": True}}
@@ -200,13 +194,11 @@ def where_and_when(machine: dict) -> str:
     """
     shown = {name: machine["versions"].get(name) for name in ("jax", "torch", "transformers")}
     packages = ", ".join(f"{name} {version}" for name, version in shown.items() if version)
-    device = (
-        machine["gpu"] or f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
-    )
-    git = machine["git"]  # None outside a checkout
-    commit = (
-        f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"] if git else ""
-    )
+    cores = f"{machine['cores_used']} of {machine['cores']} cores of {machine['cpu']}"
+    device = machine["gpu"] or cores
+    commit = ""
+    if git := machine["git"]:  # None outside a checkout
+        commit = f"; commit {git['commit'][:7]}" + " with uncommitted files" * git["dirty"]
     return f"Measured {machine['date']} on {device}; {packages}{commit}."
 
 

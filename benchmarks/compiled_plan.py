@@ -1,5 +1,6 @@
-"""Compare the estimate of --plan with the compilers of TPUs and GPUs: python -m
-benchmarks.compiled_plan --out FILE
+"""Compare the estimate of --plan with the compilers of TPUs and GPUs.
+
+    python -m benchmarks.compiled_plan --out FILE
 
 Compiles the training step of each row until buffers are assigned, with the extras [tpu] and [cuda],
 and prints the Markdown table of benchmarks/NOTES.md. FILE keeps the compilers' figures: its rows
@@ -74,11 +75,10 @@ def config_of(row: tuple) -> Resolved:
         "model.remat": remat,
         "model.scan_layers": scan,
         "train.seq_len": seq_len,
+        "train.loss_chunk": 2048,
         "optimizer.name": optimizer,
     }
-    return planned_config(
-        model, mesh, sequences, micro_batches, values | {"train.loss_chunk": 2048}
-    )
+    return planned_config(model, mesh, sequences, micro_batches, values)
 
 
 def compiled(row: tuple) -> dict:
@@ -90,28 +90,21 @@ def compiled(row: tuple) -> dict:
     return {"row": row, "peak": c.peak, "sent": sum(c.sent.values()), "seconds": c.seconds}
 
 
-def table_line(row: tuple, found: dict) -> list[str]:
+def table_line(row: tuple, figures: dict) -> list[str]:
     """Return the line of benchmarks/NOTES.md for a row and the compiler's figures."""
     model, device, mesh, _, _, _, remat, optimizer, scan = row
     e = estimate(config_of(row), device, math.prod(mesh))
-    axes = " x ".join(
-        f"{axis} {size}" for axis, size in zip(MESH_AXES, mesh, strict=True) if size > 1
-    )
-    line = [
-        model + ("" if scan else ", unrolled"),
-        f"{math.prod(mesh)} {device}",
-        axes,
-        remat,
-        optimizer,
-    ]
-    pairs = (e.memory.total, found.get("peak")), (sum(t.sent for t in e.sent), found.get("sent"))
-    for planned, compiled in pairs:
+    axes = [f"{axis} {size}" for axis, size in zip(MESH_AXES, mesh, strict=True) if size > 1]
+    devices = f"{math.prod(mesh)} {device}"
+    line = [model + ", unrolled" * (not scan), devices, " x ".join(axes), remat, optimizer]
+    plan = {"peak": e.memory.total, "sent": sum(transfer.sent for transfer in e.sent)}
+    for name, planned in plan.items():
+        if name not in figures:
+            line += [si(planned, "B"), "does not compile", ""]
+            continue
+        compiled = figures[name]
         ratio = f"{planned / compiled:.2f}" if compiled else ""
-        line += [
-            si(planned, "B"),
-            si(compiled, "B") if compiled is not None else "does not compile",
-            ratio,
-        ]
+        line += [si(planned, "B"), si(compiled, "B"), ratio]
     return line
 
 
@@ -127,8 +120,11 @@ def main(argv: list[str] | None = None) -> int:
         help="the compilers' figures, one JSON object per line",
     )
     path = Path(parser.parse_args(argv).out)
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    by_row = {json.dumps(record["row"]): record for record in records}
+    by_row = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            record = json.loads(line)
+            by_row[json.dumps(record["row"])] = record
     for row in ROWS:
         if json.dumps(row) not in by_row:
             by_row[json.dumps(row)] = record = compiled(row)

@@ -1,6 +1,4 @@
-"""Config shared by all timed runs: constant learning rate, AdamW as in nanoGPT, no evaluation, no
-checkpoints.
-"""
+"""Config of all timed runs: constant rate, nanoGPT's AdamW, no evaluation, no checkpoints."""
 
 from lm.config import default_config
 

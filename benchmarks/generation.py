@@ -67,7 +67,8 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     from lm.generation.filters import Sampling
 
     config = config_of(name, "unread", {"model.activation": "gelu"})  # the exact GELU
-    c, seq_len = config.model, config.train.seq_len
+    c = config.model
+    seq_len = config.train.seq_len
     # Noise is added because a model with tied embeddings and initial parameters repeats its last
     # token.
     noise = np.random.default_rng(0)
@@ -136,25 +137,24 @@ def transformers_side(config, params: dict) -> Callable:
 
 
 def compare(sides: dict, seq_len: int, batch: int, a) -> list[dict]:
-    """Check that all sides draw the same tokens for a batch of texts, time them in alternation;
-    return a row each.
-    """
+    """Check that all sides draw the same tokens, time them in turns; return a row each."""
     ids_BT = np.random.default_rng(0).integers(0, 19, (batch, seq_len)).astype(np.int32)
     checked = min(CHECKED, seq_len - 1)
     drawn = {name: draw(ids_BT[:, :1], checked) for name, (_, draw) in sides.items()}
-    for name, found in drawn.items():
+    for name, tokens in drawn.items():
         np.testing.assert_array_equal(
-            found, drawn["ours"], err_msg=f"{name} draws other tokens than ours"
+            tokens, drawn["ours"], err_msg=f"{name} draws other tokens than ours"
         )
     timers = {name: timer(draw, ids_BT, has_cache) for name, (has_cache, draw) in sides.items()}
     for name in [name for name in timers if name.startswith("ours")]:
         timers[name]()  # compile
     rounds = dict(zip(sides, alternate(a.rounds, *timers.values()), strict=True))
     seconds = {
-        name: {clock: [once[clock] for once in found] for clock in ("cpu", "wall")}
-        for name, found in rounds.items()
+        name: {clock: [once[clock] for once in side] for clock in ("cpu", "wall")}
+        for name, side in rounds.items()
     }
-    clock, rows = "cpu" if a.pin else "wall", []
+    clock = "cpu" if a.pin else "wall"
+    rows = []
     for name, own in seconds.items():
         row = {
             "batch": batch,

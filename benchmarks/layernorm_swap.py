@@ -31,7 +31,9 @@ from lm.trained_model import TrainedModel, load
 from lm.workdir.provenance import format_command
 
 ALGORITHMS = ("two_pass", "welford", "chan", "running_mean")
-N_WINDOWS, ROUNDS, SHAPE = 64, 21, (4096, 768)
+N_WINDOWS = 64
+ROUNDS = 21
+SHAPE = (4096, 768)
 
 
 @with_exit_code
@@ -45,9 +47,9 @@ def main() -> int:
     )
     a = parser.parse_args()
     retain_freed_memory()  # as in training: some algorithms need large temporary arrays
-    found = [swapped(run) for run in a.runs]
+    swaps = [swapped(run) for run in a.runs]
     about = (
-        f"Effect of another LayerNorm algorithm on {len(found)} models trained with two_pass, over "
+        f"Effect of another LayerNorm algorithm on {len(swaps)} models trained with two_pass, over "
         f"the first windows of the test split ({N_WINDOWS} at most): deviation of the logits, and "
         "relative error of each layer's output (root mean square, mean over models). Time: of the "
         "layer alone, forward and backward, relative to two_pass."
@@ -57,7 +59,7 @@ def main() -> int:
         format_command("benchmarks.layernorm_swap", [*a.runs, "--publish", "docs/results"])
     ]
     publish(
-        a.publish, "layernorm_swap", about, commands, table(found, speeds()), lambda: draw(found)
+        a.publish, "layernorm_swap", about, commands, table(swaps, speeds()), lambda: draw(swaps)
     )
     return 0
 
@@ -81,7 +83,8 @@ def swapped(run: str) -> dict[str, dict]:
         UserError: if the model has another norm, or its test split is shorter than a window.
     """
     trained = load(run)
-    config, c = trained.config, trained.config.model
+    config = trained.config
+    c = trained.config.model
     if (c.norm, c.norm_algorithm, c.norm_ddof) != ("layer", "two_pass", 0):
         raise UserError(
             f"{run}: the model must have norm=layer, norm_algorithm=two_pass and norm_ddof=0, but "
@@ -112,9 +115,7 @@ def swapped(run: str) -> dict[str, dict]:
 
 
 def forward(run: TrainedModel, algorithm: str, tokens_BT):
-    """Return the logits (B, T, V) and the output (B, T, D) of each layer of a run with another
-    LayerNorm algorithm.
-    """
+    """Return logits (B, T, V) and each layer's output (B, T, D) with another LayerNorm."""
     config = dataclasses.replace(
         run.config, model=dataclasses.replace(run.config.model, norm_algorithm=algorithm)
     )
@@ -130,11 +131,9 @@ def rms(x):
 
 def speeds() -> dict[str, float]:
     """Return the time of each algorithm, forward and backward, relative to two_pass."""
-    x, scale, bias = (
-        jax.random.normal(jax.random.key(0), SHAPE),
-        jnp.ones(SHAPE[1]),
-        jnp.zeros(SHAPE[1]),
-    )
+    x = jax.random.normal(jax.random.key(0), SHAPE)
+    scale = jnp.ones(SHAPE[1])
+    bias = jnp.zeros(SHAPE[1])
 
     def timed(algorithm: str):
         def loss(*arrays):
@@ -154,8 +153,8 @@ def speeds() -> dict[str, float]:
     return {a: seconds / medians[0] for a, seconds in zip(ALGORITHMS, medians, strict=True)}
 
 
-def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
-    n_layers = len(found[0]["two_pass"]["layers"])
+def table(swaps: list[dict], relative: dict[str, float]) -> list[list[str]]:
+    n_layers = len(swaps[0]["two_pass"]["layers"])
     layers = [f"layer {i}" for i in range(n_layers)]
     rows = [
         [
@@ -167,8 +166,9 @@ def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
         ]
     ]
     for a in ALGORITHMS:
-        mean, largest = np.mean([f[a]["mean"] for f in found]), max(f[a]["max"] for f in found)
-        errors = np.mean([f[a]["layers"] for f in found], axis=0)
+        mean = np.mean([f[a]["mean"] for f in swaps])
+        largest = max(f[a]["max"] for f in swaps)
+        errors = np.mean([f[a]["layers"] for f in swaps], axis=0)
         rows.append(
             [
                 a,
@@ -181,12 +181,12 @@ def table(found: list[dict], relative: dict[str, float]) -> list[list[str]]:
     return rows
 
 
-def draw(found: list[dict]):
+def draw(swaps: list[dict]):
     from lm.sweeps.figures import COLORS, STYLES, plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for i, a in enumerate(ALGORITHMS[1:]):
-        errors = np.array([f[a]["layers"] for f in found])
+        errors = np.array([f[a]["layers"] for f in swaps])
         look = {
             "marker": "os^"[i],
             "linestyle": STYLES[i],

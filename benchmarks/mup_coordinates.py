@@ -28,7 +28,9 @@ from lm.trained_model import TrainedModel
 from lm.training.run import resolve_config
 
 WIDTHS = (32, 64, 128, 256, 512)
-STEPS, SEEDS, RATE = 10, (0, 1, 2), 8e-3
+STEPS = 10
+SEEDS = (0, 1, 2)
+RATE = 8e-3
 BASE = "configs/shakespeare_small.py"
 
 
@@ -41,7 +43,7 @@ def main() -> int:
         "--publish", metavar="DIR", help="write mup_coordinates.md and its picture there"
     )
     a = parser.parse_args()
-    found = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
+    changes = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
     about = (
         f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: "
         f"root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The "
@@ -50,7 +52,7 @@ def main() -> int:
         "same."
     )
     command = "python -m benchmarks.mup_coordinates --publish docs/results"
-    publish(a.publish, "mup_coordinates", about, [command], table(found), lambda: draw(found))
+    publish(a.publish, "mup_coordinates", about, [command], table(changes), lambda: draw(changes))
     return 0
 
 
@@ -72,9 +74,7 @@ def config_of(parametrization: str, width: int) -> Config:
 
 
 def moved(parametrization: str, width: int) -> dict[str, float]:
-    """Return the root mean square change of the last hidden states and of the logits, mean over
-    seeds.
-    """
+    """Return the root mean square change of hidden states and logits, mean over seeds."""
     config = config_of(parametrization, width)
     corpus = data.open_corpus(config.data, seq_len=config.train.seq_len, say=lambda text: None)
     config = resolve_config(config, corpus)
@@ -101,22 +101,22 @@ def outputs_of(params, tokens_BT, config: Config) -> dict:
     return {"hidden states": acts[residual], "logits": logits}
 
 
-def table(found: dict) -> list[list[str]]:
+def table(changes: dict) -> list[list[str]]:
     rows = [["change of", "parametrization", *(f"width {width}" for width in WIDTHS), "exponent"]]
-    for what in found["mup"][0]:
-        for name, by_width in found.items():
+    for what in changes["mup"][0]:
+        for name, by_width in changes.items():
             changes = [moves[what] for moves in by_width]
             exponent, _ = np.polyfit(np.log(WIDTHS), np.log(changes), 1)  # of a power law in width
             rows.append([what, name, *(f"{change:.3f}" for change in changes), f"{exponent:+.2f}"])
     return rows
 
 
-def draw(found: dict):
+def draw(changes: dict):
     from lm.sweeps.figures import COLORS, plt
 
     figure, pictures = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
-    for axes, what in zip(pictures, found["mup"][0], strict=True):
-        for i, (name, by_width) in enumerate(found.items()):
+    for axes, what in zip(pictures, changes["mup"][0], strict=True):
+        for i, (name, by_width) in enumerate(changes.items()):
             changes = [moves[what] for moves in by_width]
             axes.plot(
                 WIDTHS,

@@ -11,10 +11,9 @@ from lm.workdir.provenance import describe_start
 
 
 def marked(page: Path, mark: str) -> tuple[str, str, str]:
-    """Split a page at the lines <!-- MARK --> and <!-- end -->; return what is before, between and
-    after them.
-    """
-    begin, end = f"<!-- {mark} -->\n", "<!-- end -->"
+    """Split a page at the lines <!-- MARK --> and <!-- end --> into three parts."""
+    begin = f"<!-- {mark} -->\n"
+    end = "<!-- end -->"
     before, _, rest = page.read_text(encoding="utf-8").partition(begin)
     inside, found, after = rest.partition(end)
     if not found:
@@ -44,8 +43,7 @@ def publish(
     table: list[list[str]],
     figure,
 ) -> None:
-    """Print a table, header first, and write a page with it, NAME.md and NAME.png, into a directory
-    if one is given.
+    """Print a table, header first, and write a page and figure if a directory is given.
 
     The page has a text about the table, the commands that reproduce it, and the Matplotlib figure
     of figure().
@@ -56,7 +54,8 @@ def publish(
     print(text)
     if directory is None:
         return
-    target, here = Path(directory), describe_start()
+    target = Path(directory)
+    here = describe_start()
     target.mkdir(parents=True, exist_ok=True)
     made = "\n".join(
         [*commands, *code_lines(here), f"{here['processor']}, {time.strftime('%Y-%m-%d')}"]

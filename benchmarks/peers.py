@@ -1,6 +1,4 @@
-"""The other side of the comparisons: transformers' GPT-2 or Llama in PyTorch, in a loop like
-nanoGPT's train.py.
-"""
+"""The other side of the comparisons: PyTorch models of transformers in nanoGPT's loop."""
 
 import argparse
 import json
@@ -18,15 +16,15 @@ def tokens_in(directory: Path, shape: Shape):
 
 
 class Peer:
-    """A PyTorch model that trains like nanoGPT's train.py: random windows, fused AdamW, gradient
-    clipping.
+    """A PyTorch model that trains like nanoGPT: random windows, fused AdamW, clipping.
 
     The model is of `built`, and `tokens` a flat array. "bfloat16" means autocast over float32
     parameters.
     """
 
     def __init__(self, shape: Shape, model, tokens, dtype="float32", compiled=False):
-        self.shape, self.device = shape, "cuda" if torch.cuda.is_available() else "cpu"
+        self.shape = shape
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         if self.device == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32, as JAX by default
         else:
@@ -45,7 +43,9 @@ class Peer:
             groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True
         )
         self.tokens = tokens
-        self.rng, self.step, self.logged = np.random.default_rng(0), 0, 0.0
+        self.rng = np.random.default_rng(0)
+        self.step = 0
+        self.logged = 0.0
 
     def batch(self):
         n = self.shape.seq_len
@@ -63,7 +63,8 @@ class Peer:
         return self.model(input_ids=tokens, use_cache=False).logits
 
     def _loss(self, tokens):
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
+        inputs = tokens[:, :-1]
+        targets = tokens[:, 1:].contiguous()
         return torch.nn.functional.cross_entropy(
             self.logits(inputs).flatten(0, 1), targets.flatten()
         )
@@ -102,8 +103,7 @@ class Peer:
 
 
 def causal_sdpa() -> str:
-    """Register transformers' SDPA under another name, so that it is called with is_causal=True and
-    without a mask.
+    """Register transformers' SDPA under a name by which it has is_causal=True and no mask.
 
     Under the name "sdpa", transformers passes an explicit mask when compiled, which disables the
     flash kernels.
@@ -116,8 +116,7 @@ def causal_sdpa() -> str:
 
 
 def built(fields: str, params: dict | None = None, attention: str | None = None):
-    """Build a model of transformers from its config.json, with parameters by its names, or
-    PyTorch's initial ones.
+    """Build a model of transformers from a config.json, with parameters or PyTorch's own.
 
     Its attention is a name of transformers, or `causal_sdpa`. Raises ValueError if parameters do
     not match the model.
@@ -133,11 +132,11 @@ def built(fields: str, params: dict | None = None, attention: str | None = None)
         tensors = {
             name: torch.from_numpy(np.array(value, np.float32)) for name, value in params.items()
         }
-        found = model.load_state_dict(tensors, strict=False)
-        if found.unexpected_keys or set(found.missing_keys) - {
+        unmatched = model.load_state_dict(tensors, strict=False)
+        if unmatched.unexpected_keys or set(unmatched.missing_keys) - {
             "lm_head.weight"
         }:  # the head is tied to the embedding
-            raise ValueError(f"parameters do not match the model: {found}")
+            raise ValueError(f"parameters do not match the model: {unmatched}")
     return model
 
 

@@ -1,5 +1,4 @@
-"""Test many pairs of a placebo and its baseline, whose true difference is 0:
-docs/results/placebo/*.csv.
+"""Test many pairs of a placebo and its baseline: docs/results/placebo/*.csv.
 
     python3 -m benchmarks.placebo                              # write the table of docs/results/placebo.md
     python3 -m benchmarks.placebo --add WORKDIR --name NAME    # first save the final runs of a sweep as NAME.csv
@@ -77,19 +76,19 @@ def table(directory: Path) -> str:
     """Return a row for each file, and one for each placebo of a published page."""
     rows = []
     for path in sorted((directory / "placebo").glob("*.csv")):
-        found = differences(path)
-        if len(found) < BLOCK:
+        of_sweep = differences(path)
+        if len(of_sweep) < BLOCK:
             raise UserError(
-                f"{path} has {len(found)} pairs; {BLOCK} are needed: finish the sweep, then --add "
+                f"{path} has {len(of_sweep)} pairs; {BLOCK} are needed: finish the sweep, then --add "
                 "it again"
             )
         blocks = [
-            statistics.estimate(found[i : i + BLOCK]).p
-            for i in range(0, len(found) - BLOCK + 1, BLOCK)
+            statistics.estimate(of_sweep[i : i + BLOCK]).p
+            for i in range(0, len(of_sweep) - BLOCK + 1, BLOCK)
         ]
         wrong = sum(p < 1 - statistics.LEVEL for p in blocks)
         low, high = stats.binomtest(wrong, len(blocks)).proportion_ci()
-        e = statistics.estimate(found)
+        e = statistics.estimate(of_sweep)
         share = f"{wrong} of {len(blocks)} ({100 * low:.1f} to {100 * high:.1f} %)"
         rows.append(
             [f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share]

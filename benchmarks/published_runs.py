@@ -202,19 +202,16 @@ def config_of(run: Run) -> Resolved:
 def planned_config(
     model: str, mesh: tuple[int, ...], sequences: int, micro_batches: int, values: dict[str, Any]
 ) -> Resolved:
-    """Return the resolved config of a model of MODELS, in bfloat16, with these values of other
-    keys.
+    """Return the resolved config of a model of MODELS in bfloat16, with these values.
 
     `mesh` has the sizes of MESH_AXES; for the batch see `Run`.
     """
     values = values | {f"model.{key}": value for key, value in MODELS[model].items()}
     values |= {f"mesh.{axis}": size for axis, size in zip(MESH_AXES, mesh, strict=True)}
-    batch = {
-        "batch_size": sequences * micro_batches * mesh[0] * mesh[1],
-        "micro_batch_size": sequences,
-    }
-    values |= {f"train.{key}": value for key, value in batch.items()} | {
-        "model.compute_dtype": "bfloat16"
+    values |= {
+        "train.batch_size": sequences * micro_batches * mesh[0] * mesh[1],
+        "train.micro_batch_size": sequences,
+        "model.compute_dtype": "bfloat16",
     }
     config, problems = from_flat(values)
     assert not problems, problems
@@ -228,28 +225,24 @@ def compare(run: Run) -> Comparison:
 
 
 def reported(run: Run, config: Resolved) -> tuple[float, float]:
-    """Return the reported tokens/s per device, and the MFU in percent by PaLM's count of
-    operations.
-    """
+    """Return the reported tokens/s per device, and the MFU in percent by PaLM's count."""
     per_token = flops.flops_per_token(config.model, run.seq_len, full_square=True)
     speed = run.speed or run.tflops * 1e12 / per_token
     return speed, 100 * flops.mfu(speed, per_token, 1, DEVICES[run.device].peak["bfloat16"])
 
 
-def table(found: list[Comparison]) -> str:
+def table(comparisons: list[Comparison]) -> str:
     """Return the table of benchmarks/NOTES.md: the runs of each source on each kind of device."""
     groups: dict[tuple[str, str], list[Comparison]] = {}
-    for c in found:
+    for c in comparisons:
         groups.setdefault((c.run.source, c.run.device), []).append(c)
     header = ["source", "runs", "devices", "models", "MFU", "error of the predicted speed"]
     return markdown_table(header, [_row(*key, group) for key, group in groups.items()])
 
 
 def _row(source: str, device: str, group: list[Comparison]) -> list[str]:
-    counts, errors = (
-        [math.prod(c.run.mesh) for c in group],
-        [c.error for c in group if not c.run.anchor],
-    )
+    counts = [math.prod(c.run.mesh) for c in group]
+    errors = [c.error for c in group if not c.run.anchor]
     models = dict.fromkeys(c.run.model for c in group)
     return [
         f"[{source}]({SOURCES[source]})",
@@ -265,7 +258,7 @@ def _range(low: float, high: float, form: str) -> str:
     return " to ".join(dict.fromkeys([form.format(low), form.format(high)]))
 
 
-def details(found: list[Comparison]) -> str:
+def details(comparisons: list[Comparison]) -> str:
     """Return a table of all runs for a terminal."""
     head = (
         "model",
@@ -280,49 +273,35 @@ def details(found: list[Comparison]) -> str:
         "predicted",
     )
     rows = []
-    for c in found:
-        run, mesh = c.run, " x ".join(map(str, c.run.mesh))
-        speeds = (
-            f"{c.speed:,.0f}",
-            f"{c.predicted_speed:,.0f}",
-            "anchor" if run.anchor else f"{c.error:+.0%}",
-        )
-        memory = (
-            f"{run.memory:.0f}" if run.memory else "",
-            f"{c.predicted.memory.total / 2**30:.0f}",
-        )
+    for c in comparisons:
+        run = c.run
+        mesh = " x ".join(map(str, c.run.mesh))
+        devices = f"{math.prod(run.mesh)} {run.device}"
         batch = f"{run.micro_batches} x {run.sequences} x {run.seq_len}"
-        rows.append(
-            (
-                run.model,
-                f"{math.prod(run.mesh)} {run.device}",
-                mesh,
-                batch,
-                run.remat,
-                *speeds,
-                *memory,
-            )
-        )
+        row = [run.model, devices, mesh, batch, run.remat]
+        row += [f"{c.speed:,.0f}", f"{c.predicted_speed:,.0f}"]
+        row.append("anchor" if run.anchor else f"{c.error:+.0%}")
+        row.append(f"{run.memory:.0f}" if run.memory else "")
+        row.append(f"{c.predicted.memory.total / 2**30:.0f}")
+        rows.append(row)
     return text_table([head, *rows], right=[5, 6, 7, 8, 9])
 
 
-def summary(found: list[Comparison]) -> Iterator[str]:
-    """Yield lines with the errors of all runs except the anchors, and the number of runs predicted
-    not to fit.
-    """
-    errors = [c.error for c in found if not c.run.anchor]
+def summary(comparisons: list[Comparison]) -> Iterator[str]:
+    """Yield lines with the errors of all runs but anchors, and how many should not fit."""
+    errors = [c.error for c in comparisons if not c.run.anchor]
     yield (
-        f"{len(found)} runs. Errors of the predicted speed without the {len(found) - len(errors)} "
+        f"{len(comparisons)} runs. Errors of the predicted speed without the {len(comparisons) - len(errors)} "
         f"anchors: median {statistics.median(map(abs, errors)):.0%}, from {min(errors):+.0%} to "
         f"{max(errors):+.0%}."
     )
-    short = [c for c in found if not c.predicted.fits]
-    yield f"Predicted not to fit, although they ran: {len(short)} of {len(found)}."
+    short = [c for c in comparisons if not c.predicted.fits]
+    yield f"Predicted not to fit, although they ran: {len(short)} of {len(comparisons)}."
 
 
 def main() -> int:
-    found = [compare(run) for run in RUNS]
-    print("\n\n".join([details(found), table(found), *summary(found)]))
+    comparisons = [compare(run) for run in RUNS]
+    print("\n\n".join([details(comparisons), table(comparisons), *summary(comparisons)]))
     return 0
 
 

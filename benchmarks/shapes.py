@@ -1,6 +1,4 @@
-"""Shapes of the timed models and our configs for them; benchmarks/peers.py builds the same models
-in PyTorch.
-"""
+"""Shapes of the timed models and their configs; benchmarks/peers.py builds the same."""
 
 import dataclasses
 import json
@@ -43,9 +41,7 @@ class Shape:
 
     @property
     def token_file(self) -> str:
-        """File name; lm/data/shards.py reads uint16 from train.bin and uint32 from
-        train.uint32.bin.
-        """
+        """File name: uint16 is read from train.bin, and uint32 from train.uint32.bin."""
         return "train.bin" if self.token_dtype == "uint16" else "train.uint32.bin"
 
 
@@ -80,8 +76,7 @@ OPTIMIZER = {
 
 
 def named(name: str) -> Shape:
-    """Return a shape by name, with another batch size for NAME@BATCH. Raises UserError for unknown
-    names.
+    """Return a shape by name, with another batch size for NAME@BATCH; UserError if unknown.
 
     >>> named("G@64").batch_size
     64
@@ -105,9 +100,7 @@ def less_memory(name: str) -> dict:
 
 
 def values_of(name: str, data: str) -> dict:
-    """Return the values of our config keys for a shape, trained on the token shards in the
-    directory `data`.
-    """
+    """Return the values of config keys for a shape and the token shards in `data`."""
     shape = dataclasses.asdict(named(name))
     values = {f"model.{key}": shape[key] for key in MODEL_KEYS if shape[key]}
     values |= {f"train.{key}": shape[key] for key in ("seq_len", "batch_size")}
@@ -116,9 +109,7 @@ def values_of(name: str, data: str) -> dict:
 
 
 def config_of(name: str, data: str, overrides: dict):
-    """Return our resolved config for a shape, with overrides by key, such as {"train.loss_chunk":
-    512}.
-    """
+    """Return our resolved config for a shape, with overrides by key."""
     from lm import parameters
     from lm.command_line.loading import load_values
 

@@ -44,7 +44,8 @@ def main() -> int:
         "--shape", default="S", choices=list(SHAPES), help="see benchmarks/shapes.py [%(default)s]"
     )
     a = parse_arguments(parser)
-    rows, fields = [], transformers_fields(config_of(a.shape, "unread", {}))
+    rows = []
+    fields = transformers_fields(config_of(a.shape, "unread", {}))
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         write_tokens(data, named(a.shape))
@@ -100,9 +101,7 @@ def table(results: dict) -> str:
 
 
 def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]:
-    """Return the command that trains a shape for 10 steps and logs each; cache is the compilation
-    cache.
-    """
+    """Return the command that trains a shape for 10 steps, with a compilation cache."""
     keys = values_of(shape, str(data)) | {
         "train.steps": 10,
         "log.every": 1,
@@ -122,20 +121,18 @@ def our_command(shape: str, data: Path, workdir: Path, cache: Path) -> list[str]
 
 def first_step(command: list[str]) -> dict:
     """Run a command until it prints its first step; returns its seconds and bytes, see `timed`."""
-    found = timed(command, until=re.compile(r"step +1\b").match)
-    return {key: found[key] for key in ("wall", "cpu", "peak_bytes")}
+    measured = timed(command, until=re.compile(r"step +1\b").match)
+    return {key: measured[key] for key in ("wall", "cpu", "peak_bytes")}
 
 
 def row(cache: str, ours: list[dict], theirs: list[dict]) -> dict:
-    """Return medians and ratios of the rounds, of `first_step` each, with a "warm" or "empty"
-    compilation cache.
-    """
-    found = {"cache": cache, "turns": [ours, theirs]}
+    """Return medians and ratios of the rounds, with a "warm" or "empty" cache."""
+    row = {"cache": cache, "turns": [ours, theirs]}
     for key in ("cpu", "wall", "peak_bytes"):
-        found[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]
+        row[key] = [statistics.median(turn[key] for turn in side) for side in (ours, theirs)]
     for clock in ("cpu", "wall"):
-        found[f"ratio_{clock}"] = ratio([t[clock] for t in ours], [t[clock] for t in theirs])
-    return found
+        row[f"ratio_{clock}"] = ratio([t[clock] for t in ours], [t[clock] for t in theirs])
+    return row
 
 
 if __name__ == "__main__":

@@ -70,9 +70,7 @@ def main() -> int:
 
 
 def case(text: str, a) -> tuple[str, argparse.Namespace]:
-    """Split SHAPE:DTYPE; return the shape, and the command line with the dtypes of both sides at
-    this shape.
-    """
+    """Split SHAPE:DTYPE into a shape and the arguments with both sides' dtypes there."""
     name, _, dtype = text.partition(":")
     named(name)
     dtype = dtype or a.dtype
@@ -91,7 +89,8 @@ def peer_name(a) -> str:
 
 def table(rows: list[dict]) -> str:
     """Return the Markdown table of all rows, with a line on FLOPs below."""
-    clock, other = rows[0]["clock"], rows[0]["beside"]
+    clock = rows[0]["clock"]
+    other = rows[0]["beside"]
     header = ["shape", f"ms a step ({clock})", other, f"{other} / ours", "by wall time"]
     header += ["peak memory", other, "arrays of a step"]
     several_dtypes = len({r["dtype"] for r in rows}) > 1
@@ -115,9 +114,7 @@ def table(rows: list[dict]) -> str:
 
 
 def row(name: str, a, directory: Path) -> dict:
-    """Compare both sides at one shape; `a` is of `case`, and shapes share the directory of tokens
-    and parameters.
-    """
+    """Compare both sides at one shape; `a` is of `case`, and shapes share a directory."""
     from lm.cost.devices import peak_flops
     from lm.cost.flops import mfu
 
@@ -138,14 +135,15 @@ def row(name: str, a, directory: Path) -> dict:
         job, directory / f"{name}-{a.dtype}", config.train.steps_per_dispatch, a
     )
     clock = "cpu" if a.pin else "wall"
-    found = {clock: ratio(*sides) for clock, sides in seconds.items()}
+    ratios = {clock: ratio(*sides) for clock, sides in seconds.items()}
     medians = [
         {clock: 1e3 * float(np.median(sides[k])) for clock, sides in seconds.items()}
         for k in (0, 1)
     ]
-    flops, ours_s = flops_per_step(config, full_square=False), medians[0][clock] / 1e3
+    flops = flops_per_step(config, full_square=False)
+    ours_s = medians[0][clock] / 1e3
     peak = peak_flops(measured["device"], a.dtype)
-    print(f"{name} {a.dtype}: {format_ratio(found[clock])}", file=sys.stderr, flush=True)
+    print(f"{name} {a.dtype}: {format_ratio(ratios[clock])}", file=sys.stderr, flush=True)
     return measured | {
         "shape": name,
         "what": named(name).what,
@@ -155,7 +153,7 @@ def row(name: str, a, directory: Path) -> dict:
         "dtype": a.dtype,
         "peer_dtype": a.peer_dtype,
         "clock": clock,
-        "ratio": found,
+        "ratio": ratios,
         "seconds": seconds,
         "ours_ms": medians[0],
         "theirs_ms": medians[1],
@@ -167,8 +165,7 @@ def row(name: str, a, directory: Path) -> dict:
 
 
 def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, dict]:
-    """Check that both sides, which get the same job, compute the same losses, then time them in
-    alternation.
+    """Check that both sides compute the same losses for a job, then time them in turns.
 
     A round of ours has at least per_dispatch steps. Returns (seconds per step by clock, [ours,
     theirs], each one number per round; memory, losses and steps per round). Raises AssertionError
@@ -211,9 +208,7 @@ def both_sides(job: dict, directory: Path, per_dispatch: int, a) -> tuple[dict, 
 
 
 def flops_per_step(config, *, full_square: bool) -> float:
-    """Return the FLOPs of a training step; full_square counts masked attention scores too, as some
-    papers do.
-    """
+    """Return the FLOPs of a step; full_square counts masked scores too, as some papers do."""
     from lm.cost import flops
 
     t = config.train
@@ -225,9 +220,7 @@ def flops_per_step(config, *, full_square: bool) -> float:
 
 
 def steps_per_round(worker: Worker, seconds: float, at_least: int) -> int:
-    """Return how many steps take about `seconds`; from 10 on a multiple of 10, because losses are
-    logged then.
-    """
+    """Return how many steps take about `seconds`; from 10 on a multiple of 10 (the log's)."""
     tried = max(at_least, 3)
     worker.ask(run=tried)  # warm up: compilation, memory, caches
     n = seconds * tried / worker.ask(run=tried)["wall"]

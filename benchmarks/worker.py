@@ -35,7 +35,8 @@ def main(job: dict) -> None:
 def answer(job: dict, side, asked: dict) -> dict:
     """Return the answer of a side, an `Ours` or a `Peer` of benchmarks/peers.py, to a question."""
     if "losses" in asked:
-        s, draw = named(job["shape"]), np.random.default_rng(1)
+        s = named(job["shape"])
+        draw = np.random.default_rng(1)
         size = (asked["losses"], s.batch_size, s.seq_len + 1)
         return {"losses": side.losses(draw.integers(0, s.vocab_size, size, np.int32))}
     if "save" in asked:
@@ -71,9 +72,7 @@ def theirs(job: dict):
 
 
 class Ours:
-    """The training loop of lm.train with its batches and its log, but without setup and final
-    evaluation.
-    """
+    """The training loop of lm.train with batches and log, but no setup or final evaluation."""
 
     def __init__(self, run, workdir: Path):
         from lm.training.batch_source import BatchSource
@@ -123,11 +122,11 @@ class Ours:
         step = jax.jit(
             train_step, static_argnames="config", donate_argnames="state", compiler_options=options
         )
-        found = []
+        losses = []
         for tokens in batches:
             self.state, out = step(self.state, {"tokens": tokens}, self.loop.run.config)
-            found.append(float(out["loss"]))
-        return found
+            losses.append(float(out["loss"]))
+        return losses
 
     def save(self, path: str) -> None:
         """Save the parameters, for the other side to start from."""
@@ -139,9 +138,7 @@ class Ours:
         return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
     def facts(self) -> dict:
-        """Return the bytes of the compiled program (arguments and temporaries), its attention, and
-        the device.
-        """
+        """Return the compiled program's bytes (arguments, temporaries), attention and device."""
         import jax
 
         from lm.cost.memory import attention_implementation

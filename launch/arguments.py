@@ -26,9 +26,7 @@ def after_dashes(argv: list[str]) -> list[str]:
     Raises:
         UserError: there are no two dashes or no --config behind them.
     """
-    if argv[:1] != ["--"] or not any(
-        argument == "--config" or argument.startswith("--config=") for argument in argv
-    ):
+    if argv[:1] != ["--"] or "--config" not in [argument.partition("=")[0] for argument in argv]:
         raise UserError(
             "the arguments of the run are missing; give them after two dashes: -- --config FILE"
         )
@@ -75,22 +73,12 @@ def check_sweep(argv: list[str], *, workdir: str) -> str:
 
 def compile_step(argv: list[str], config: Config, device: str, n_slices: int = 1) -> int:
     """Compile the step for devices such as "h100:16" (--plan --compiled); return the exit code."""
-    # may be there only
+    # wandb may be on the machine that trains only
     argv = [argument for argument in argv if not argument.startswith("--config.log.wandb=")]
-    devices = ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]
+    command = [sys.executable, "-m", "lm.train", *argv, "--workdir", ".", "--plan", "--compiled"]
+    command += ["--device", device, "--slices", str(n_slices), "--config.log.wandb=false"]
     if config.mesh == MeshConfig():  # --plan would choose a mesh, but the run does not
-        devices.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
-    command = [
-        sys.executable,
-        "-m",
-        "lm.train",
-        *argv,
-        "--workdir",
-        ".",
-        "--plan",
-        "--compiled",
-        *devices,
-    ]
+        command.append(f"--config.mesh.replica={device.rpartition(':')[2]}")
     # stdout may be for kubectl
     return subprocess.run(command, stdout=sys.stderr, check=False).returncode
 

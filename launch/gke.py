@@ -1,5 +1,4 @@
-"""Print a run as a JobSet for Google Kubernetes Engine: python -m launch.gke ... -- --config FILE |
-kubectl apply -f -
+"""Print a run as a JobSet for Google Kubernetes Engine, for kubectl apply -f -.
 
     python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 \\
         -- --config configs/gpt2_124m.py --config.data.source=tokens:/runs/data/openwebtext
@@ -40,9 +39,8 @@ examples:
   python -m launch.gke --name gpt2 --image IMAGE --claim runs --gpu h100:16 -- --config configs/gpt2_124m.py
   python -m launch.gke --name gpt2 --image IMAGE --claim runs --tpu v5e:4x4 -- --config configs/gpt2_124m.py
 """
-DRIVER = (
-    "/usr/local/nvidia/lib64"  # where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
-)
+# where GKE mounts the NVIDIA driver; without it CUDA finds no GPU
+DRIVER = "/usr/local/nvidia/lib64"
 
 
 @with_exit_code
@@ -130,23 +128,23 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         advice = "use up to 40 of a-z, 0-9 and -, and begin with a letter"
         raise UserError(f"--name: {args.name!r} is not a valid Kubernetes name; {advice}")
-    for option, names in {
-        "queue": [args.queue] if args.queue else [],
-        "secret": args.secret,
-    }.items():
-        if wrong := [name for name in names if not re.fullmatch(NAME_OF_OBJECT, name)]:
-            raise UserError(
-                f"--{option}: {wrong[0]!r} is not a valid Kubernetes name, such as wandb"
-            )
+    for option, names in (("queue", [args.queue]), ("secret", args.secret)):
+        for name in filter(None, names):
+            if not re.fullmatch(NAME_OF_OBJECT, name):
+                raise UserError(
+                    f"--{option}: {name!r} is not a valid Kubernetes name, such as wandb"
+                )
     if args.memory is not None and not re.fullmatch(r"[1-9][0-9]{0,5}[GT]i", args.memory):
         raise UserError(f"--memory: {args.memory!r} is not a size such as 64Gi")
     for option, n in (("cpu", args.cpu), ("slices", args.slices)):
         if n is not None and n < 1:
             raise UserError(f"--{option} must be at least 1 (it is {n})")
-    platform = "tpu" if args.tpu else "gpu"
-    n_pods, labels, limits, connect = (
-        tpu_pods(args.tpu) if args.tpu else gpu_pods(args.gpu, args.name)
-    )
+    if args.tpu:
+        platform = "tpu"
+        n_pods, labels, limits, connect = tpu_pods(args.tpu)
+    else:
+        platform = "gpu"
+        n_pods, labels, limits, connect = gpu_pods(args.gpu, args.name)
     per_pod = sum(limits.values())
     total = n_pods * per_pod * args.slices
     workdir = f"the workdir is {VOLUME}/NAME; set --name instead"
@@ -157,21 +155,12 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
                 f"--slices {args.slices}: several slices need TPU slices of more than one host"
             )
         check_mesh(config, total, args.slices)
-    files = ["--workdir", f"{VOLUME}/{args.name}", f"--config.data.cache_dir={VOLUME}/cache"]
+    command = ["python", "-m", "lm.train", "--workdir", f"{VOLUME}/{args.name}"]
+    command += [f"--config.data.cache_dir={VOLUME}/cache", "--resume", "--platform", platform]
     container = {
         "name": "train",
         "image": args.image,
-        "command": [
-            "python",
-            "-m",
-            "lm.train",
-            *files,
-            "--resume",
-            "--platform",
-            platform,
-            *connect,
-            *train,
-        ],
+        "command": command + connect + train,
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "resources": {
             "limits": limits,
@@ -220,23 +209,25 @@ def jobset(args: argparse.Namespace) -> tuple[dict, Config, int]:
         tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     if tolerations:
         pod["tolerations"] = tolerations
-    template = merged({"spec": pod}, read_pod(args.pod)) if args.pod else {"spec": pod}
+    template = {"spec": pod}
+    if args.pod:
+        template = merged(template, read_pod(args.pod))
     return _jobset_of_pods(metadata, template, n_pods, args), config, total
 
 
 def read_pod(path: Path) -> dict:
     """Read the part of a pod in a YAML file; raises UserError if it is missing or something else."""
     try:
-        found = yaml.safe_load(read_bytes(path))
+        part = yaml.safe_load(read_bytes(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(
             f"--pod: {path} cannot be read: {str(error).partition(chr(10))[0]}"
         ) from None
-    if not isinstance(found, dict) or not found.keys() <= {"metadata", "spec"}:
+    if not isinstance(part, dict) or not part.keys() <= {"metadata", "spec"}:
         raise UserError(
             f"--pod: {path} must have metadata and spec of a pod, as launch/tcpx.yaml has"
         )
-    return found
+    return part
 
 
 def merged(ours, theirs):
@@ -246,9 +237,7 @@ def merged(ours, theirs):
     {'env': [{'name': 'A', 'value': '2'}, {'name': 'B'}], 'x': 1}
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours | {
-            key: merged(ours[key], value) if key in ours else value for key, value in theirs.items()
-        }
+        return ours | {key: merged(ours.get(key), value) for key, value in theirs.items()}
     if isinstance(ours, list) and isinstance(theirs, list):
 
         def key(item):
@@ -328,13 +317,8 @@ def tpu_pods(text: str) -> tuple[int, dict, dict, list[str]]:
         "cloud.google.com/gke-tpu-topology": topology,
     }
     n_pods = math.prod(map(int, topology.split("x"))) // device.per_host
-    # GKE's environment has the rest
-    return (
-        n_pods,
-        labels,
-        {"google.com/tpu": device.per_host},
-        ["--multihost"],
-    )
+    # GKE's environment has the addresses
+    return n_pods, labels, {"google.com/tpu": device.per_host}, ["--multihost"]
 
 
 def is_slice(device: Device, topology: str) -> bool:
@@ -360,29 +344,21 @@ def gpu_pods(text: str, name: str) -> tuple[int, dict, dict, list[str]]:
         raise UserError(
             f"--gpu: {text!r} is not KIND:COUNT, such as h100:16; the kinds are {', '.join(GPUS)}"
         )
-    device, n_gpus = GPUS[kind], int(count)
+    device = GPUS[kind]
+    n_gpus = int(count)
     if n_gpus > device.per_host and n_gpus % device.per_host:
         raise UserError(
             f"--gpu: {n_gpus} is not a multiple of the {device.per_host} GPUs of a node"
         )
     n_pods = max(1, n_gpus // device.per_host)
-    # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes sets the index in each pod's
-    # environment.
-    connect = [
-        "--coordinator_address",
-        f"{name}-train-0-0.{name}:{PORT}",
-        "--num_processes",
-        str(n_pods),
-        "--process_id",
-        "$(JOB_COMPLETION_INDEX)",
-    ]
+    connect = []
+    if n_pods > 1:
+        # JobSet names its pods JOBSET-JOB-0-INDEX.JOBSET, and Kubernetes sets the index in each
+        # pod's environment.
+        connect = ["--coordinator_address", f"{name}-train-0-0.{name}:{PORT}"]
+        connect += ["--num_processes", str(n_pods), "--process_id", "$(JOB_COMPLETION_INDEX)"]
     labels = {"cloud.google.com/gke-accelerator": device.gke}
-    return (
-        n_pods,
-        labels,
-        {"nvidia.com/gpu": min(n_gpus, device.per_host)},
-        connect if n_pods > 1 else [],
-    )
+    return n_pods, labels, {"nvidia.com/gpu": min(n_gpus, device.per_host)}, connect
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Submit a run to SLURM: python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config
-configs/gpt2_124m.py
+"""Submit a run to SLURM.
+
+    python -m launch.slurm --nodes 4 --gpus-per-node 8 -- --config configs/gpt2_124m.py
 
 The arguments after `--` are those of python -m lm.train. The job has one task per GPU, because JAX
 gives each task the GPU of its local index. When the job is preempted or its time limit is near, it
@@ -91,11 +92,13 @@ def main(argv: list[str] | None = None) -> int:
     argv = after_dashes(args.train)
     workdir = "set it before the two dashes"
     n_devices = args.nodes * args.gpus_per_node or None
+    config = None
     if args.array:
-        file, config = check_sweep(argv, workdir=workdir), None
+        folder = "sweeps"
+        file = check_sweep(argv, workdir=workdir)
     else:
+        folder = "runs"
         file, config = check_train(argv, workdir=workdir, n_devices=n_devices)
-    folder = "sweeps" if args.array else "runs"
     args.workdir = Path(args.workdir or f"{folder}/{Path(file).stem}").absolute()
     if config:
         saved = check_workdir(args.workdir, config, resume=True)
@@ -130,19 +133,19 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--time",
         default="24:00:00",
-        help=("time limit, after which the job is requeued (default: %(default)s)"),
+        help="time limit, after which the job is requeued (default: %(default)s)",
     )
     add(
         "--restarts",
         type=int,
         default=5,
         metavar="N",
-        help="stop requeueing after this many restarts in a row without a new checkpoint or result (default: "
-        "%(default)s)",
+        help="stop requeueing after this many restarts in a row without a new checkpoint or result "
+        "(default: %(default)s)",
     )
     add(
         "--workdir",
-        help=("directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)"),
+        help="directory on storage that all nodes share (default: runs/CONFIG, sweeps/CONFIG)",
     )
     add(
         "--array",
@@ -161,13 +164,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add(
         "--check",
         metavar="GPU",
-        help=("first compile the training step for GPUs such as h100 (lm.train --compiled)"),
+        help="first compile the training step for GPUs such as h100 (lm.train --compiled)",
     )
     add("--dry-run", action="store_true", help="print the job script and exit")
     add(
         "train",
         nargs=argparse.REMAINDER,
-        help=("-- and the arguments of python -m lm.train or lm.sweep"),
+        help="-- and the arguments of python -m lm.train or lm.sweep",
     )
     return parser.parse_args(argv)
 
@@ -209,43 +212,49 @@ def check_options(args: argparse.Namespace) -> None:
 
 def log_path(workdir: Path, index: str | None = None) -> Path:
     """Return the log file of a job, or of the job with this index in an array."""
-    return (
-        workdir / "slurm.log" if index is None else workdir.with_name(f"{workdir.name}-{index}.log")
-    )
+    if index is None:
+        return workdir / "slurm.log"
+    return workdir.with_name(f"{workdir.name}-{index}.log")
 
 
 def job_script(args: argparse.Namespace, argv: list[str]) -> str:
     """Return the script for sbatch."""
-    platform = "gpu" if args.gpus_per_node else "cpu"
-    command = [
-        sys.executable,
-        "-m",
-        "lm.sweep" if args.array else "lm.train",
-        *argv,
-        "--workdir",
-        str(args.workdir),
-    ]
-    command += ["--platform", platform] + ([] if args.array else ["--resume"])
-    log = log_path(Path(str(args.workdir).replace("%", "%%")), "%a" if args.array else None)
+    rest = [*argv, "--workdir", str(args.workdir), "--platform"]
+    rest.append("gpu" if args.gpus_per_node else "cpu")
+    log_folder = Path(str(args.workdir).replace("%", "%%"))
+    if args.array:
+        module = "lm.sweep"
+        tasks = 1
+        array = f"#SBATCH --array=0-{args.array - 1}\n"
+        # The ID of the array alone would requeue all of its jobs.
+        job = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+        log = log_path(log_folder, "%a")
+    else:
+        module = "lm.train"
+        rest.append("--resume")
+        tasks = args.gpus_per_node or 1
+        array = ""
+        job = "$SLURM_JOB_ID"
+        log = log_path(log_folder)
+    gpus = f"#SBATCH --gpus-per-node={args.gpus_per_node}\n" * (args.gpus_per_node > 0)
+    # last, because sbatch uses the last value of an option
     further = " ".join(map(quote_for_sbatch, shlex.split(args.sbatch)))
+    options = f"#SBATCH {further}\n" if further else ""
     return SCRIPT.format(
         name=quote_for_sbatch(args.name or args.workdir.name),
         nodes=args.nodes,
-        tasks=1 if args.array else args.gpus_per_node or 1,
-        gpus=f"#SBATCH --gpus-per-node={args.gpus_per_node}\n" if args.gpus_per_node else "",
-        array=f"#SBATCH --array=0-{args.array - 1}\n" if args.array else "",
+        tasks=tasks,
+        gpus=gpus,
+        array=array,
         time=quote_for_sbatch(args.time),
         seconds=SECONDS_TO_SAVE,
         log=quote_for_sbatch(str(log)),
-        options=f"#SBATCH {further}\n"
-        if further
-        else "",  # sbatch uses the last value of an option
+        options=options,
         directory=shlex.quote(str(Path.cwd())),
         workdir=shlex.quote(str(args.workdir)),
-        command=shlex.join(command),
+        command=shlex.join([sys.executable, "-m", module, *rest]),
         restarts=args.restarts,
-        # The ID of the array alone would requeue all of its jobs.
-        job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if args.array else "$SLURM_JOB_ID",
+        job=job,
     )
 
 

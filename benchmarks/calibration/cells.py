@@ -13,20 +13,19 @@ SD = 0.016  # of the paired differences: that of two runs, and of the error of t
 
 
 def simulate(n_cells: int, tau: float, n_seeds: int, n_sweeps: int, draw) -> dict[str, np.ndarray]:
-    """Return for each sweep the p-value of the mean if all effects are 0, and whether the two
-    intervals cover.
-    """
-    effects_WC = (
-        draw.normal(0, tau, (n_sweeps, n_cells + 1)) if tau else np.zeros((n_sweeps, n_cells + 1))
-    )
+    """Return each sweep's p-value of the mean if all effects are 0, and whether intervals cover."""
+    effects_WC = np.zeros((n_sweeps, n_cells + 1))
+    if tau:
+        effects_WC = draw.normal(0, tau, effects_WC.shape)
     # some cells are noisier than others
     spread_C = SD * np.append(np.linspace(0.6, 1.4, n_cells), 1.0)
-    found = {"p": [], "mean": [], "prediction": []}
+    answers = {"p": [], "mean": [], "prediction": []}
     for effects_C in effects_WC:
-        *rows, new = effects_C[:, None] + draw.normal(0, spread_C[:, None], (n_cells + 1, n_seeds))
+        noise_CN = draw.normal(0, spread_C[:, None], (n_cells + 1, n_seeds))
+        *rows, new = effects_C[:, None] + noise_CN  # the last cell is the one to be predicted
         over = mean_over_cells([estimate(row) for row in rows])
         low, high = over.mean.interval()
-        found["p"].append(over.mean.p)
-        found["mean"].append(low <= effects_C[:-1].mean() <= high)
-        found["prediction"].append(over.prediction[0] <= new.mean() <= over.prediction[1])
-    return {name: np.array(values) for name, values in found.items()}
+        answers["p"].append(over.mean.p)
+        answers["mean"].append(low <= effects_C[:-1].mean() <= high)
+        answers["prediction"].append(over.prediction[0] <= new.mean() <= over.prediction[1])
+    return {name: np.array(values) for name, values in answers.items()}

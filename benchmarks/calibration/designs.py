@@ -1,5 +1,4 @@
-"""How often two variants of a simulated sweep are found to differ, at the vertex of the tuning runs
-or the best rate.
+"""How often two variants of a simulated sweep differ, at the vertex or at the best rate.
 
 The loss of a variant is a parabola in log2(learning rate). Tuning runs cover a grid; both variants
 then train on fresh paired seeds, at the best rate of the grid (the old rule) or at the vertex of
@@ -20,10 +19,8 @@ N_RATES = 5
 MIDDLE = N_RATES // 2
 
 # of a second list: loss += DECAY_CURVATURE y^2 + 2 CROSS sqrt(both curvatures) x y
-DECAY_CURVATURE, CROSS = (
-    0.01,
-    0.4,
-)
+DECAY_CURVATURE = 0.01
+CROSS = 0.4
 
 # The tuning seeds of each rule.
 RULES = {
@@ -66,7 +63,8 @@ def chosen(rule: str, optimum_W: np.ndarray, draw) -> np.ndarray:
 
     The grid is wide enough that the best rate is never at an edge: a sweep extends it there.
     """
-    x_R, n_tuning = np.arange(-2, N_RATES + 2), RULES[rule]
+    x_R = np.arange(-2, N_RATES + 2)
+    n_tuning = RULES[rule]
     shape = (len(optimum_W), n_tuning, len(x_R))
     noise = draw.normal(0, SEED_SD, (*shape[:2], 1)) + draw.normal(0, NOISE_SD, shape)
     loss_WR = CURVATURE * (x_R - optimum_W[:, None]) ** 2 + noise.mean(axis=1)
@@ -78,8 +76,7 @@ def chosen(rule: str, optimum_W: np.ndarray, draw) -> np.ndarray:
 
 
 def above_by_two_lists(n_tuning: int, optimum_W: np.ndarray, draw) -> np.ndarray:
-    """Return how far above its minimum a loss of two values is where a sweep that tunes both trains
-    its final runs.
+    """Return the excess loss of the final runs of a sweep that tunes two values by lists.
 
     That is at the vertex in each direction through the best point of the grid, which has 5 x 5
     points after extensions and one more on each side. The optimum of the second value is anywhere
@@ -88,22 +85,22 @@ def above_by_two_lists(n_tuning: int, optimum_W: np.ndarray, draw) -> np.ndarray
     optima_W2 = np.stack([optimum_W, draw.uniform(-0.5, 0.5, len(optimum_W))], axis=1)
 
     def above(xy):
+        """Evaluate the paraboloid at points (W or 1, ..., 2)."""
         x, y = np.moveaxis(xy - optima_W2.reshape(-1, *[1] * (xy.ndim - 2), 2), -1, 0)
-        return (
-            CURVATURE * x**2
-            + DECAY_CURVATURE * y**2
-            + 2 * CROSS * np.sqrt(CURVATURE * DECAY_CURVATURE) * x * y
-        )
+        product = 2 * CROSS * np.sqrt(CURVATURE * DECAY_CURVATURE) * x * y
+        return CURVATURE * x**2 + DECAY_CURVATURE * y**2 + product
 
-    at = np.arange(-3, 4)
-    grid = np.stack(np.meshgrid(at, at, indexing="ij"), axis=-1)[None]
-    loss_WXY = above(grid) + draw.normal(
-        0, NOISE_SD / np.sqrt(n_tuning), (len(optimum_W), len(at), len(at))
-    )
-    best_W = loss_WXY[:, 1:-1, 1:-1].reshape(len(optimum_W), -1).argmin(axis=1)
-    i_W, j_W = (index + 1 for index in np.divmod(best_W, len(at) - 2))
-    near_3, w = np.array([-1, 0, 1]), np.arange(len(optimum_W))[:, None]
-    rows, columns = i_W[:, None] + near_3, j_W[:, None] + near_3
-    x_W = parabola_vertex(at[rows], loss_WXY[w, rows, j_W[:, None]])
-    y_W = parabola_vertex(at[columns], loss_WXY[w, i_W[:, None], columns])
+    n = len(optimum_W)
+    values = np.arange(-3, 4)
+    grid = np.stack(np.meshgrid(values, values, indexing="ij"), axis=-1)[None]
+    noise_sd = NOISE_SD / np.sqrt(n_tuning)
+    loss_WXY = above(grid) + draw.normal(0, noise_sd, (n, len(values), len(values)))
+    best_W = loss_WXY[:, 1:-1, 1:-1].reshape(n, -1).argmin(axis=1)
+    i_W, j_W = (index + 1 for index in np.divmod(best_W, len(values) - 2))
+    near_3 = np.array([-1, 0, 1])
+    w = np.arange(n)[:, None]
+    rows = i_W[:, None] + near_3
+    columns = j_W[:, None] + near_3
+    x_W = parabola_vertex(values[rows], loss_WXY[w, rows, j_W[:, None]])
+    y_W = parabola_vertex(values[columns], loss_WXY[w, i_W[:, None], columns])
     return above(np.stack([x_W, y_W], axis=-1))

@@ -77,7 +77,8 @@ KINDS: dict[str, tuple[str, Callable[[Bench, random.Random], Iterator[Trial]]]] 
 
 def main() -> int:
     a = parse_arguments()
-    counts, began = {kind: collections.Counter() for kind in a.kinds}, time.monotonic()
+    counts = {kind: collections.Counter() for kind in a.kinds}
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         bench = Bench(Path(directory))
         for kind, number in itertools.product(a.kinds, range(a.seed, a.seed + a.rounds)):
@@ -131,23 +132,24 @@ def parse_arguments() -> argparse.Namespace:
 def table(counts: dict[str, collections.Counter]) -> str:
     """Return the counts as a Markdown table, with a last row of totals."""
     rows = {kind: counts[kind] for kind in KINDS if kind in counts and counts[kind].total()}
-    cells = [[KINDS[kind][0], *_numbers(found)] for kind, found in rows.items()]
+    cells = [[KINDS[kind][0], *_numbers(counter)] for kind, counter in rows.items()]
     total = sum(rows.values(), collections.Counter())
     return markdown_table(["fault", "tried", *VERDICTS], [*cells, ["all", *_numbers(total)]])
 
 
-def _numbers(found: collections.Counter) -> list[str]:
-    return [f"{n:,}" for n in (found.total(), *(found[verdict] for verdict in VERDICTS))]
+def _numbers(counter: collections.Counter) -> list[str]:
+    return [f"{n:,}" for n in (counter.total(), *(counter[verdict] for verdict in VERDICTS))]
 
 
 def publish(counts: dict[str, collections.Counter]) -> None:
     """Replace the rows of these kinds in benchmarks/results/faults.json and docs/reliability.md."""
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     rows |= {
-        kind: {verdict: found[verdict] for verdict in VERDICTS} for kind, found in counts.items()
+        kind: {verdict: counter[verdict] for verdict in VERDICTS}
+        for kind, counter in counts.items()
     }
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-    text = table({kind: collections.Counter(found) for kind, found in rows.items()})
+    text = table({kind: collections.Counter(counter) for kind, counter in rows.items()})
     fill(PAGE, "faults", text)
 
 

@@ -29,35 +29,31 @@ def damaged_tokens(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def open_corpus(settings: dict) -> tuple[Outcome, dict]:
-    """Open a corpus as lm.train does; return the outcome and everything in the corpus that a run
-    depends on.
-    """
+    """Open a corpus as lm.train does; return the outcome, and what a run depends on."""
     from lm import data
     from lm.config import DataConfig
     from lm.system.errors import with_exit_code
 
-    found = {}
+    contents = {}
 
     @with_exit_code
     def opening(_) -> int:
         corpus = data.open_corpus(DataConfig(**settings), seq_len=16, say=print)
-        found["fingerprint"] = corpus.fingerprint
-        found["tokenizer"] = corpus.tokenizer and corpus.tokenizer.to_json()
+        contents["fingerprint"] = corpus.fingerprint
+        contents["tokenizer"] = corpus.tokenizer and corpus.tokenizer.to_json()
         for name, split in corpus.splits.items():
             arrays = {key: np.asarray(array[:]).tobytes() for key, array in split.arrays.items()}
-            found[name] = (arrays, split.n_tokens, split.n_bytes)
+            contents[name] = (arrays, split.n_tokens, split.n_bytes)
         return 0
 
-    return call(opening, []), found
+    return call(opening, []), contents
 
 
 def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage all compiled programs in JAX's cache in every way, and train in a new process."""
-    cache, whole, workdir = (
-        bench.base / "cache",
-        bench.base / "cache_whole",
-        bench.base / "programs_run",
-    )
+    cache = bench.base / "cache"
+    whole = bench.base / "cache_whole"
+    workdir = bench.base / "programs_run"
     if bench.reference and not whole.exists():
         shutil.copytree(cache, whole)
     for way in WAYS:
@@ -67,7 +63,7 @@ def damaged_programs(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         for file in programs:
             damage(file, way, draw)
         outcome = bench.run("-m", "lm.train", *bench.arguments(workdir))
-        found = differences(workdir, bench.reference) if outcome.code == 0 else []
-        yield judge(f"compiled programs {way}", outcome, found, names=(str(cache),))
+        changes = differences(workdir, bench.reference) if outcome.code == 0 else []
+        yield judge(f"compiled programs {way}", outcome, changes, names=(str(cache),))
         shutil.rmtree(cache)
         shutil.copytree(whole, cache)

@@ -1,6 +1,4 @@
-"""Random config values and config files. Loading them must end with a config or with an error for
-the user.
-"""
+"""Random config values and files, which must end with a config or an error for the user."""
 
 import random
 import string
@@ -10,7 +8,8 @@ from pathlib import Path
 from benchmarks.faults.judge import Trial, judge
 from benchmarks.faults.runs import CONFIG, Bench, call
 
-VALUES_PER_ROUND, FILES_PER_ROUND = 10_000, 500
+VALUES_PER_ROUND = 10_000
+FILES_PER_ROUND = 500
 WORDS = (
     "", "0", "-1", "1", "2", "none", "None", "true", "false", "nan", "inf", "-inf", "1e308", "1e400", "1e-320", "1_000",
     "9" * 400, "0x10", "²", "½", "()", "(", ",", "(1,", "[1]", "{}", "1,2,3", "((1,),)", "'", '"', "\\", "\0", "\ud800",
@@ -31,9 +30,7 @@ PIECES = (
 
 
 def random_values(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Load the tiny config with one to four random overrides, by the parser of lm.train's command
-    line.
-    """
+    """Load the tiny config with one to four random overrides, as lm.train's command line."""
     from lm.config.schema import schema
 
     names = list(schema())
@@ -107,7 +104,8 @@ def _value(draw: random.Random) -> str:
 def _changed_file(content: bytes, draw: random.Random) -> bytes:
     lines = content.split(b"\n")
     for _ in range(draw.randint(1, 3)):
-        i, kind = draw.randrange(len(lines)), draw.randrange(4)
+        i = draw.randrange(len(lines))
+        kind = draw.randrange(4)
         if kind == 0:
             lines[i] = draw.choice(LINES).format(draw.choice(PIECES)).encode()
         elif kind == 1:

@@ -21,9 +21,7 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def damage(path: Path, way: str, draw: random.Random) -> None:
-    """Damage a file in one of WAYS: "replaced" writes other valid JSON over JSON, and random bytes
-    over the rest.
-    """
+    """Damage a file in one of WAYS; "replaced" writes other valid JSON, or random bytes."""
     content = path.read_bytes()
     if way == "deleted":
         path.unlink()
@@ -43,9 +41,7 @@ def damage(path: Path, way: str, draw: random.Random) -> None:
 
 
 def replaced(content: bytes, draw: random.Random) -> bytes:
-    """Return other content: valid JSON of another shape, or with one changed value, if the content
-    is JSON.
-    """
+    """Return other content: if it is JSON, JSON of another shape or with a changed value."""
     try:
         value = json.loads(content)
     except ValueError:
@@ -74,10 +70,10 @@ def _places(value) -> Iterator[tuple]:
 
 def fingerprint(directory: Path) -> str:
     """Return a digest of all names and contents below a directory."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
-        found.update(
+        digest.update(
             f"{path.relative_to(directory)}\0".encode()
             + (path.read_bytes() if path.is_file() else b"")
         )
-    return found.hexdigest()
+    return digest.hexdigest()

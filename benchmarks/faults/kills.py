@@ -23,13 +23,13 @@ def before_each_operation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 
 
 def before_each_operation_after_resuming(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Kill a resumed run likewise. In every second round its newest checkpoint is corrupted before
-    it resumes.
-    """
+    """Kill a resumed run likewise; every second time its newest checkpoint is corrupted."""
     corrupted = draw.random() < 0.5
-    expected, start = bench.resumed, bench.interrupted
+    expected = bench.resumed
+    start = bench.interrupted
     if corrupted:
-        start, expected = bench.base / "corrupted", bench.base / "corrupted_resumed"
+        start = bench.base / "corrupted"
+        expected = bench.base / "corrupted_resumed"
         for directory in (start, expected):
             shutil.rmtree(directory, ignore_errors=True)
             shutil.copytree(bench.interrupted, directory)
@@ -58,7 +58,9 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
     home = bench.base / "kills"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    workdir, copy, seen = home / "run", home / "state", set()
+    workdir = home / "run"
+    copy = home / "state"
+    seen = set()
     if start:
         shutil.copytree(start, workdir)
     (events, out), (replies, reply) = os.pipe(), os.pipe()
@@ -87,9 +89,7 @@ def states(bench: Bench, draw: random.Random, start: Path | None) -> Iterator[Pa
 
 
 def _copied(process: subprocess.Popen, workdir: Path, copy: Path, seen: set[str]) -> bool:
-    """Copy the workdir of a stopped run, unless the same state was seen before; return whether it
-    was copied.
-    """
+    """Copy the workdir of a stopped run unless its state was seen before; return whether."""
     os.kill(process.pid, signal.SIGSTOP)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -16,10 +16,9 @@ from benchmarks.faults.runs import (
 
 
 def damaged(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Damage every file of the mirror of an interrupted run in every way, and start an empty
-    workdir from it.
-    """
-    original, workdir = bench.base / "mirror", bench.base / "from_mirror"
+    """Damage every file of an interrupted run's mirror, and start an empty workdir from it."""
+    original = bench.base / "mirror"
+    workdir = bench.base / "from_mirror"
     if not original.exists():
         keys = (f"--mirror=file://{original}", "--config.train.steps_per_dispatch=1")
         with stopped_at(9):
@@ -38,10 +37,8 @@ def damaged(bench: Bench, draw: random.Random) -> Iterator[Trial]:
 def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Kill runs with SIGKILL at random moments, delete their workdirs, and repeat the commands."""
     for i in range(5):
-        workdir, mirror = (
-            bench.base / f"killed_copying_{i}",
-            f"--mirror=file://{bench.base}/mirror_{i}",
-        )
+        workdir = bench.base / f"killed_copying_{i}"
+        mirror = f"--mirror=file://{bench.base}/mirror_{i}"
         bench.kill(
             "compiled", draw.random() * 4, "-m", "lm.train", *bench.arguments(workdir, mirror)
         )

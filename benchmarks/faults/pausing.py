@@ -1,5 +1,6 @@
-"""Run lm.train and pause before each operation on a file: python -m benchmarks.faults.pausing OUT
-IN ARGUMENTS...
+"""Run lm.train and pause before each operation on a file .
+
+    python -m benchmarks.faults.pausing OUT IN ARGUMENTS...
 
 Before each operation a byte is written to the file descriptor OUT, and one is awaited on the file
 descriptor IN.

@@ -38,7 +38,8 @@ class Bench:
     """
 
     def __init__(self, base: Path):
-        self.base, self.text = base, base / "text.txt"
+        self.base = base
+        self.text = base / "text.txt"
         base.mkdir(parents=True, exist_ok=True)
         draw = random.Random(0)
         words = ("the", "cat", "sat", "on", "a", "mat", "and", "ran", "far", "home")
@@ -54,9 +55,7 @@ class Bench:
 
     @functools.cached_property
     def interrupted(self) -> Path:
-        """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10; returns
-        its workdir.
-        """
+        """Train a run that SIGTERM stops at step 10, with checkpoints of steps 8 and 10."""
         # step 10 is sent to the device before step 9 is logged
         keys = ("--config.train.steps_per_dispatch=1",)
         with stopped_at(9):
@@ -103,9 +102,7 @@ class Bench:
         return Outcome(process.returncode, output)
 
     def kill(self, start: str, seconds: float, *program: str) -> None:
-        """Run a Python program, and kill it with SIGKILL some seconds after a line that begins with
-        `start`.
-        """
+        """Run a Python program, and kill it some seconds after a line that begins with `start`."""
         with self.process(*program) as process:
             for line in process.stdout:
                 if line.startswith(start):
@@ -131,21 +128,18 @@ class Bench:
         injure: Callable[[Path], object],
         losses: Callable[[Outcome], list[str]] = lambda outcome: [],
     ) -> Trial:
-        """Injure an entry of a copy of the interrupted run, resume it, and judge the result; see
-        `judge_and_undo`.
+        """Injure an entry of a copy of the interrupted run, resume it, and judge the result.
 
         An error must name the entry, whose `name` is relative to the workdir, or the checkpoints.
         """
         with self.copy(self.interrupted) as workdir:
             expected = self.resumed
             injure(workdir / name)
-            before, after = (path / "checkpoints" for path in (self.interrupted, workdir))
-            steps = checkpoint_steps(self.interrupted)
-            gone = [
-                step
-                for step in steps
-                if fingerprint(before / str(step)) != fingerprint(after / str(step))
-            ]
+            gone = []
+            for step in checkpoint_steps(self.interrupted):
+                checkpoint = Path("checkpoints", str(step))
+                if fingerprint(self.interrupted / checkpoint) != fingerprint(workdir / checkpoint):
+                    gone.append(step)
 
             def differ(injured: Outcome | None) -> list[str]:
                 excused = {"output": injured.output, "gone": gone} if injured else {}
@@ -154,15 +148,16 @@ class Bench:
             def undo() -> None:
                 remove(workdir / name)
                 original = self.interrupted / name
-                if original.exists():
-                    (shutil.copytree if original.is_dir() else shutil.copy2)(
-                        original, workdir / name
-                    )
+                if original.is_dir():
+                    shutil.copytree(original, workdir / name)
+                elif original.exists():
+                    shutil.copy2(original, workdir / name)
+
+            def resume() -> Outcome:
+                return self.train(workdir, "--resume")
 
             names = (name.name, "checkpoints")
-            return judge_and_undo(
-                fault, lambda: self.train(workdir, "--resume"), differ, undo, names, losses
-            )
+            return judge_and_undo(fault, resume, differ, undo, names, losses)
 
     def damaged(self, whole: Path, draw: random.Random) -> Iterator[tuple[str, Path, Path]]:
         """Damage every file of a directory in every way, each in a copy, in random order.
@@ -183,8 +178,7 @@ class Bench:
         read: Callable[[Path], tuple[Outcome, Any]],
         *names: str,
     ) -> Iterator[Trial]:
-        """Damage every file of a directory in every way, and read the directory by a command that
-        changes nothing.
+        """Damage every file of a directory in every way, and read it by an innocent command.
 
         Args:
             what: what is read, for the description of the fault.
@@ -194,8 +188,8 @@ class Bench:
         """
         _, expected = read(whole)
         for fault, file, copy in self.damaged(whole, draw):
-            outcome, found = read(copy)
-            changed = [] if found == expected else [f"another {what}"]
+            outcome, content = read(copy)
+            changed = [] if content == expected else [f"another {what}"]
             yield judge(f"{fault}: {what}", outcome, changed, names=(file.name, str(copy), *names))
 
 
@@ -219,13 +213,14 @@ def judge_and_undo(
         losses: called after the first outcome; returns what was lost elsewhere.
     """
     outcome = run()
-    found, lost = differ(outcome) if outcome.code == 0 else [], losses(outcome)
+    changes = differ(outcome) if outcome.code == 0 else []
+    lost = losses(outcome)
     if outcome.code in (1, 2):
         undo()
         again = run()
         texts = [f"exit code {again.code}: {again.last_line}"] if again.code else differ(None)
         lost = lost + [f"with the fault undone: {text}" for text in texts]
-    return judge(fault, outcome, found, lost, names)
+    return judge(fault, outcome, changes, lost, names)
 
 
 def judge_after_kill(fault: str, outcome: Outcome, differ: Callable[[], list[str]]) -> Trial:
@@ -267,9 +262,7 @@ def stopped_at(step: int) -> Iterator[None]:
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], seconds: int = SECONDS) -> Outcome:
-    """Call a command's main function, and capture what it and the libraries print; hung after
-    `seconds`.
-    """
+    """Call a command's main function and capture what is printed; hung after `seconds`."""
 
     def hung(*_):
         raise TimeoutError(f"the command hung for {seconds} s")
@@ -318,15 +311,15 @@ def differences(
     """
     from lm.workdir.metrics import read_metrics
 
-    found = []
-    ours, theirs = (
-        read_metrics(path / "metrics.jsonl", timing=False) for path in (workdir, expected)
-    )
+    changes = []
+    resumed_at = 0
     if "metrics.jsonl is corrupted" in output:
         resumed_at = int(re.search(r"resuming at step (\d+)", output)[1])
-        ours, theirs = (
-            [line for line in lines if line["step"] > resumed_at] for lines in (ours, theirs)
-        )
+
+    def metrics(path: Path) -> list[dict]:
+        lines = read_metrics(path / "metrics.jsonl", timing=False)
+        return [line for line in lines if line["step"] > resumed_at]
+
     for name, read in {
         "the last state": _last_checksums,
         "summary.json": _summary,
@@ -335,36 +328,31 @@ def differences(
     }.items():
         try:
             if read(workdir) != read(expected):
-                found.append(f"{name} differs")
+                changes.append(f"{name} differs")
         except (OSError, ValueError, KeyError) as error:
-            found.append(f"{name}: {error!r}")
-    if ours != theirs:
-        found.append("metrics.jsonl differs")
-    if steps and (
-        missing := set(checkpoint_steps(expected)) - set(checkpoint_steps(workdir)) - set(gone)
-    ):
-        found.append(f"the checkpoints of steps {sorted(missing)} are missing")
-    return found
+            changes.append(f"{name}: {error!r}")
+    if metrics(workdir) != metrics(expected):
+        changes.append("metrics.jsonl differs")
+    missing = {*checkpoint_steps(expected)} - {*checkpoint_steps(workdir), *gone}
+    if steps and missing:
+        changes.append(f"the checkpoints of steps {sorted(missing)} are missing")
+    return changes
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
     """Return the steps of the checkpoints on disk, in ascending order."""
-    return sorted(
-        int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()
-    )
+    names = [path.name for path in (workdir / "checkpoints").glob("*")]
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _last_checksums(workdir: Path) -> dict:
-    record = json.loads(
-        (workdir / "checkpoints" / str(LAST_STEP) / "meta" / "metadata").read_text()
-    )
+    path = workdir / "checkpoints" / str(LAST_STEP) / "meta" / "metadata"
+    record = json.loads(path.read_text())
     return {path: leaf["checksum"] for path, leaf in record["leaves"].items()}
 
 
 def _summary(workdir: Path) -> dict:
     summary = json.loads((workdir / "summary.json").read_text())
-    return {
-        key: value
-        for key, value in summary.items()
-        if key not in ("wall_seconds", "goodput", "crc32")
-    }
+    for key in ("wall_seconds", "goodput", "crc32"):  # they differ from run to run
+        summary.pop(key, None)
+    return summary

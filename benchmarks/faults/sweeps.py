@@ -29,7 +29,8 @@ def damaged_files(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     """Damage files of a finished sweep, and rerun it."""
     whole = _finished(bench)
     for file in shuffled(files_below(whole), draw):
-        name, way = file.relative_to(whole), draw.choice(WAYS)
+        name = file.relative_to(whole)
+        way = draw.choice(WAYS)
         with bench.copy(whole) as workdir:
             damage(workdir / name, way, draw)
             yield judge_and_undo(
@@ -48,13 +49,15 @@ def killed(bench: Bench, draw: random.Random) -> Iterator[Trial]:
     for number in range(N_KILLS):
         shutil.rmtree(workdir, ignore_errors=True)
         bench.kill("workdir", draw.random() * 6, *_program(workdir))
-        fault, outcome = f"kill {number} of a sweep", bench.run(*_program(workdir))
+        fault = f"kill {number} of a sweep"
+        outcome = bench.run(*_program(workdir))
         yield judge_after_kill(fault, outcome, lambda: changes(workdir, whole))
 
 
 def changes(workdir: Path, expected: Path) -> list[str]:
     """Return how the finished runs of two sweeps differ, without times and provenance."""
-    ours, theirs = _runs(workdir), _runs(expected)
+    ours = _runs(workdir)
+    theirs = _runs(expected)
     if ours.keys() != theirs.keys():
         return ["other runs"]
     return [f"the run {key} differs" for key in ours if ours[key] != theirs[key]]
@@ -77,18 +80,16 @@ def _program(workdir: Path) -> tuple[str, ...]:
 
 
 def _analyzed(workdir: Path) -> tuple[Outcome, str]:
-    """Analyze a sweep as lm.report does; return the outcome, and the answers and warnings of the
-    report.
-    """
+    """Analyze a sweep as lm.report does; return the outcome, the answers and the warnings."""
     from lm.report import read_finished
     from lm.system.errors import with_exit_code
 
-    found = []
+    texts = []
 
     @with_exit_code
     def analyzing(_) -> int:
         analysis = read_finished(workdir)
-        found.append(f"{analysis.claims} {analysis.warnings} {analysis.failed} {analysis.variants}")
+        texts.append(f"{analysis.claims} {analysis.warnings} {analysis.failed} {analysis.variants}")
         return 0
 
-    return call(analyzing, []), "".join(found)
+    return call(analyzing, []), "".join(texts)

@@ -31,12 +31,10 @@ def damaged_directories(bench: Bench, draw: random.Random) -> Iterator[Trial]:
         shutil.rmtree(path)
         path.mkdir()
 
-    directories = sorted(path for path in bench.interrupted.rglob("*") if path.is_dir())
-    for directory, (way, injure) in itertools.product(
-        directories, (("deleted", shutil.rmtree), ("emptied", empty))
-    ):
+    for directory in sorted(path for path in bench.interrupted.rglob("*") if path.is_dir()):
         name = directory.relative_to(bench.interrupted)
-        yield bench.trial(f"{name}/ {way}", name, injure)
+        yield bench.trial(f"{name}/ deleted", name, shutil.rmtree)
+        yield bench.trial(f"{name}/ emptied", name, empty)
 
 
 def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]:
@@ -51,14 +49,10 @@ def damaged_for_generation(bench: Bench, draw: random.Random) -> Iterator[Trial]
 
 
 def hostile_entries(bench: Bench, draw: random.Random) -> Iterator[Trial]:
-    """Replace every entry of a run's directory by links, pipes, and entries of another kind, and
-    resume it.
-    """
+    """Replace every entry of a run's directory by links, pipes and others, and resume it."""
     names = [Path(name) for name in TOP_LEVEL]
-    below = sorted(
-        path.relative_to(bench.interrupted)
-        for path in (bench.interrupted / "checkpoints").rglob("*")
-    )
+    checkpoints = bench.interrupted / "checkpoints"
+    below = sorted(path.relative_to(bench.interrupted) for path in checkpoints.rglob("*"))
     names += draw.sample(below, min(8, len(below)))
     for name, (kind, place) in shuffled(itertools.product(names, KINDS.items()), draw):
         outside = bench.base / "outside"
@@ -93,7 +87,7 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def _listing(directory: Path) -> dict[str, str]:
-    return {
-        str(path): path.read_text() if path.is_file() else ""
-        for path in sorted(directory.rglob("*"))
-    }
+    listing = {}
+    for path in sorted(directory.rglob("*")):
+        listing[str(path)] = path.read_text() if path.is_file() else ""
+    return listing
