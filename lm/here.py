@@ -1,5 +1,6 @@
 """`here`: where an equation of the model is applied, the one environment of layers and ideas."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from lm.config import ResolvedModel, layer_windows
 from lm.declarations import Table
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
-from lm.past import Past
+from lm.parallel import collectives
+from lm.past import Past, last_vectors, running_sums, scan
+from lm.system.errors import UserError
 
 
 def unchanged(here, name: str, x):
@@ -89,25 +92,52 @@ class Here(flax.struct.PyTreeNode):
         return self.hook(self, name, x)
 
     def last(self, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n,
-        C).
+        """Return the last n vectors up to each position, oldest first: (B, T, n, C).
 
-        Vectors before the start of a document are 0. `name` is unique in the module.
+        They are 0 before the start of a document. `name` is unique in the module.
         """
-        return self.past.last(self, name, x_BTC, n)
+        T, C = x_BTC.shape[-2:]
+        return self.recurrence(name, last_vectors, jnp.zeros((n - 1, C), x_BTC.dtype), x_BTC, T)
 
     def running_sum(self, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C). `name`
-        as for `last`.
-        """
-        return self.past.running_sum(self, name, x_BTC)
+        """Return the sum of a document up to each position, (B, T, C). `name` as for `last`."""
+        T, C = x_BTC.shape[-2:]
+        return self.recurrence(name, running_sums, jnp.zeros(C, x_BTC.dtype), x_BTC, T)
 
     def recurrence(self, name: str, chunk: Callable, state, inputs, size: int):
-        """Return the outputs (B, T, ...) of a recurrence over the positions of each document; see
-        lm/past.py.
+        """Return the outputs (B, T, ...) of a recurrence over the positions of each document.
+
+        Training and prefill call `chunk` for `size` positions at a time, decoding for one. Padding
+        does not reach a state.
+
+        Args:
+            name: the name of the state in the cache, unique in the module.
+            chunk: (state, inputs of C positions of one text, document_C) -> (state after the last
+                position, outputs of C positions), for any C. Numbers in document_C ascend.
+                Positions with 0 continue the document of the state. Others see positions of their
+                own number only, and start from the state before a document.
+            state: the state before the first token of a document, a tree of arrays without B.
+            inputs: a tree of arrays (B, T, ...).
+            size: positions of a chunk.
+
+        >>> def total(state, x_C, document_C):
+        ...     same = jnp.tri(len(x_C), dtype=bool) & (document_C[:, None] == document_C)
+        ...     sum_C = jnp.where(document_C == 0, state, 0) + same @ x_C
+        ...     return sum_C[-1], sum_C
+        >>> x_BT, segments_BT = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]]), jnp.array([[1, 1, 1, 2, 2]])
+        >>> Here(segments_BT, Past(segments=segments_BT)).recurrence("x", total, 0.0, x_BT, size=2)
+        Array([[ 1.,  3.,  7.,  8., 24.]], dtype=float32)
         """
-        n_batch = self.tokens_BT.ndim - 1
-        return self.past.recurrence(self, name, chunk, state, inputs, size, n_batch=n_batch)
+        if collectives.global_seq_len(1) > 1:
+            raise UserError(
+                f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1"
+            )
+        shape_B = self.tokens_BT.shape[:-1]
+        run = functools.partial(scan, chunk, size)
+        for _ in shape_B:
+            run = jax.vmap(run)
+        state_B = jax.tree.map(lambda x: jnp.broadcast_to(x, shape_B + jnp.shape(x)), state)
+        return self.past.recurrence(self, name, run, state_B, inputs)
 
     def dropout(self, x_BTD, place: int):
         """Apply dropout at one numbered place of the model, where each example draws from its own

@@ -1,10 +1,11 @@
-"""How a position sees earlier ones: attention, the last vectors, running sums, and recurrences.
+"""How a position sees earlier ones: by attention, or by a recurrence.
 
 All mixing of positions in the model passes through a `Past`. This one sees whole sequences.
 Generation replaces it by a cache (lm/generation/kv_cache.py); diagnostics and lm/interpret observe
 attention.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -13,7 +14,6 @@ import jax.numpy as jnp
 
 from lm.layers.attention import Mask, causal_attention
 from lm.parallel import collectives
-from lm.system.errors import UserError
 
 
 @flax.struct.dataclass
@@ -58,110 +58,18 @@ class Past:
         contiguous = in_order and positions.shape == k_positions.shape
         return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
 
-    def last(self, here, name: str, x_BTC, n: int):
-        """Return the vectors of the last n positions up to each position, oldest first: (B, T, n,
-        C).
+    def recurrence(self, here, name: str, run: Callable, state_B, inputs_BT):
+        """Return the outputs of a recurrence; see `Here.recurrence`.
 
-        Vectors before the start of a document are 0. `here` as for `attend`; `name` is that of its
-        cache, unique in the module.
-
-        >>> Past().last(None, "x", jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0, :, :, 0].tolist()
-        [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
+        `run` is `scan` of a batch; `state_B` holds for each text its state before the first token.
         """
-        self._check_whole(name)
-        T, batch = x_BTC.shape[-2], [(0, 0)] * (x_BTC.ndim - 2)
+        return run(state_B, inputs_BT, self.starts(here.tokens_BT.shape))[1]
 
-        def earlier(distance: int):
-            x = jnp.pad(x_BTC, [*batch, (distance, 0), (0, 0)])[..., :T, :]
-            if self.segments is None:
-                return x
-            same_BT = self.segments == jnp.pad(self.segments, [*batch, (distance, 0)])[..., :T]
-            return jnp.where(same_BT[..., None], x, 0)
-
-        return jnp.stack([earlier(distance) for distance in reversed(range(n))], axis=-2)
-
-    def running_sum(self, here, name: str, x_BTC):
-        """Return the sum over each position and all earlier ones of its document, (B, T, C).
-        Arguments as for `last`.
-
-        >>> Past(segments=jnp.array([[1, 1, 2]])).running_sum(None, "x", jnp.array([[[1.0], [2.0], [4.0]]]))[0, :, 0]
-        Array([1., 3., 4.], dtype=float32)
-        """
-        self._check_whole(name)
+    def starts(self, shape_BT: tuple):
+        """Return which tokens are of another document than the token before, bool; None: none."""
         if self.segments is None:
-            return jnp.cumsum(x_BTC, axis=-2)
-        starts_BT = self._starts()
-
-        def add(earlier, later):
-            (a, a_starts), (b, b_starts) = earlier, later
-            return jnp.where(b_starts, b, a + b), a_starts | b_starts
-
-        starts_BT1 = jnp.broadcast_to(starts_BT[..., None], x_BTC.shape)
-        return jax.lax.associative_scan(add, (x_BTC, starts_BT1), axis=x_BTC.ndim - 2)[0]
-
-    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
-        """Return the outputs (B, T, ...) of a recurrence over the positions of each document.
-
-        It runs over chunks of `size` positions, and in decoding of one.
-
-        Args:
-            here, name: as for `last`.
-            chunk: (state, inputs of C positions of one text, document_C) -> (next state, outputs of
-                C positions), for any C. Numbers in document_C ascend: positions with 0 continue the
-                document of the state, those of another number see each other only, and the next
-                state is that of the last position. Inputs of 0 must leave the state as it is,
-                because they stand for padding.
-            state: the state before the first token of a document, a tree of arrays without B.
-            inputs: a tree of arrays (B, T, ...).
-            size: positions of a chunk.
-            n_batch: number of axes B.
-
-        >>> def total(state, x_C, document_C):
-        ...     same = jnp.tri(len(x_C), dtype=bool) & (document_C[:, None] == document_C)
-        ...     sum_C = jnp.where(document_C == 0, state, 0) + same @ x_C
-        ...     return sum_C[-1], sum_C
-        >>> x_BT, segments_BT = jnp.array([[1.0, 2.0, 4.0, 8.0, 16.0]]), jnp.array([[1, 1, 1, 2, 2]])
-        >>> Past(segments=segments_BT).recurrence(None, "x", total, jnp.float32(0), x_BT, size=2)
-        Array([[ 1.,  3.,  7.,  8., 24.]], dtype=float32)
-        """
-        return self._recur(name, chunk, state, inputs, size, n_batch)[1]
-
-    def _recur(self, name: str, chunk, state, inputs, size: int, n_batch: int):
-        """Return the states (B, ...) after the last position, and the outputs."""
-        self._check_whole(name)
-        shape_BT = jax.tree.leaves(inputs)[0].shape[: n_batch + 1]
-        starts_BT = jnp.zeros(shape_BT, bool) if self.segments is None else self._starts()
-        T, size = shape_BT[-1], min(size, shape_BT[-1])
-
-        def of_chunk(state, here):
-            inputs, starts_C = here
-            return chunk(state, inputs, jnp.cumsum(starts_C))
-
-        def of_text(inputs_and_starts):
-            def chunks(x):
-                return jnp.pad(x, [(0, -T % size), *[(0, 0)] * (x.ndim - 1)]).reshape(
-                    -1, size, *x.shape[1:]
-                )
-
-            last, outputs = jax.lax.scan(of_chunk, state, jax.tree.map(chunks, inputs_and_starts))
-            return last, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:T], outputs)
-
-        for _ in range(n_batch):
-            of_text = jax.vmap(of_text)
-        return of_text((inputs, starts_BT))
-
-    def _starts(self):
-        """Return which tokens are of another document than the token before, bool (B, T)."""
-        return (
-            self.segments
-            != jnp.pad(self.segments, [(0, 0)] * (self.segments.ndim - 1) + [(1, 0)])[..., :-1]
-        )
-
-    def _check_whole(self, name: str):
-        if collectives.global_seq_len(1) > 1:
-            raise UserError(
-                f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1"
-            )
+            return None
+        return jnp.diff(self.segments, prepend=0, axis=-1) != 0
 
 
 @flax.struct.dataclass
@@ -173,13 +81,76 @@ class OwnPosition(Past):
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         return jnp.repeat(v_BTGK, q_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2)
 
-    def last(self, here, name: str, x_BTC, n: int):
-        return jnp.pad(x_BTC[..., None, :], [(0, 0)] * (x_BTC.ndim - 1) + [(n - 1, 0), (0, 0)])
+    def starts(self, shape_BT: tuple):
+        return jnp.ones(shape_BT, bool)
 
-    def running_sum(self, here, name: str, x_BTC):
-        return x_BTC
 
-    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
-        shape_BT = jax.tree.leaves(inputs)[0].shape[: n_batch + 1]
-        documents = Past(segments=jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT))
-        return documents.recurrence(here, name, chunk, state, inputs, size, n_batch=n_batch)
+def scan(chunk: Callable, size: int, state, inputs_T, starts_T):
+    """Return the state of a recurrence after the last position of a text, and the outputs (T, ...).
+
+    Training, prefill and decoding call chunks here only. No padding is added, which could change
+    the state: the last chunk may be shorter.
+
+    Args:
+        chunk, size: as for `Here.recurrence`.
+        state: the state before the first position.
+        inputs_T: a tree of arrays (T, ...).
+        starts_T: which positions start a document, bool; None: none.
+    """
+
+    def next_chunk(state, inputs_and_starts):
+        inputs_C, starts_C = inputs_and_starts
+        if starts_C is None:
+            document_C = jnp.zeros(len(jax.tree.leaves(inputs_C)[0]), jnp.int32)
+        else:
+            document_C = jnp.cumsum(starts_C)
+        return chunk(state, inputs_C, document_C)
+
+    xs_T = inputs_T, starts_T
+    T = len(jax.tree.leaves(inputs_T)[0])
+    if size >= T:  # without a loop, as in each step of decoding
+        return next_chunk(state, xs_T)
+    n = T - T % size
+    chunks = jax.tree.map(lambda x: x[:n].reshape(-1, size, *x.shape[1:]), xs_T)
+    state, outputs = jax.lax.scan(next_chunk, state, chunks)
+    outputs_T = jax.tree.map(lambda y: y.reshape(n, *y.shape[2:]), outputs)
+    if n == T:
+        return state, outputs_T
+    state, rest = next_chunk(state, jax.tree.map(lambda x: x[n:], xs_T))
+    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), outputs_T, rest)
+
+
+def last_vectors(earlier_NC, x_TC, document_T):
+    """Return the last N vectors, and those up to each position, (T, N + 1, C): a chunk of `scan`.
+
+    >>> x_TC, document_T = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0, 0, 1])
+    >>> last_vectors(jnp.array([[9.0]]), x_TC, document_T)[1][:, :, 0].tolist()
+    [[9.0, 1.0], [1.0, 2.0], [0.0, 3.0]]
+    """
+    T, N = len(x_TC), len(earlier_NC)
+
+    def beginning_at(s: int):  # of N + T positions
+        x = jnp.concatenate([earlier_NC[s:], x_TC])[:T]
+        same_T = document_T == jnp.pad(document_T, (N - s, 0))[:T]  # the state is of document 0
+        return jnp.where(same_T[:, None], x, 0)
+
+    last_TnC = jnp.stack([beginning_at(s) for s in range(N + 1)], axis=1)
+    return last_TnC[-1, 1:], last_TnC
+
+
+def running_sums(sum_C, x_TC, document_T):
+    """Return the last sum, and the sum up to each position, (T, C): a chunk of `scan`.
+
+    >>> x_TC, document_T = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0, 0, 1])
+    >>> running_sums(jnp.array([8.0]), x_TC, document_T)[1][:, 0]
+    Array([ 9., 11.,  4.], dtype=float32)
+    """
+
+    def add(earlier, later):  # the sums of the last documents of two ranges of positions
+        (a, a_document), (b, b_document) = earlier, later
+        return jnp.where(a_document == b_document, a + b, b), b_document
+
+    document_T1 = document_T[:, None]
+    sum_TC, _ = jax.lax.associative_scan(add, (x_TC, document_T1))
+    sum_TC += jnp.where(document_T1 == 0, sum_C, 0)
+    return sum_TC[-1], sum_TC

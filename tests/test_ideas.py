@@ -28,6 +28,7 @@ from lm.cost import flops
 from lm.declarations import Parameter, small_weight
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
+from lm.here import Here
 from lm.huggingface.config_files import export_fields
 from lm.ideas import OFF, attention_gate
 from lm.parallel import collectives, sharding
@@ -937,10 +938,36 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     monkeypatch.setitem(ideas.SITES["scores"], "norm_bias", Forget)
     test_cached_decoding_equals_the_full_forward_pass(Row({}))
     x_BTC = jnp.arange(1.0, B * T + 1).reshape(B, T, 1)
-    last = past.Past(segments=jnp.asarray(SEGMENTS)).last(None, "x", x_BTC, 2)[0, :, :, 0]
+    last = Here(TOKENS, past.Past(segments=jnp.asarray(SEGMENTS))).last("x", x_BTC, 2)[0, :, :, 0]
     np.testing.assert_array_equal(
         last, [[0, 1], [1, 2], [2, 3], [0, 4], [4, 5], [5, 6], [6, 7], [0, 8]]
     )
+
+
+@pytest.mark.parametrize("size", [2, 3, T])  # 3 divides neither the context nor the prompts
+def test_padding_does_not_reach_the_state_of_a_recurrence(size, monkeypatch):
+    """The state is not 0 before a document, and decays at every position, whatever the input is."""
+    first = 2.0
+
+    def decaying(state_GK, v_CGK, document_C):
+        seen_CC = jnp.tri(len(v_CGK), dtype=bool) & (document_C[:, None] == document_C)
+        n_C = jnp.sum(seen_CC, axis=1)
+        weights_CC = jnp.where(seen_CC, 0.7 ** (n_C[:, None] - n_C), 0)
+        before_CGK = jnp.where(document_C[:, None, None] == 0, state_GK, first)
+        states_CGK = 0.7 ** n_C[:, None, None] * before_CGK
+        states_CGK += jnp.einsum("cs,sgk->cgk", weights_CC, v_CGK)
+        return states_CGK[-1], states_CGK
+
+    def apply(here, v_BTGK):
+        state_GK = jnp.full(v_BTGK.shape[-2:], first)
+        return here.recurrence("decaying", decaying, state_GK, v_BTGK, size)
+
+    # any key that is true
+    monkeypatch.setitem(ideas.SITES["values"], "norm_bias", types.SimpleNamespace(apply=apply))
+    # of no other test, whose compiled programs would lack the idea
+    row = Row({"d_ff": 28 + size})
+    test_cached_decoding_equals_the_full_forward_pass(row)
+    test_it_sees_earlier_tokens_of_its_own_document_only(row)
 
 
 @pytest.mark.parametrize("name", ["own", "k"])

@@ -12,10 +12,12 @@ window: the cache is a ring buffer, and a new token replaces one outside of the 
 layers have a slot for every time.
 
 `Prefill` and `Decode` replace the `Past` of the model and keep the cache in `here.memory`: keys and
-values, and what ideas keep of earlier positions.
+values, and the states of recurrences.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -77,33 +79,17 @@ class Prefill(Past):
             _keep(here, name, fill(x, self.lengths_B, n_slots))
         return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
-    def last(self, here, name: str, x_BTC, n: int):
-        x_BTnC = super().last(here, name, x_BTC, n)
-        _keep(here, name, self._at_end(x_BTnC)[:, 0, 1:])
-        return x_BTnC
-
-    def running_sum(self, here, name: str, x_BTC):
-        sum_BTC = super().running_sum(here, name, x_BTC)
-        _keep(here, name, self._at_end(sum_BTC))
-        return sum_BTC
-
-    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
-        def kept(x_BT):  # padding must not change the state
-            is_token_BT = jnp.arange(x_BT.shape[1]) < self.lengths_B[:, None]
-            return jnp.where(
-                is_token_BT.reshape(*is_token_BT.shape, *[1] * (x_BT.ndim - 2)), x_BT, 0
-            )
-
-        state_B, outputs_BT = self._recur(
-            name, chunk, state, jax.tree.map(kept, inputs), size, n_batch
-        )
+    def recurrence(self, here, name: str, run: Callable, state_B, inputs_BT):
+        # The texts are aligned at their ends, so the state after the last position is that of the
+        # last token. The first token starts a document, which does not see the padding before it.
+        T = here.tokens_BT.shape[1]
+        n_padding_B = T - self.lengths_B
+        roll = jax.vmap(functools.partial(jnp.roll, axis=0))
+        aligned_BT = jax.tree.map(lambda x: roll(x, n_padding_B), inputs_BT)
+        starts_BT = jnp.arange(T) == n_padding_B[:, None]
+        state_B, outputs_BT = run(state_B, aligned_BT, starts_BT)
         _keep(here, name, state_B)
-        return outputs_BT
-
-    def _at_end(self, x_BT):
-        """Return the array at the last token of each prompt, with T = 1."""
-        index = (self.lengths_B - 1).reshape(-1, *[1] * (x_BT.ndim - 1))
-        return jnp.take_along_axis(x_BT, index, axis=1)
+        return jax.tree.map(lambda y: roll(y, -n_padding_B), outputs_BT)
 
 
 @flax.struct.dataclass
@@ -127,21 +113,8 @@ class Decode(Past):
         options = {name: options.get(name) for name in ("softcap", "scale", "sink_H")}
         return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, slots.get("bias"), **options)
 
-    def last(self, here, name: str, x_B1C, n: int):
-        x_BnC = jnp.concatenate([here.kept(name), x_B1C], axis=1)
-        here.keep(name, x_BnC[:, 1:])
-        return x_BnC[:, None]
-
-    def running_sum(self, here, name: str, x_B1C):
-        sum_B1C = here.kept(name) + x_B1C
-        here.keep(name, sum_B1C)
-        return sum_B1C
-
-    def recurrence(self, here, name: str, chunk, state, inputs, size: int, *, n_batch: int = 1):
-        state_B = here.kept(name)
-        state_B, outputs_B1 = jax.vmap(chunk, in_axes=(0, 0, None))(
-            state_B, inputs, jnp.zeros(1, jnp.int32)
-        )
+    def recurrence(self, here, name: str, run: Callable, state_B, inputs_B1):
+        state_B, outputs_B1 = run(here.kept(name), inputs_B1, None)
         here.keep(name, state_B)
         return outputs_B1
 

@@ -7,6 +7,7 @@ import pytest
 from tiny import redrawn, tiny
 
 from lm import model
+from lm.here import Here
 from lm.ideas.gated_delta import CHUNK, chunk
 from lm.parallel.collectives import save_all_but_gathered
 from lm.past import Past
@@ -43,8 +44,8 @@ def test_chunks_equal_the_recurrence_with_documents_and_gradients(decay):
     inputs = q_BTK, k_BTK, v_BTK, log_a_BT, b_BT
 
     def chunked(inputs):
-        past = Past(segments=jnp.asarray(1 + np.cumsum(STARTS, axis=1)))
-        return past.recurrence(None, "delta", chunk, jnp.zeros((K, K)), inputs, 64)
+        here = Here(STARTS, Past(segments=jnp.asarray(1 + np.cumsum(STARTS, axis=1))))
+        return here.recurrence("delta", chunk, jnp.zeros((K, K)), inputs, 64)
 
     def value_and_gradients(f):
         return jax.jit(
