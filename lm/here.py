@@ -102,7 +102,7 @@ class Here(flax.struct.PyTreeNode):
     def running_sum(self, name: str, x_BTC):
         """Return the sum of a document up to each position, (B, T, C). `name` as for `last`."""
         T, C = x_BTC.shape[-2:]
-        return self.recurrence(name, running_sums, jnp.zeros(C, x_BTC.dtype), x_BTC, T)
+        return self.recurrence(name, running_sums, jnp.zeros((1, C), x_BTC.dtype), x_BTC, T)
 
     def recurrence(self, name: str, chunk: Callable, state, inputs, size: int):
         """Return the outputs (B, T, ...) of a recurrence over the positions of each document.

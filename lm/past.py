@@ -138,11 +138,11 @@ def last_vectors(earlier_NC, x_TC, document_T):
     return last_TnC[-1, 1:], last_TnC
 
 
-def running_sums(sum_C, x_TC, document_T):
+def running_sums(sum_1C, x_TC, document_T):
     """Return the last sum, and the sum up to each position, (T, C): a chunk of `scan`.
 
     >>> x_TC, document_T = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0, 0, 1])
-    >>> running_sums(jnp.array([8.0]), x_TC, document_T)[1][:, 0]
+    >>> running_sums(jnp.array([[8.0]]), x_TC, document_T)[1][:, 0]
     Array([ 9., 11.,  4.], dtype=float32)
     """
 
@@ -152,5 +152,6 @@ def running_sums(sum_C, x_TC, document_T):
 
     document_T1 = document_T[:, None]
     sum_TC, _ = jax.lax.associative_scan(add, (x_TC, document_T1))
-    sum_TC += jnp.where(document_T1 == 0, sum_C, 0)
-    return sum_TC[-1], sum_TC
+    sum_TC += jnp.where(document_T1 == 0, sum_1C, 0)
+    # of one shape in decoding, where one buffer can hold both
+    return sum_TC[-1:], sum_TC
