@@ -63,13 +63,13 @@ class Past:
 
         `run` is `scan` of a batch; `state_B` holds for each text its state before the first token.
         """
-        return run(state_B, inputs_BT, self.starts(here.tokens_BT.shape))[1]
+        return run(state_B, inputs_BT, self.documents(here.tokens_BT.shape))[1]
 
-    def starts(self, shape_BT: tuple):
-        """Return which tokens are of another document than the token before, bool; None: none."""
+    def documents(self, shape_BT: tuple):
+        """Return the document of each token, in numbers that ascend; 0 continues an earlier state."""
         if self.segments is None:
-            return None
-        return jnp.diff(self.segments, prepend=0, axis=-1) != 0
+            return jnp.zeros(shape_BT, jnp.int32)
+        return jnp.cumsum(jnp.diff(self.segments, prepend=0, axis=-1) != 0, axis=-1)
 
 
 @flax.struct.dataclass
@@ -81,11 +81,11 @@ class OwnPosition(Past):
     def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
         return jnp.repeat(v_BTGK, q_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2)
 
-    def starts(self, shape_BT: tuple):
-        return jnp.ones(shape_BT, bool)
+    def documents(self, shape_BT: tuple):
+        return jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT)
 
 
-def scan(chunk: Callable, size: int, state, inputs_T, starts_T):
+def scan(chunk: Callable, size: int, state, inputs_T, document_T):
     """Return the state of a recurrence after the last position of a text, and the outputs (T, ...).
 
     Training, prefill and decoding call chunks here only. No padding is added, which could change
@@ -95,29 +95,28 @@ def scan(chunk: Callable, size: int, state, inputs_T, starts_T):
         chunk, size: as for `Here.recurrence`.
         state: the state before the first position.
         inputs_T: a tree of arrays (T, ...).
-        starts_T: which positions start a document, bool; None: none.
+        document_T: numbers that ascend; 0: the document of the state.
     """
 
-    def next_chunk(state, inputs_and_starts):
-        inputs_C, starts_C = inputs_and_starts
-        if starts_C is None:
-            document_C = jnp.zeros(len(jax.tree.leaves(inputs_C)[0]), jnp.int32)
-        else:
-            document_C = jnp.cumsum(starts_C)
-        return chunk(state, inputs_C, document_C)
+    def next_chunk(before, xs_C):
+        state, document = before
+        inputs_C, document_C = xs_C
+        state, outputs_C = chunk(state, inputs_C, document_C - document)
+        return (state, document_C[-1]), outputs_C
 
-    xs_T = inputs_T, starts_T
-    T = len(jax.tree.leaves(inputs_T)[0])
+    before, xs_T = (state, jnp.zeros_like(document_T[0])), (inputs_T, document_T)
+    T = len(document_T)
     if size >= T:  # without a loop, as in each step of decoding
-        return next_chunk(state, xs_T)
+        (state, _), outputs_T = next_chunk(before, xs_T)
+        return state, outputs_T
     n = T - T % size
     chunks = jax.tree.map(lambda x: x[:n].reshape(-1, size, *x.shape[1:]), xs_T)
-    state, outputs = jax.lax.scan(next_chunk, state, chunks)
+    before, outputs = jax.lax.scan(next_chunk, before, chunks)
     outputs_T = jax.tree.map(lambda y: y.reshape(n, *y.shape[2:]), outputs)
-    if n == T:
-        return state, outputs_T
-    state, rest = next_chunk(state, jax.tree.map(lambda x: x[n:], xs_T))
-    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), outputs_T, rest)
+    if n < T:
+        before, rest = next_chunk(before, jax.tree.map(lambda x: x[n:], xs_T))
+        outputs_T = jax.tree.map(lambda *parts: jnp.concatenate(parts), outputs_T, rest)
+    return before[0], outputs_T
 
 
 def last_vectors(earlier_NC, x_TC, document_T):

@@ -80,16 +80,16 @@ class Prefill(Past):
         return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
 
     def recurrence(self, here, name: str, run: Callable, state_B, inputs_BT):
-        # The texts are aligned at their ends, so the state after the last position is that of the
-        # last token. The first token starts a document, which does not see the padding before it.
+        # For the state, the texts are aligned at their ends: the last position is then the last
+        # token, and the padding before the first token is another document. The outputs are those
+        # of training: to move them back would cost more than to compute what they share twice.
         T = here.tokens_BT.shape[1]
         n_padding_B = T - self.lengths_B
         roll = jax.vmap(functools.partial(jnp.roll, axis=0))
         aligned_BT = jax.tree.map(lambda x: roll(x, n_padding_B), inputs_BT)
-        starts_BT = jnp.arange(T) == n_padding_B[:, None]
-        state_B, outputs_BT = run(state_B, aligned_BT, starts_BT)
-        _keep(here, name, state_B)
-        return jax.tree.map(lambda y: roll(y, -n_padding_B), outputs_BT)
+        document_BT = jnp.where(jnp.arange(T) < n_padding_B[:, None], 0, 1)
+        _keep(here, name, run(state_B, aligned_BT, document_BT)[0])
+        return super().recurrence(here, name, run, state_B, inputs_BT)
 
 
 @flax.struct.dataclass
@@ -114,7 +114,8 @@ class Decode(Past):
         return attend_one(q_B1HK, slots["k"], slots["v"], visible_B1S, slots.get("bias"), **options)
 
     def recurrence(self, here, name: str, run: Callable, state_B, inputs_B1):
-        state_B, outputs_B1 = run(here.kept(name), inputs_B1, None)
+        document_B1 = self.documents(here.tokens_BT.shape)
+        state_B, outputs_B1 = run(here.kept(name), inputs_B1, document_B1)
         here.keep(name, state_B)
         return outputs_B1
 
