@@ -14,6 +14,7 @@ from lm.data import storage
 DOCUMENT = 2**27  # bytes or characters of a document, at most
 DECODED = 2**31  # bytes of a batch in an Arrow file after decompression, at most
 BATCH = 2**30  # bytes of a batch in a Parquet file after decoding, about, at most
+MEASURED = 2**24  # bytes that reading the first row may take beside the text
 ROWS = 64  # of a batch in a Parquet file, at most; more are not faster
 TEXTS = r"(large_)?string|string_view"
 MAGIC = b"ARROW1\0\0"
@@ -56,8 +57,7 @@ def sizes_of_groups(file: str, field: str) -> list[int]:
     """Return the bytes of each row group's column of text, dictionaries not decoded; 0: no rows."""
     with storage.readable(file), _open_parquet(file) as parquet:
         check_column([(column.name, str(column.type)) for column in parquet.schema_arrow], field)
-        groups = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
-        return [_size(parquet, group, field) if group.num_rows else 0 for group in groups]
+        return [_size(parquet, i, field) for i in range(parquet.num_row_groups)]
 
 
 def read_parquet(file: str, start: int, end: int, field: str) -> Iterator[str]:
@@ -65,10 +65,8 @@ def read_parquet(file: str, start: int, end: int, field: str) -> Iterator[str]:
     with _open_parquet(file) as parquet:
         for i in range(start, end):
             # No text is larger than its column, but each row may have it, from a dictionary.
-            size = _size(parquet, parquet.metadata.row_group(i), field)
-            rows = min(max(BATCH // max(size, 1), 1), ROWS)
-            options = {"row_groups": [i], "columns": [field], "use_threads": False}
-            for batch in parquet.iter_batches(rows, **options):
+            rows = min(max(BATCH // max(_size(parquet, i, field), 1), 1), ROWS)
+            for batch in _batches(parquet, i, field, rows):
                 batch.validate(full=True)
                 yield from (value.as_py() for value in batch.column(0))  # one by one
 
@@ -78,11 +76,31 @@ def _open_parquet(file: str) -> Any:
     return parquet.ParquetFile(storage.open_file(file, decompress=False))
 
 
-def _size(parquet: Any, group: Any, field: str) -> int:
-    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+def _batches(parquet: Any, i: int, field: str, rows: int) -> Iterator[Any]:
+    """Return the batches of a row group; only the column of text is read."""
+    return parquet.iter_batches(rows, row_groups=[i], columns=[field], use_threads=False)
+
+
+def _size(parquet: Any, i: int, field: str) -> int:
+    """Return the bytes of a row group's column of text, dictionaries not decoded; 0: no rows.
+
+    The first row is read before the file's own sizes are: a damaged description of a column is then
+    an error, which would end the process otherwise, and what its dictionary decodes to is known,
+    whatever the file says.
+    """
+    group = parquet.metadata.row_group(i)
+    if not group.num_rows:
+        return 0
+    pool = storage.optional("pyarrow", "").default_memory_pool()
+    before = pool.bytes_allocated()
+    batches = _batches(parquet, i, field, rows=1)
+    next(batches, None)
+    measured = pool.bytes_allocated() - before
+    paths = [parquet.schema.column(n).path for n in range(len(parquet.schema))]
     # of a chat: two
-    indices = [i for i, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]
-    return sum(group.column(i).total_uncompressed_size for i in indices)
+    columns = [n for n, path in enumerate(paths) if path == field or path.startswith(f"{field}.")]
+    described = sum(group.column(n).total_uncompressed_size for n in columns)
+    return described if measured < 2 * described + MEASURED else measured
 
 
 # ---- Arrow ---------------------------------------------------------------------------------------

@@ -168,6 +168,29 @@ def test_many_rows_with_one_long_text_are_decoded_a_few_at_a_time(tmp_path):
             assert pool.bytes_allocated() - before < 2**28
 
 
+def varint(n, width):
+    """Return an integer of Thrift's compact protocol, in `width` bytes or as few as it needs."""
+    n *= 2  # zigzag
+    digits = [n >> 7 * i & 127 for i in range(width or max(1, -(-n.bit_length() // 7)))]
+    return bytes([digit | 128 for digit in digits[:-1]] + digits[-1:])
+
+
+def test_a_parquet_file_that_understates_its_sizes_is_decoded_a_few_rows_at_a_time(tmp_path):
+    column = pa.DictionaryArray.from_arrays(np.zeros(64, np.int32), pa.array(["x" * 2**26]))
+    path = tmp_path / "a.parquet"
+    content = parquet(pa.table({"text": column}), compression="zstd", row_group_size=64)
+    path.write_bytes(content)
+    found = pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+    size = varint(found, 0)
+    path.write_bytes(content.replace(size, varint(1, len(size))))
+    assert pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 1
+    (span,) = find_spans(f"parquet:{path}", 2**20, say=str)[1]
+    before, pool = pa.total_allocated_bytes(), pa.default_memory_pool()
+    for text, _ in zip(read_documents(span, "text"), range(3), strict=False):
+        assert len(text) == 2**26
+        assert pool.bytes_allocated() - before < 2**30  # 64 rows have 2^32
+
+
 LONG = "word " * 1000
 PACKED = {
     "a.jsonl.gz": lambda: gzip.compress(json_lines(pa.table({"text": [LONG]}))),
@@ -320,17 +343,22 @@ def mutated(content, random):
     return bytes(result)
 
 
-def read_mutations(path, content, n):
+def at_random(name, n):
+    content = FILES[name]()
+    return [mutated(content, random.Random(seed)) for seed in range(n)]
+
+
+def read_mutations(path, content, mutations):
     """Read mutations in a process that has 2 GiB of memory, and 20 seconds for each."""
     path.write_bytes(content)
     read(path)
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, used + 2**31))
-    for seed in range(n):
+    for i, mutation in enumerate(mutations):
         signal.alarm(20)
-        path.write_bytes(mutated(content, random.Random(seed)))
-        path.with_name("seed").write_text(str(seed))
+        path.write_bytes(mutation)
+        path.with_name("number").write_text(str(i))
         try:
             read(path)
         except UserError as error:
@@ -338,20 +366,29 @@ def read_mutations(path, content, n):
                 raise AssertionError(str(error)) from None
 
 
-def check_mutations(name, tmp_path, n):
+def check_mutations(name, tmp_path, mutations):
     process = multiprocessing.get_context("spawn").Process(
-        target=read_mutations, args=(tmp_path / name, FILES[name](), n)
+        target=read_mutations, args=(tmp_path / name, FILES[name](), mutations)
     )
     process.start()
     process.join()
     assert process.exitcode == 0, (
-        f"signal or exit code {process.exitcode} for seed {(tmp_path / 'seed').read_text()}"
+        f"signal or exit code {process.exitcode} of file {(tmp_path / 'number').read_text()}"
     )
 
 
 def test_damaged_offsets_of_arrow_are_refused_and_never_followed(tmp_path):
     """They ended the process, or decoded other memory as text."""
-    check_mutations("dictionary.arrow", tmp_path, 120)
+    check_mutations("dictionary.arrow", tmp_path, at_random("dictionary.arrow", 120))
+
+
+def test_a_damaged_description_of_a_column_of_parquet_is_refused(tmp_path):
+    """Asked for, it ended the process."""
+    content = FILES["a.parquet"]()
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    places = range(footer, len(content) - 8)
+    with_change = [content[:i] + bytes([content[i] ^ 32]) + content[i + 1 :] for i in places]
+    check_mutations("a.parquet", tmp_path, with_change)
 
 
 @pytest.mark.slow
@@ -359,4 +396,4 @@ def test_damaged_offsets_of_arrow_are_refused_and_never_followed(tmp_path):
 def test_no_damaged_file_ends_the_process_takes_its_memory_or_time_or_has_a_traceback(
     name, tmp_path
 ):
-    check_mutations(name, tmp_path, 400)
+    check_mutations(name, tmp_path, at_random(name, 400))
