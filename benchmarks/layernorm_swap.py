@@ -182,14 +182,14 @@ def table(swaps: list[dict], relative: dict[str, float]) -> list[list[str]]:
 
 
 def draw(swaps: list[dict]):
-    from lm.sweeps.figures import COLORS, STYLES, plt
+    from lm.sweeps.figures import COLORS, plt
 
     figure, axes = plt.subplots(figsize=(6, 3.2))
     for i, a in enumerate(ALGORITHMS[1:]):
         errors = np.array([f[a]["layers"] for f in swaps])
         look = {
             "marker": "os^"[i],
-            "linestyle": STYLES[i],
+            "linestyle": ("-", "--", "-.")[i],
             "color": COLORS[i],
             "markerfacecolor": "none",
         }
