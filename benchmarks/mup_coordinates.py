@@ -43,7 +43,7 @@ def main() -> int:
         "--publish", metavar="DIR", help="write mup_coordinates.md and its picture there"
     )
     a = parser.parse_args()
-    changes = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
+    by_name = {name: [moved(name, width) for width in WIDTHS] for name in ("mup", "standard")}
     about = (
         f"Change of the last hidden states and of the logits in {STEPS} steps of Adam at {RATE:g}: "
         f"root mean square over a batch of validation text, mean of {len(SEEDS)} seeds. The "
@@ -52,7 +52,7 @@ def main() -> int:
         "same."
     )
     command = "python -m benchmarks.mup_coordinates --publish docs/results"
-    publish(a.publish, "mup_coordinates", about, [command], table(changes), lambda: draw(changes))
+    publish(a.publish, "mup_coordinates", about, [command], table(by_name), lambda: draw(by_name))
     return 0
 
 
@@ -101,22 +101,22 @@ def outputs_of(params, tokens_BT, config: Config) -> dict:
     return {"hidden states": acts[residual], "logits": logits}
 
 
-def table(changes: dict) -> list[list[str]]:
+def table(by_name: dict) -> list[list[str]]:
     rows = [["change of", "parametrization", *(f"width {width}" for width in WIDTHS), "exponent"]]
-    for what in changes["mup"][0]:
-        for name, by_width in changes.items():
+    for what in by_name["mup"][0]:
+        for name, by_width in by_name.items():
             changes = [moves[what] for moves in by_width]
             exponent, _ = np.polyfit(np.log(WIDTHS), np.log(changes), 1)  # of a power law in width
             rows.append([what, name, *(f"{change:.3f}" for change in changes), f"{exponent:+.2f}"])
     return rows
 
 
-def draw(changes: dict):
+def draw(by_name: dict):
     from lm.sweeps.figures import COLORS, plt
 
     figure, pictures = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True)
-    for axes, what in zip(pictures, changes["mup"][0], strict=True):
-        for i, (name, by_width) in enumerate(changes.items()):
+    for axes, what in zip(pictures, by_name["mup"][0], strict=True):
+        for i, (name, by_width) in enumerate(by_name.items()):
             changes = [moves[what] for moves in by_width]
             axes.plot(
                 WIDTHS,
