@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser, names: tuple[str, ...] = ()) 
     for name, hint in typing.get_type_hints(Options).items():
         if names and name not in names:
             continue
-        field, kind = Options.__dataclass_fields__[name], (typing.get_args(hint) or (hint,))[0]
+        field = Options.__dataclass_fields__[name]
+        kind = (typing.get_args(hint) or (hint,))[0]  # of "int | None": int
         default = "all" if field.default is None else field.default
         parser.add_argument(
             flag(name),
