@@ -178,7 +178,8 @@ def varint(n, width):
 def test_a_parquet_file_that_understates_its_sizes_is_decoded_a_few_rows_at_a_time(tmp_path):
     column = pa.DictionaryArray.from_arrays(np.zeros(64, np.int32), pa.array(["x" * 2**26]))
     path = tmp_path / "a.parquet"
-    content = parquet(pa.table({"text": column}), compression="zstd", row_group_size=64)
+    options = {"compression": "zstd", "row_group_size": 64, "store_schema": False}  # as strings
+    content = parquet(pa.table({"text": column}), **options)
     path.write_bytes(content)
     found = pq.read_metadata(path).row_group(0).column(0).total_uncompressed_size
     size = varint(found, 0)
@@ -386,7 +387,7 @@ def test_a_damaged_description_of_a_column_of_parquet_is_refused(tmp_path):
     """Asked for, it ended the process."""
     content = FILES["a.parquet"]()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    places = range(footer, len(content) - 8)
+    places = range(footer, footer + 330)  # the first of three alike groups
     with_change = [content[:i] + bytes([content[i] ^ 32]) + content[i + 1 :] for i in places]
     check_mutations("a.parquet", tmp_path, with_change)
 
