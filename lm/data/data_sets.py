@@ -35,6 +35,14 @@ WORDS = {
     "test": "test",
 }
 NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)")
+# Formats of tables, and what the paths of their logs end with.
+TABLES = {
+    "Delta": r"/_delta_log/[^/]*$",
+    "Iceberg": r"/metadata/[^/]*\.metadata\.json$",
+    "Hudi": r"/\.hoodie/[^/]*$",
+    "Lance": r"/_versions/[^/]*\.manifest$",
+}
+UNCOMMITTED = "/_temporary/"  # the folder of Hadoop and Spark for files of a job that has not ended
 STATE = {"_data_files": [{"filename": str}]}
 MAX_BYTES = 2**24  # of an index
 DEFAULT = "default"  # the configuration of README.md that is read
@@ -66,12 +74,11 @@ def choose_files(
     """
     if not _is_folder(path, listed):
         return files  # a pattern names its files
-    if log := next((file for file in listed if "/_delta_log/" in file), None):
-        raise UserError(
-            f"{os.path.dirname(os.path.dirname(log))} is a Delta table, whose log says which files "
-            "count; write its rows to new Parquet files"
-        )
-    kept = list(files)
+    _refuse_tables(path, listed)
+    kept = [file for file in files if UNCOMMITTED not in file.removeprefix(path)]
+    if unfinished := [file for file in files if file not in kept]:
+        say(f"not used, because the job that wrote it did not end: {shorten(unfinished, path)}")
+    written = list(kept)
     for index in (file for file in listed if _name(file) == "state.json"):
         state = _parse(index, _read_text(index), (dict, list))
         if "_data_files" not in state:  # of another program
@@ -90,10 +97,25 @@ def choose_files(
                 "set again"
             )
         kept = [file for file in kept if _folder(file) != folder or file in wanted]
-    if unused := [file for file in files if file not in kept]:
+    if unused := [file for file in written if file not in kept]:
         say(f"not used, because state.json does not list it: {shorten(unused, path)}")
     _check_numbers(kept)
     return kept
+
+
+def _refuse_tables(path: str, listed: list[str]) -> None:
+    """Raise UserError for a folder whose log says which of its files count."""
+    hidden = os.path.join(path, ".hoodie")  # hidden files are not listed
+    for format, pattern in TABLES.items():
+        logs = [file for file in listed if re.search(pattern, file)]
+        if format == "Hudi" and os.path.exists(hidden):
+            logs = [hidden + "/"]
+        if logs:
+            table = re.sub(pattern, "", logs[0])
+            raise UserError(
+                f"{table} is a table of {format}, whose log says which files count; write its rows "
+                "to new Parquet files, or give the files that count by a pattern"
+            )
 
 
 def _check_numbers(files: list[str]) -> None:
@@ -181,6 +203,24 @@ def find_splits(
     if unused := [file for file in files if file not in splits]:
         say(f"not used, because {reason}: {shorten(unused, path)}")
     return splits
+
+
+def warn_of_splits(
+    path: str, listed: list[str], files: list[str], kind: str, say: Callable[[str], None]
+) -> None:
+    """Warn of splits that a data set brings, where all of its files are read as one text.
+
+    Raises UserError if the files contradict an index.
+    """
+    if not _is_folder(path, listed):
+        return
+    names = [*(_splits_of_index(path, listed, files) or _splits_by_name(path, files)[0].values())]
+    splits = {split for name in names for split in splits_in(name)}
+    if len(splits) > 1:
+        say(
+            f"WARNING: {path} has files of the splits {', '.join(sorted(splits))}, which {kind}: "
+            f"reads as one text and cuts again; hf:{path} keeps the splits"
+        )
 
 
 def _splits_by_name(path: str, files: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -285,6 +325,8 @@ def _is_of_split(file: str, split: str) -> bool:
 def _check_rows(index: str, splits: dict[str, Any], named: dict[str, list[str]]) -> None:
     _parse(index, splits, {str: {"num_examples": COUNT}})
     for name, files in named.items():
+        if name not in splits:
+            continue
         expected = splits[name]["num_examples"]
         # The rows of other files are not known before they are read.
         if not files or not all(file.endswith((".arrow", ".parquet")) for file in files):
@@ -308,6 +350,8 @@ def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
             split: [file for file in files if _matches(file, folder, patterns)]
             for split, patterns in patterns_of.items()
         }
+        if any(named.values()):
+            _check_rows(readme, _rows_in_readme(readme, name), named)
         if name == DEFAULT:
             return named
         if any(named.values()):
@@ -324,6 +368,38 @@ def _splits_of_readme(readme: str, files: list[str]) -> dict[str, list[str]]:
 
 def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
     """Return the patterns of each split of README.md's configurations, the default one first."""
+    header = _header(readme)
+    try:
+        configs = [config for config in header.get("configs", []) if "data_files" in config]
+        patterns = {}
+        for number, config in enumerate(configs):
+            name = str(config.get("config_name", number))
+            patterns[DEFAULT if config.get("default") else name] = _patterns(config["data_files"])
+        return dict(sorted(patterns.items(), key=lambda item: item[0] != DEFAULT))
+    except (AttributeError, KeyError, TypeError):
+        return {}  # a page for people, which may have any header
+
+
+def _rows_in_readme(readme: str, name: str) -> dict[str, Any]:
+    """Return {"num_examples": rows} of each split of a configuration, as far as README.md has it."""
+    infos = _header(readme).get("dataset_info", [])
+    try:
+        infos = infos if isinstance(infos, list) else [infos]
+        chosen = [
+            info for info in infos if info.get("config_name", name) == name or len(infos) == 1
+        ]
+        splits = chosen[0].get("splits", []) if chosen else []
+        return {
+            str(split["name"]): {"num_examples": split["num_examples"]}
+            for split in splits
+            if isinstance(split["num_examples"], int)
+        }
+    except (AttributeError, KeyError, TypeError):
+        return {}
+
+
+def _header(readme: str) -> dict:
+    """Return the header of README.md, {} if it has none that can be read."""
     import yaml
 
     lines = _read_text(readme).splitlines()
@@ -331,14 +407,9 @@ def _configurations(readme: str) -> dict[str, dict[str, list[str]]]:
         return {}
     try:
         header = yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)]))
-        configs = [config for config in header.get("configs", []) if "data_files" in config]
-        patterns = {}
-        for number, config in enumerate(configs):
-            name = str(config.get("config_name", number))
-            patterns[DEFAULT if config.get("default") else name] = _patterns(config["data_files"])
-        return dict(sorted(patterns.items(), key=lambda item: item[0] != DEFAULT))
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, RecursionError):
-        return {}  # a page for people, which may have any header
+    except (yaml.YAMLError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
 
 
 def _patterns(data_files: Any) -> dict[str, list[str]]:

@@ -97,6 +97,8 @@ def find_spans(
         splits = data_sets.find_splits(path, listed, files, kinds, say)
     else:
         splits = dict.fromkeys(files, "")
+        if kind != "text":
+            data_sets.warn_of_splits(path, listed, files, kind, say)
     spans: list[Span] = []
     for file, split in splits.items():
         spans += _cut(kinds[file], file, split, n_bytes, field)

@@ -450,10 +450,10 @@ def test_bad_input_is_an_error_of_one_line_and_nothing_is_lost(tmp_path, capsys,
 
 
 def test_an_error_of_a_file_keeps_the_finished_units(tmp_path):
-    write(tmp_path / "a" / "1.parquet")
-    damaged_row_group(tmp_path / "a" / "2.parquet")
+    write(tmp_path / "a" / "1.jsonl", DOCUMENTS * 20)
+    (tmp_path / "a" / "2.jsonl").write_text("no JSON")
     job = [
-        f"--input=parquet:{tmp_path / 'a'}",
+        f"--input=jsonl:{tmp_path / 'a'}",
         "--tokenizer=byte",
         f"--output={tmp_path / 'out'}",
         "--workers=1",
@@ -587,10 +587,10 @@ def data_set_dict(root, *splits):
     (root / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
 
 
-def readme(root, configs):
-    (root / "README.md").write_text(
-        f"---\nlicense: mit\nconfigs: {json.dumps(configs)}\n---\n# A data set\n"
-    )
+def readme(root, configs, **rows):
+    splits = [{"name": split, "num_examples": n} for split, n in rows.items()]
+    header = {"license": "mit", "configs": configs, "dataset_info": {"splits": splits}}
+    (root / "README.md").write_text(f"---\n{json.dumps(header)}\n---\n# A data set\n")
 
 
 def cached(root, **rows):
@@ -671,7 +671,26 @@ FOLDERS = {  # what is in the folder, and the files of the splits, or what is re
     ),
     "a Delta table": (
         lambda root: [write_rows(root, "a.parquet"), write_rows(root, "_delta_log/0.json")],
-        "is a Delta table",
+        "is a table of Delta",
+    ),
+    "an Iceberg table": (
+        lambda root: write_rows(root, "data/a.parquet", "metadata/v1.metadata.json"),
+        "is a table of Iceberg",
+    ),
+    "a Hudi table": (
+        lambda root: [write_rows(root, "a.parquet"), write_rows(root, ".hoodie/hoodie.jsonl")],
+        "is a table of Hudi",
+    ),
+    "a job of Spark that did not end": (
+        lambda root: write_rows(root, "train.parquet", "_temporary/0/train.parquet"),
+        {"train": ["train.parquet"]},
+    ),
+    "another number of rows in README.md": (
+        lambda root: [
+            write_rows(root, "a.parquet"),
+            readme(root, [{"data_files": "a.parquet"}], train=4),
+        ],
+        "README.md lists 4 rows of the split train.* have 3",
     ),
     "the header of README.md": (
         lambda root: [
@@ -755,6 +774,23 @@ def test_a_data_set_is_what_its_own_index_says(folder, tmp_path):
         with pytest.raises(UserError, match=expected) as error:
             splits_of(tmp_path)
         assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: data_set_dict(root, "train", "test"),
+        lambda root: cached(root, train=3, test=3),
+        lambda root: write_rows(root, "train.arrow", "test.arrow"),
+    ],
+)
+def test_a_reader_that_joins_the_splits_of_a_data_set_says_so(make, tmp_path):
+    make(tmp_path)
+    found, lines = splits_of(tmp_path, "arrow")
+    assert len(found["train"]) == 2
+    (line,) = [line for line in lines if line.startswith("WARNING")]
+    assert "splits test, train" in line
+    assert f"hf:{tmp_path} keeps" in line
 
 
 def test_token_files_that_the_manifest_does_not_list_are_named_and_not_read(tmp_path):
