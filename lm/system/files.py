@@ -49,8 +49,7 @@ class PointerError(UserError):
 
 
 def to_json(value, *, indent: int | None = None) -> str:
-    """Return strict JSON: NaN and the infinities become the strings "NaN", "Infinity" and
-    "-Infinity".
+    """Return strict JSON, with the strings "NaN", "Infinity" and "-Infinity" for these numbers.
 
     Protocol Buffers' JSON mapping uses the same names, and `float()` reads them. Python writes bare
     NaN and Infinity by default, which most readers refuse; null already means a value that was not
@@ -124,9 +123,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def refuse_pointer(path: str | Path, head: bytes) -> None:
-    """Raise PointerError if a file begins as a pointer of Git LFS or git-annex does, which names a
-    missing content.
-    """
+    """Raise PointerError if a file is a pointer of Git LFS or git-annex to a missing content."""
     for beginning, (name, command) in POINTERS.items():
         if head.startswith(beginning):
             raise PointerError(
@@ -147,8 +144,7 @@ def is_file(path: str | Path) -> bool:
 def folders_below(
     *directories: str | Path, follow: bool = True
 ) -> Iterator[tuple[Path, list[str]]]:
-    """Yield directories and all below them, each once, with the sorted names of its files (all but
-    directories).
+    """Yield directories and all below them, each once, with the sorted names of its files.
 
     Linked directories come after the others, so that a file has the path without links if it has
     one. Two links to "." would otherwise make as many paths as there are numbers of 40 bits.
@@ -162,8 +158,8 @@ def folders_below(
         raise error
 
     seen: set[tuple[int, int]] = set()
-    found = list(map(Path, directories))
-    for top in found:  # which grows
+    tops = list(map(Path, directories))
+    for top in tops:  # which grows
         for folder, names, files in os.walk(top, onerror=fail):
             status = os.stat(folder)
             place = status.st_dev, status.st_ino
@@ -172,11 +168,8 @@ def folders_below(
                 continue
             seen.add(place)
             names.sort()
-            found += [
-                Path(folder, name)
-                for name in names
-                if follow and os.path.islink(os.path.join(folder, name))
-            ]
+            if follow:
+                tops += filter(os.path.islink, [Path(folder, name) for name in names])
             yield Path(folder), sorted(files)
 
 
@@ -208,39 +201,33 @@ def matching_files(pattern: str) -> list[str]:
     place = parts.index("**")
     head = "/".join([*parts[:place], ""])
     rest = "/".join(parts[place + 1 :] or ["*"])
-    tops = sorted(
-        map(Path, glob.glob(head) if head else ["."]), key=lambda top: (top.is_symlink(), top)
-    )
-    found: set[str] = set()
+    tops = list(map(Path, glob.glob(head) if head else ["."]))
+    tops.sort(key=lambda top: (top.is_symlink(), top))
+    matching: set[str] = set()
     for folder, _ in folders_below(*tops):
         if not any(part.startswith(".") for part in folder.parts[len(tops[0].parts) :]):
             prefix = os.path.join(folder, "").removeprefix("./")
-            found.update(matching_files(glob.escape(prefix) + rest))
-    return sorted(found)
+            matching.update(matching_files(glob.escape(prefix) + rest))
+    return sorted(matching)
 
 
 def check_files(directory: Path, read_in_parts: str) -> None:
-    """Refuse pipes, devices and huge files below a directory, except files in folders of the name
-    `read_in_parts`.
+    """Refuse pipes and devices below a directory, and huge files not in a folder `read_in_parts`.
 
     Raises:
         UserError: there is such a file.
         OSError: a directory cannot be listed.
     """
     for path in files_below(directory):
-        if (
-            path.parent.name != read_in_parts
-            and path.exists()
-            and (size := path.stat().st_size) > LARGEST
-        ):
+        size = path.stat().st_size if path.exists() else 0
+        if size > LARGEST and path.parent.name != read_in_parts:
             raise UserError(
                 f"{path} has {size:,} bytes; at most {LARGEST:,} are expected; remove it"
             )
 
 
 def is_name(name: str) -> bool:
-    r"""Return whether a name, of a variant for example, is a line of text: printable, and at most
-    MAX_NAME bytes.
+    r"""Return whether a name is a line of text: printable, and at most MAX_NAME bytes.
 
     >>> [is_name(name) for name in ("SwiGLU, 2x", "-1", "text:a/b", "", "a\nb", "a\0", "\u202egnp", "a" * 201)]
     [True, True, True, False, False, False, False, False]
@@ -249,20 +236,17 @@ def is_name(name: str) -> bool:
 
 
 def expanded(path: str | Path) -> str:
-    """Return a path with the user's home directory in place of "~"; raises UserError if the user
-    has none.
-    """
-    found = os.path.expanduser(path)
-    if found == "~" or found.startswith("~/"):
+    """Return a path with the user's home in place of "~"; raises UserError without a home."""
+    path = os.path.expanduser(path)
+    if path == "~" or path.startswith("~/"):
         raise UserError(
             f"{path}: this user has no home directory; set HOME, or give a path without ~"
         )
-    return found
+    return path
 
 
 def user_cache(cache_dir: str | None) -> Path:
-    """Return the configured cache directory, else `lm` in the user's (on Linux $XDG_CACHE_HOME, or
-    ~/.cache).
+    """Return the configured cache directory, else `lm` in the user's, such as ~/.cache.
 
     Raises:
         UserError: the user has no home directory.
@@ -280,8 +264,7 @@ def user_cache(cache_dir: str | None) -> Path:
 
 
 def is_file_name(name: str) -> bool:
-    r"""Return whether a name is one file in the directory where it is used, whatever the operating
-    system.
+    r"""Return whether a name is one file in the directory where it is used, on any system.
 
     >>> [is_file_name(name) for name in ("norms", "my sweep.2", "../x", "a\\b", "a\nb", "", ".hidden", "a" * 201)]
     [True, True, False, False, False, False, False, False]
@@ -354,12 +337,10 @@ def with_checksum(value: dict) -> dict:
     return value | {"crc32": f"{zlib.crc32(to_json(value).encode()):08x}"}
 
 
-def without_checksum(found: dict) -> dict:
-    """Return an object of `with_checksum` without its checksum; raises ValueError if that differs
-    or is missing.
-    """
-    value = {key: x for key, x in found.items() if key != "crc32"}
-    if found != with_checksum(value):
+def without_checksum(signed: dict) -> dict:
+    """Return an object of `with_checksum` without its checksum; raises ValueError without it."""
+    value = {key: x for key, x in signed.items() if key != "crc32"}
+    if signed != with_checksum(value):
         raise ValueError("its checksum differs")
     return value
 
@@ -392,11 +373,11 @@ _NAMES = {
 
 
 def _is_a(value, shape) -> bool:
-    """Return whether a value is of the type of a shape; what lists and objects contain is not
-    checked.
-    """
-    if shape is None or isinstance(value, bool):
-        return value is None if shape is None else shape is bool
+    """Return whether a value is of the type of a shape, whatever lists and objects contain."""
+    if shape is None:
+        return value is None
+    if isinstance(value, bool):
+        return shape is bool
     if isinstance(shape, str):
         return value == shape
     if isinstance(shape, range):
@@ -410,9 +391,8 @@ def _is_a(value, shape) -> bool:
 
 def _name_of(shape) -> str:
     if isinstance(shape, range):
-        return f"an integer of at least {shape.start}" + (
-            f" and below {shape.stop:,}" if shape.stop < 2**63 else ""
-        )
+        limit = f" and below {shape.stop:,}" if shape.stop < 2**63 else ""
+        return f"an integer of at least {shape.start}{limit}"
     if isinstance(shape, str):
         return repr(shape)
     return _NAMES[shape if isinstance(shape, type) else type(shape)]
@@ -423,9 +403,7 @@ def _shown(value) -> str:
 
 
 def check_output(path: Path, option: str) -> None:
-    """Raise UserError unless a file can be written to the path that the command-line option
-    `option` named.
-    """
+    """Raise UserError unless a file can be written to the path that an option named."""
     refuse_url(path, option)
     try:
         if not os.path.isdir(path.parent) or len(os.fsencode(path.name)) > MAX_NAME:
@@ -447,11 +425,8 @@ def check_replaceable(path: Path) -> None:
     a file.
     """
     folder = Path(os.path.realpath(path.parent))
-    if (
-        folder == Path("/dev")
-        or folder.is_relative_to("/proc")
-        or (path.exists() and not path.is_file())
-    ):
+    of_system = folder == Path("/dev") or folder.is_relative_to("/proc")
+    if of_system or (path.exists() and not path.is_file()):
         raise UserError(
             f"{path} is a directory, a device or a pipe, which no file replaces; give the name of "
             "a file"
@@ -464,8 +439,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: after a crash at any moment it holds either the old text or the
-    new text.
+    """Replace a file atomically: after a crash at any moment it holds the old or the new text.
 
     If writing fails, nothing is left behind.
 
@@ -478,9 +452,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     with name_errors(path):
         try:
             partial.unlink(missing_ok=True)  # of a killed process with the same id
-            with open(
-                partial, "xb"
-            ) as file:  # exclusively: a link that appears there is not followed
+            # Exclusively: a link that appears there is not followed.
+            with open(partial, "xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -502,9 +475,7 @@ def fsync(path: Path) -> None:
 
 @contextlib.contextmanager
 def name_errors(path: Path) -> Iterator[None]:
-    """Name this file in errors of the system, such as a full disk: writing to an open file does
-    not.
-    """
+    """Name this file in errors of the system, such as a full disk, which `write` does not."""
     try:
         yield
     except OSError as error:
@@ -512,16 +483,12 @@ def name_errors(path: Path) -> Iterator[None]:
 
 
 def without_links(path: str, flags: int) -> int:
-    """Open a file, but do not follow a symbolic link at the end of its path; the `opener` of
-    `open`.
-    """
+    """Open a file, but follow no symbolic link at the end of its path; the `opener` of `open`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def check_in_place(file: int, path: Path) -> None:
-    """Raise TemporaryError if `path` no longer names this file descriptor: it or its directory was
-    deleted or moved.
-    """
+    """Raise TemporaryError if `path` no longer names this file: it was deleted or moved."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if os.path.samestat(os.fstat(file), os.stat(path)):
             return
@@ -563,9 +530,7 @@ def appears(path: Path, seconds: float = LATE_SECONDS) -> bool:
 
 
 def remove_while_written(directory: Path) -> None:
-    """Delete a directory into which threads of a failed write may still put files; gives up after
-    two seconds.
-    """
+    """Delete a directory, for two seconds: threads of a failed write may still put files there."""
     deadline = time.monotonic() + 2
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)  # fails if a file appears after the listing

@@ -1,11 +1,13 @@
-"""glibc's allocator: retain freed memory, and remove from its free lists the fragments that a
-compilation leaves.
-"""
+"""glibc's allocator: retain freed memory, and occupy the fragments that a compilation leaves."""
 
 import ctypes
 import os
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # from malloc.h
+# from malloc.h
+TRIM_THRESHOLD = -1
+TOP_PAD = -2
+MMAP_MAX = -4
+ARENA_MAX = -8
 # bytes of the fragments that are occupied; larger ones are few, and useful
 SMALLEST = 2**13
 LARGEST = 2**22
@@ -45,8 +47,7 @@ def retain_freed_memory(*, single_arena: bool = True) -> None:
 
 
 def occupy_fragments() -> None:
-    """Return the pages of the free blocks between used ones to the kernel, and allocate these
-    blocks forever.
+    """Give the pages of free blocks between used ones back, and allocate these blocks forever.
 
     A compilation leaves thousands of such blocks, of as many sizes. glibc sorts free blocks by size
     in linked lists, and each block that a step frees would have to pass hundreds of others: 5 to 10

@@ -9,8 +9,7 @@ from lm.system.errors import UserError
 
 
 class BothSpellings(argparse.ArgumentParser):
-    """A parser that takes each option with hyphens and with underscores, and refuses a second value
-    of one.
+    """A parser that takes options with hyphens and underscores, and refuses a second value.
 
     A value may begin with a hyphen, as in --prompt "-So" and --learning-rate -1e-5, unless it is an
     option.
@@ -18,14 +17,13 @@ class BothSpellings(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         names = {name.replace("_", "-"): name for name in self._option_string_actions}
-        given = [text.partition("=") for text in (sys.argv[1:] if args is None else args)]
-        args = [
-            f"{names.get(name.replace('_', '-'), name)}{equals}{value}"
-            for name, equals, value in given
-        ]
-        args = self._joined(args)
-        self._refuse_repeated(args)
-        return super().parse_known_args(args, namespace)
+        arguments = []
+        for text in sys.argv[1:] if args is None else args:
+            name, equals, value = text.partition("=")
+            arguments.append(f"{names.get(name.replace('_', '-'), name)}{equals}{value}")
+        arguments = self._joined(arguments)
+        self._refuse_repeated(arguments)
+        return super().parse_known_args(arguments, namespace)
 
     def _print_message(self, message, file=None):
         """Print help or an error; argparse would ignore that it cannot be written."""
@@ -34,14 +32,14 @@ class BothSpellings(argparse.ArgumentParser):
 
     def _joined(self, arguments: list[str]) -> list[str]:
         """Join options and values that begin with a hyphen: argparse would take these for options."""
-        found: list[str] = []
+        joined: list[str] = []
         rest = list(arguments)
         while rest and rest[0] != "--":
             argument = rest.pop(0)
             if rest and self._is_value(rest[0], self._option_string_actions.get(argument)):
                 argument += f"={rest.pop(0)}"
-            found.append(argument)
-        return found + rest
+            joined.append(argument)
+        return joined + rest
 
     def _get_values(self, action, arg_strings):
         """Return the value of an option; argparse of Python 3.11 loses "--" where it is the value."""
@@ -50,21 +48,14 @@ class BothSpellings(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _is_value(self, text: str, option: argparse.Action | None) -> bool:
-        """Return whether a text with a hyphen is the value of the option before it; with two, only
-        of a free text.
-        """
-        if (
-            option is None
-            or option.nargs is not None
-            or not option.option_strings[0].startswith("--")
-        ):
+        """Return whether a text with a hyphen is the value of the option before it."""
+        if option is None or option.nargs is not None:
             return False
-        is_option = text.partition("=")[0] in self._option_string_actions
-        return (
-            text.startswith("-")
-            and not is_option
-            and (option.metavar == "TEXT" or not text.startswith("--"))
-        )
+        if not option.option_strings[0].startswith("--") or not text.startswith("-"):
+            return False
+        if text.partition("=")[0] in self._option_string_actions:
+            return False
+        return option.metavar == "TEXT" or not text.startswith("--")
 
     def error(self, message):
         """End with exit code 2, the mistake and an example in place of the list of all options."""
@@ -76,8 +67,7 @@ class BothSpellings(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n{example}{self.prog} --help lists all options\n")
 
     def _refuse_repeated(self, arguments: list[str]) -> None:
-        """Raise UserError for an option that is given twice, because argparse would keep the last
-        in silence.
+        """Raise UserError for an option given twice: argparse would keep the last in silence.
 
         Options that collect their values may be repeated, and so may those without a value, which
         changes nothing. Repeated keys of the config are reported with its other mistakes. A parser
@@ -98,9 +88,7 @@ class BothSpellings(argparse.ArgumentParser):
 
 
 def _counts_once(option: argparse.Action | str) -> bool:
-    """Return whether a second value of an option would replace the first; option: its name if it is
-    of another tool.
-    """
+    """Return whether a second value of an option, or of another tool's, would replace the first."""
     is_flag = isinstance(option, argparse.Action) and option.nargs == 0
     contradicts = isinstance(option, argparse.BooleanOptionalAction)
     return contradicts or not (is_flag or isinstance(option, argparse._AppendAction))

@@ -38,9 +38,8 @@ def _occupy_fragments_after_compilation() -> None:
     import jax
 
     def after(event: str, duration_secs: float, **_: str | int) -> None:
-        if (
-            event == COMPILED and duration_secs >= 1
-        ):  # programs read from the cache leave few fragments
+        # Programs that are read from the cache leave few fragments.
+        if event == COMPILED and duration_secs >= 1:
             malloc.occupy_fragments()
 
     jax.monitoring.register_event_duration_secs_listener(after)
@@ -53,8 +52,7 @@ def start_jax(
     retain_memory: bool = True,
     single_arena: bool = True,
 ):
-    """Import and return jax, with the settings that must precede its import and a cache of compiled
-    programs.
+    """Import and return jax, with the settings that must precede this, and a cache of programs.
 
     Args:
         cache_dir: the directory of caches; None: the user's cache directory.
@@ -87,16 +85,13 @@ def start_jax(
 
 
 def _compiles_for_gpus() -> bool:
-    """Return whether JAX has a plugin for GPUs, of a version that is known to have
-    `QUICK_TO_COMPILE`.
+    """Return whether JAX has a plugin for GPUs that is known to have `QUICK_TO_COMPILE`.
 
     An unknown flag would end the process.
     """
     has_plugin = any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13))
-    return has_plugin and tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (
-        0,
-        13,
-    )
+    version = importlib.metadata.version("jaxlib").split(".")
+    return has_plugin and tuple(map(int, version[:2])) < (0, 13)
 
 
 def require_platform(platform: str | None) -> None:
@@ -110,23 +105,20 @@ def require_platform(platform: str | None) -> None:
 
     if platform == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    found = "no device"
+    backend = "no device"
     reason = "JAX_PLATFORMS names another one first, or one that does not exist"
     try:
-        found = jax.default_backend()
-        if platform in (None, found):
+        backend = jax.default_backend()
+        if platform in (None, backend):
             return
         # raises an error with the reason; for "gpu" it has none
         jax.devices("cuda" if platform == "gpu" else platform)
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # AssertionError: JAX_PLATFORMS=cuda without a GPU
+    except (RuntimeError, AssertionError) as error:  # the latter: JAX_PLATFORMS=cuda without a GPU
         reason = str(error) or reason
+    place = f"--platform {platform}: " if platform else ""
     setting = os.environ.get("JAX_PLATFORMS")
+    named = f" (with JAX_PLATFORMS={setting})" if setting else ""
     raise UserError(
-        f"{f'--platform {platform}: ' if platform else ''}JAX found {found}"
-        f"{f' (with JAX_PLATFORMS={setting})' if setting else ''}: "
-        f"{' '.join(reason.split())[:500].rstrip('.')}; "
+        f"{place}JAX found {backend}{named}: {' '.join(reason.split())[:500].rstrip('.')}; "
         f"{ADVICE.get(platform or '', 'correct or unset JAX_PLATFORMS')}"
     )

@@ -1,6 +1,4 @@
-"""Tables in plain text, Markdown and CSV, HTML pages, numbers with their noun, and text that a
-terminal shows.
-"""
+"""Tables in plain text, Markdown and CSV, HTML pages, and text that a terminal shows."""
 
 import base64
 import csv
@@ -20,8 +18,7 @@ _FORMULA = re.compile("'*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-]")
 
 
 def for_terminal(text: str) -> str:
-    """Return a text in which characters that could change a terminal, or what is read there, are
-    U+FFFD.
+    """Return a text in which characters that could change a terminal or its text are U+FFFD.
 
     A carriage return, as at the ends of Windows lines, is left out.
 
@@ -46,27 +43,22 @@ SECRET = "***"
 
 
 def without_secrets(value: Any) -> Any:
-    """Return a text, or the texts in lists and dicts, without what may be a secret in URLs; for
-    records and messages.
+    """Return a text, or the texts in lists and dicts, without what may be a secret in URLs.
 
     >>> without_secrets(["s3://key:secret@bucket/a.txt", "https://host/a?sig=1f2e: no answer", "who? me@home"])
     ['s3://***@bucket/a.txt', 'https://host/a?***: no answer', 'who? me@home']
     """
-    if isinstance(value, str):
-        return (
-            _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value))
-            if "://" in value
-            else value
-        )
+    if isinstance(value, str) and "://" in value:
+        return _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value))
     if isinstance(value, dict):
         return {key: without_secrets(item) for key, item in value.items()}
-    return type(value)(map(without_secrets, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(without_secrets, value))
+    return value
 
 
 def message(text: str) -> str:
-    """Return text for the user as it is shown, see `for_terminal`, without what may be a secret in
-    URLs.
-    """
+    """Return text for the user as it is shown (`for_terminal`), without secrets in URLs."""
     return for_terminal(without_secrets(text))
 
 
