@@ -70,8 +70,9 @@ def written_whole(path: str, option: str) -> Iterator[Path]:
 def import_checkpoint(
     directory: str, workdir: str, *, seq_len: int | None = None, dtype: str | None = None
 ) -> None:
-    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0. seq_len,
-    dtype: see `read_config`.
+    """Write a run with the weights and the tokenizer of a checkpoint, as its step 0.
+
+    seq_len, dtype: see `read_config`.
 
     Raises:
         UserError: if the checkpoint is damaged or not supported, or the workdir holds files.
@@ -80,9 +81,8 @@ def import_checkpoint(
     with written_whole(workdir, "--workdir") as partial:
         tokenizer = load_tokenizer(directory, config)
         if tokenizer is None:
-            config = dataclasses.replace(
-                config, data=dataclasses.replace(config.data, tokenizer="none")
-            )
+            data = dataclasses.replace(config.data, tokenizer="none")
+            config = dataclasses.replace(config, data=data)
         params = load_params(directory, config)
         digest = hashlib.sha256(to_json(to_dict(config)).encode()).hexdigest()
         source = {"name": f"{WEIGHTS_OF}{directory}", "fingerprint": digest}
@@ -90,16 +90,16 @@ def import_checkpoint(
             "data": source["name"],
             "data_fingerprint": digest,
             "config": to_dict(config),
+            "tokenizer": tokenizer and tokenizer.to_json(),
+            SETTINGS: read_settings(directory),
         }
-        meta |= {"tokenizer": tokenizer and tokenizer.to_json(), SETTINGS: read_settings(directory)}
         with closing(Workdir(partial)) as run:
             for line in run.start(config, data=source):
                 say(line)
             if tokenizer:
                 run.write_text("tokenizer.json", tokenizer.to_json())
-            with closing(
-                Checkpoints(run.path, say=say, in_flight=bytes_in_flight(params))
-            ) as checkpoints:
+            limit = bytes_in_flight(params)
+            with closing(Checkpoints(run.path, say=say, in_flight=limit)) as checkpoints:
                 checkpoints.save(0, {"params": params}, meta)
                 checkpoints.wait()
     if tokenizer is None:
@@ -145,8 +145,7 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
 
 
 def compare(directory: str, workdir: str | None, step: int | str, tolerance: float) -> bool:
-    """Print the differences between our activations and those of transformers on random ids, both
-    in float32.
+    """Print how our activations on random ids differ from those of transformers, in float32.
 
     Return whether all logits are within the tolerance.
 
@@ -160,9 +159,8 @@ def compare(directory: str, workdir: str | None, step: int | str, tolerance: flo
         UserError: if torch is missing, the checkpoint is not supported, or an array of theirs is
             missing or differs in shape.
     """
-    if missing := [
-        name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None
-    ]:
+    needed = ("torch", "transformers")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         verb = "is" if len(missing) == 1 else "are"
         raise UserError(
             f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'"
@@ -170,32 +168,26 @@ def compare(directory: str, workdir: str | None, step: int | str, tolerance: flo
     run = load(workdir or directory, step)
     shape = (1, min(N_RANDOM, run.seq_len))
     tokens_BT = np.random.default_rng(0).integers(0, run.config.model.vocab_size, shape)
-    return report(
-        our_activations(run, tokens_BT), their_activations(directory, tokens_BT), tolerance
-    )
+    ours = our_activations(run, tokens_BT)
+    return report(ours, their_activations(directory, tokens_BT), tolerance)
 
 
 def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
-    """Return the input of the first layer, the output of each layer, and the logits in float32, by
-    name.
-    """
+    """Return the input of the first layer, the output of each layer, and the logits, by name."""
     c = dataclasses.replace(run.config.model, param_dtype="float32", compute_dtype="float32")
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
     run = dataclasses.replace(run, params=params, config=dataclasses.replace(run.config, model=c))
-    titles = {"embedding": "embeddings"} | {
-        f"layers/{i}/residual": f"layer {i}" for i in range(c.n_layers)
-    }
+    titles = {"embedding": "embeddings"}
+    for i in range(c.n_layers):
+        titles[f"layers/{i}/residual"] = f"layer {i}"
     with jax.default_matmul_precision("highest"):
-        logits_BTV, found = capture(run, tokens_BT, titles)
-    return {titles[name]: np.asarray(x) for name, x in found.items()} | {
-        "logits": np.asarray(logits_BTV)
-    }
+        logits_BTV, captured = capture(run, tokens_BT, titles)
+    activations = {titles[name]: np.asarray(x) for name, x in captured.items()}
+    return activations | {"logits": np.asarray(logits_BTV)}
 
 
 def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]:
-    """Return the same activations of the model that transformers loads; raises UserError if it
-    loads none.
-    """
+    """Return the same of the model that transformers loads; raises UserError if it loads none."""
     import torch
     import transformers
 
@@ -212,27 +204,26 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:300]
         raise UserError(f"{directory}: transformers cannot load it ({reason})") from None
-    found: dict[str, np.ndarray] = {}
+    activations: dict[str, np.ndarray] = {}
     base = model.base_model
 
     def record(name, arguments, options, out):
-        found.setdefault(
-            "embeddings", (arguments[0] if arguments else options["hidden_states"]).numpy()
-        )
-        found[name] = (out[0] if isinstance(out, tuple) else out).numpy()
+        first = arguments[0] if arguments else options["hidden_states"]
+        activations.setdefault("embeddings", first.numpy())
+        activations[name] = (out[0] if isinstance(out, tuple) else out).numpy()
 
     for i, layer in enumerate(base.h if hasattr(base, "h") else base.layers):
         layer.register_forward_hook(
             lambda _, *call, name=f"layer {i}": record(name, *call), with_kwargs=True
         )
     with torch.no_grad():
-        found["logits"] = model(torch.tensor(tokens_BT), use_cache=False).logits.numpy()
-    return found
+        logits_BTV = model(torch.tensor(tokens_BT), use_cache=False).logits
+    activations["logits"] = logits_BTV.numpy()
+    return activations
 
 
 def report(ours: dict, theirs: dict, tolerance: float) -> bool:
-    """Print a table of differences, the largest one of the logits and where it arises; see
-    `compare`.
+    """Print a table of differences, the largest one of the logits and where it arises.
 
     A difference arises where it first exceeds the tolerance, relative to the largest activation (if
     that is above 1).
@@ -241,10 +232,9 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
     arises = None
     for name, x in theirs.items():
         if name not in ours or ours[name].shape != x.shape:
-            found = ours[name].shape if name in ours else "nothing"
+            own = ours[name].shape if name in ours else "nothing"
             raise UserError(
-                f"{name}: transformers has {x.shape}, the model here has {found}; they differ in "
-                "size"
+                f"{name}: transformers has {x.shape}, the model here has {own}; they differ in size"
             )
         difference = np.abs(ours[name] - x).max()
         value = np.abs(x).max()
@@ -255,19 +245,14 @@ def report(ours: dict, theirs: dict, tolerance: float) -> bool:
     differences_BTV = np.abs(ours["logits"] - theirs["logits"])
     _, t, v = np.unravel_index(np.argmax(differences_BTV), differences_BTV.shape)
     largest = differences_BTV.max()
-    same = (
-        "the same"
-        if (ours["logits"].argmax(-1) == theirs["logits"].argmax(-1)).all()
-        else "not the same"
-    )
+    equal = np.array_equal(ours["logits"].argmax(-1), theirs["logits"].argmax(-1))
+    same = "the same" if equal else "not the same"
     say(
         f"largest difference of logits: {largest:.2e}, at position {t} for token {v}; "
         f"the likeliest tokens are {same} at all positions"
     )
-    equal = bool(largest <= tolerance)
-    if not equal:
-        say(
-            f"WARNING: it is above the tolerance of {tolerance:g}"
-            + (f"; it arises in: {arises}" if arises else "")
-        )
-    return equal
+    if largest <= tolerance:
+        return True
+    place = f"; it arises in: {arises}" if arises else ""
+    say(f"WARNING: it is above the tolerance of {tolerance:g}{place}")
+    return False

@@ -1,5 +1,4 @@
-"""Load a config: a file, the command line's overrides, and the checks that need neither data nor
-devices.
+"""Load a config: a file, overrides, and the checks that need neither data nor devices.
 
 What depends on the text or on the devices is checked later, in lm/training/run.py. This module
 imports no jax.
@@ -102,8 +101,7 @@ def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict
 def load_values(
     path: str, values: dict[str, Any], note: Callable[[str], None] = print_note
 ) -> Config:
-    """Return the config of a file with values by dotted name; see `load`. Raises UserError with
-    every mistake.
+    """Return the config of a file with values by dotted name; raises UserError as `load` does.
 
     Keys without effect are not reported: the variants of a sweep share them, and a sweep compares
     their programs.
@@ -118,11 +116,11 @@ def _merged(
     problems: dict[str, str],
     warnings: list[str],
 ) -> Config:
-    """Return the config of a file with values by dotted name, its schedule shortened if they
-    shorten train.steps.
+    """Return the config of a file with values by dotted name.
 
-    Raises UserError with these problems by key, those of the values, and those across other keys;
-    without any, `note` receives these warnings and a note for each key that was shortened.
+    Its schedule is shortened if they shorten train.steps. Raises UserError with these problems by
+    key, those of the values, and those across other keys. Without any, `note` receives these
+    warnings and a note for each key that was shortened.
     """
     config, wrong = from_flat(in_file | given)
     before = in_file.get("train.steps")
@@ -133,22 +131,22 @@ def _merged(
         shortened = _shortened_schedule(config.optimizer, before, now, given)
         if log.every > now and "log.every" not in given:
             log = dataclasses.replace(log, every=max(1, log.every * now // before))
-    config = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, **shortened), log=log
-    )
+    optimizer = dataclasses.replace(config.optimizer, **shortened)
+    config = dataclasses.replace(config, optimizer=optimizer, log=log)
     problems = problems | wrong
-    across = [
-        text for keys, text in checks.problems(config) if not problems.keys() & {"--config", *keys}
-    ]
+    across = []
+    for keys, text in checks.problems(config):
+        if not problems.keys() & {"--config", *keys}:  # else it follows from what is reported
+            across.append(text)
     if problems or across:
         raise UserError(*problems.values(), *across)
-    notes = [
-        f"config.optimizer.{name}={value} in place of {in_file[f'optimizer.{name}']}, to fit "
-        f"train.steps={now}"
-        for name, value in shortened.items()
-    ]
-    for line in (*warnings, *notes):
+    for line in warnings:
         note(line)
+    for name, value in shortened.items():
+        note(
+            f"config.optimizer.{name}={value} in place of {in_file[f'optimizer.{name}']}, to fit "
+            f"train.steps={now}"
+        )
     return config
 
 
@@ -162,15 +160,12 @@ def run_file(path: str, function: str, folder: str) -> Any:
     """
     path = expanded(path)
     if not os.path.isfile(path):
-        near = difflib.get_close_matches(
-            Path(path).name[:200], [p.name for p in Path(folder).glob("*.py")], n=1
-        )
-        hint = f"; did you mean {folder}/{near[0]}?" if near else ""
-        hint = (
-            f"; did you mean hf:{path}?"
-            if os.path.isfile(os.path.join(path, "config.json"))
-            else hint
-        )
+        names = [file.name for file in Path(folder).glob("*.py")]
+        hint = ""
+        if os.path.isfile(os.path.join(path, "config.json")):
+            hint = f"; did you mean hf:{path}?"
+        elif near := difflib.get_close_matches(Path(path).name[:200], names, n=1):
+            hint = f"; did you mean {folder}/{near[0]}?"
         raise UserError(f"--config: there is no file {path[:200]}{hint}")
     if not path.endswith(".py"):
         raise UserError(
@@ -212,9 +207,7 @@ def _message(error: BaseException) -> str:
 
 
 def _get_config(path: str) -> dict[str, Any]:
-    """Return what get_config() of the file returns, or the config of the architecture in hf:DIR, by
-    dotted name.
-    """
+    """Return what get_config() of the file returns, or the config in hf:DIR, by dotted name."""
     if path.startswith("hf:"):
         try:
             return flatten(to_dict(read_training_config(expanded(path.removeprefix("hf:")))))

@@ -32,14 +32,13 @@ config keys, set by --config.SECTION.KEY=VALUE (the same list as tables: docs/co
 """
 
 
-_KEYS_ARE_SET = "config keys are set with --config.SECTION.KEY=VALUE"
-CONNECT_TIMEOUT, MAX_CONNECT_TIMEOUT = 300, 86400  # seconds
+CONNECT_TIMEOUT = 300  # seconds
+MAX_CONNECT_TIMEOUT = 86400
 DATA = ("--config.data.source=", "--config.data.mixture=")  # what a run trains on
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]:
-    """Return the parsed arguments (None: those of this process), and the config of the file with
-    the overrides.
+    """Return the parsed arguments (None: those of this process), and the config that they name.
 
     `notes` of the arguments are the lines about the config that a command shows once nothing is
     wrong with the data.
@@ -49,13 +48,12 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
     """
     a, rest = _parser().parse_known_args(argv)
     problems = list(_problems(a, rest))
-    overrides = [
-        argument.removeprefix("--config.") for argument in rest if argument.startswith("--config.")
-    ]
+    prefix = "--config."
+    overrides = [text.removeprefix(prefix) for text in rest if text.startswith(prefix)]
+    resuming = bool(a.branch_from or a.mirror or a.plan)
+    if a.resume and a.workdir and holds_run(a.workdir):
+        resuming = True
     try:
-        resuming = bool(
-            a.branch_from or a.mirror or a.plan or (a.resume and a.workdir and holds_run(a.workdir))
-        )
         a.notes = []
         config = load(a.config, overrides, a.notes.append, resuming=resuming)
     except UserError as error:
@@ -66,12 +64,10 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
 
 
 def process_id(a: argparse.Namespace) -> str | None:
-    """Return the number of this process among those of its run, as far as it is known before they
-    connect.
-    """
-    names = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    given = None if a.process_id is None else str(a.process_id)
-    return given or next((os.environ[name] for name in names if name in os.environ), None)
+    """Return the number of this process in its run, as far as known before they connect."""
+    if a.process_id is not None:
+        return str(a.process_id)
+    return os.environ.get("SLURM_PROCID", os.environ.get("OMPI_COMM_WORLD_RANK"))
 
 
 def as_python(config: Config) -> str:
@@ -81,11 +77,8 @@ def as_python(config: Config) -> str:
     for name, value in flatten(to_dict(config)).items():
         if value != defaults[name]:
             lines.append(f"    config.{name} = {value!r}\n")
-    head = (
-        "from lm.config import default_config\n\n\ndef get_config():\n    config = "
-        "default_config()\n"
-    )
-    return f"{head}{''.join(lines)}    return config"
+    head = "from lm.config import default_config\n\n\ndef get_config():\n"
+    return f"{head}    config = default_config()\n{''.join(lines)}    return config"
 
 
 def key_list() -> str:
@@ -221,19 +214,14 @@ def _parser() -> argparse.ArgumentParser:
 def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
     for argument in rest:
         if not argument.startswith("--config."):
-            option = "--config" if argument.endswith(".py") else "--workdir"
-            advice = (
-                f"did you mean {option} {argument[:200]}?"
-                if os.path.exists(argument[:200])
-                else _KEYS_ARE_SET
-            )
+            advice = "config keys are set with --config.SECTION.KEY=VALUE"
+            if os.path.exists(argument[:200]):
+                option = "--config" if argument.endswith(".py") else "--workdir"
+                advice = f"did you mean {option} {argument[:200]}?"
             yield f"{argument[:200]}: unexpected argument; {advice}"
     trains = not (a.plan or a.print_config or a.print_model)
-    if (
-        a.config.startswith("hf:")
-        and trains
-        and not any(argument.startswith(DATA) for argument in rest)
-    ):
+    names_data = any(argument.startswith(DATA) for argument in rest)
+    if a.config.startswith("hf:") and trains and not names_data:
         yield (
             f"config.data.source: {a.config} names no text, and the default is Tiny Shakespeare; "
             "give --config.data.source=text:FILE or another source"

@@ -79,19 +79,15 @@ def allowed(type_: Any, field: dataclasses.Field) -> str:
     elif kind is bool:
         text = "true | false"
     else:
-        text = {int: "int", float: "float", str: "text"}[kind]
-        text += " and".join(
-            f" {sign} {limits[name]}"
-            for name, (sign, _) in BOUNDS.items()
-            if limits[name] is not None
-        )
+        given = [name for name in BOUNDS if limits[name] is not None]
+        bounds = [f" {BOUNDS[name][0]} {limits[name]}" for name in given]
+        text = ("text" if kind is str else kind.__name__) + " and".join(bounds)
     text = f"list of {text}" if plural else text
     return f"{text} | none" if optional else text
 
 
 def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
-    """Return the value as the key's type: an int given for a float becomes a float, and a list for
-    a tuple a tuple.
+    """Return the value as the key's type: an int may be given for a float, a list for a tuple.
 
     Args:
         value: the value, as a config file or the command line gives it.
@@ -144,8 +140,7 @@ def checked(value: Any, type_: Any, field: dataclasses.Field) -> Any:
 
 
 def path_argument(text: str) -> str:
-    """Return the path that an argument of a command names; raises ArgumentTypeError if it is not
-    UTF-8.
+    """Return the path that an argument names; raises ArgumentTypeError if it is not UTF-8.
 
     A shell replaces "~" in `--workdir ~/run`, but not in `--workdir=~/run`.
     """
@@ -217,22 +212,17 @@ def is_address(text: str) -> bool:
 
 
 def is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a str. Python decodes invalid bytes of the command line to
-    surrogates.
-    """
+    """Return whether UTF-8 can encode a str: Python decodes invalid bytes to surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _has_form(value: str, form: str) -> bool:
-    """Return whether value is the form's name alone, or its name, a colon and an argument (SIZE: a
-    number).
-    """
+    """Return whether value is the form's name, with a colon and an argument if it has these."""
     name, colon, argument = form.partition(":")
     given_name, given_colon, given = value.partition(":")
-    is_size = re.fullmatch("[0-9]{1,7}", given) is not None
-    return (given_name, given_colon, bool(given)) == (name, colon, bool(colon)) and (
-        argument != "SIZE" or is_size
-    )
+    if argument == "SIZE" and not re.fullmatch("[0-9]{1,7}", given):
+        return False
+    return (given_name, given_colon, bool(given)) == (name, colon, bool(colon))
 
 
 def _form_hint(value: str, forms: tuple[str, ...]) -> str:
