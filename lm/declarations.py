@@ -165,7 +165,11 @@ class Table(dict):
 
 
 def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
-    return 0.02 / math.sqrt(2 * c.n_layers if residual else 1) / math.sqrt(width_factor(c))
+    return (
+        0.02
+        / math.sqrt(len(c.branches) * c.n_layers if residual else 1)
+        / math.sqrt(width_factor(c))
+    )
 
 
 # (distribution, its std, std of embeddings), by config.model.init.

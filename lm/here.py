@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from lm.config import ResolvedModel, layer_windows
+from lm.config import ResolvedModel, layer_windows, looped_layers
 from lm.declarations import Table
 from lm.layers.attention import UNLIMITED
 from lm.layers.dropout import dropout
@@ -41,6 +41,7 @@ class Here(flax.struct.PyTreeNode):
         x_BTD: the input of the module, after its norm.
         layer: the number of the layer, traced under a scan; None outside of the blocks.
         like: in a block, a number known while tracing, of a layer with the same parameters.
+        turn: how often the looped layers were applied before.
         path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `like`.
         stream: what goes from layer to layer, arrays by name: "x", the residual stream, and what
             ideas carry. The block owns it while it is traced, so ideas write to it.
@@ -62,12 +63,25 @@ class Here(flax.struct.PyTreeNode):
     hook: Callable = flax.struct.field(pytree_node=False, default=unchanged)
     windows: tuple = flax.struct.field(pytree_node=False, default=())
     like: int = flax.struct.field(pytree_node=False, default=0)
+    turn: int = flax.struct.field(pytree_node=False, default=0)
     path: str = flax.struct.field(pytree_node=False, default="")
+
+    @property
+    def positions(self):
+        """The position of each token in its document, integers (T,) or (B, T)."""
+        if self.past.positions is not None:
+            return self.past.positions
+        return collectives.local_positions(self.tokens_BT.shape[-1])
 
     @property
     def segments(self):
         """The document of each token, integers (B, T), 0 for padding; None: one document."""
         return self.past.segments
+
+    @property
+    def depth(self):
+        """The number of layers that were applied before this one, which loops apply again."""
+        return self.layer + self.turn * len(looped_layers(self.c))
 
     def named(self, name: str) -> str:
         """Return the full name of something in this module, such as "layers/2/attention/q"."""
@@ -91,6 +105,22 @@ class Here(flax.struct.PyTreeNode):
         """
         return self.hook(self, name, x)
 
+    def earlier(self, name: str, x_BT, *, window=None):
+        """Return an array of all positions that these may see, and which of them each one sees.
+
+        Training and prefill see a whole text, decoding the new token and the cache.
+
+        Args:
+            name: the name of its cache, unique in the module.
+            x_BT: an array (B, T, C) or (B, T, G, K).
+            window: see `Mask`; `here.window()` is that of the layer. A cache keeps as many.
+
+        Returns:
+            The array (B, S, ...), and a `Mask` of lm/layers/attention.py; mask.visible() is bool
+            (..., T, S).
+        """
+        return self.past.earlier(self, name, x_BT, window)
+
     def last(self, name: str, x_BTC, n: int):
         """Return the last n vectors up to each position, oldest first: (B, T, n, C).
 
@@ -102,7 +132,7 @@ class Here(flax.struct.PyTreeNode):
     def running_sum(self, name: str, x_BTC):
         """Return the sum of a document up to each position, (B, T, C). `name` as for `last`."""
         T, C = x_BTC.shape[-2:]
-        return self.recurrence(name, running_sums, jnp.zeros((1, C), x_BTC.dtype), x_BTC, T)
+        return self.recurrence(name, running_sums, jnp.zeros(C, x_BTC.dtype), x_BTC, T)
 
     def recurrence(self, name: str, chunk: Callable, state, inputs, size: int):
         """Return the outputs (B, T, ...) of a recurrence over the positions of each document.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import ideas
-from lm.config import ResolvedModel, layer_windows
+from lm.config import ResolvedModel, layer_windows, looped_layers
 from lm.declarations import Table, flat, nest
 from lm.here import Here
 from lm.layers.linear import PRODUCT
@@ -41,8 +41,8 @@ def windows(c: ResolvedModel, n_tokens: int | None) -> tuple[int | None, ...]:
     return tuple(window if 0 < window < limit else None for window in layer_windows(c))
 
 
-def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> None:
-    """Apply n_layers blocks to `here.stream` and `here.memory`.
+def apply_layers(block: Callable, params: dict, here: Here, table: Table, layers: range) -> None:
+    """Apply these layers to `here.stream` and `here.memory`.
 
     Args:
         block: (parameters of a layer, here) -> (stream, memory). It gets a `here` with the number
@@ -50,6 +50,7 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> Non
         params: parameters of the model that are split by `split_layers`.
         here: the environment of the model.
         table: model.block_table.
+        layers: one of config.turns.
 
     Raises:
         TypeError: a block returns other names, shapes or dtypes.
@@ -57,12 +58,14 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> Non
     shared = here.replace(stream=None, memory=None)
     stream, memory = here.stream, here.memory
     for first, period, n in groups(here.c, table):
+        if first not in layers:
+            continue
         scanned = n > 1
         steps = [
             _rematerialized(functools.partial(_layer, block, like), here.c, scanned)
             for like in range(first, first + period)
         ]
-        names = tuple(f"layers/{like}/" for like in range(first, first + period))
+        names = tuple(f"{_path(here, like)}/" for like in range(first, first + period))
         own = {name: memory.pop(name) for name in list(memory) if name.startswith(names)}
         members = params[f"layers_{first}"]
         if not scanned:
@@ -77,19 +80,24 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table) -> Non
                     kept |= of_layer
                 return stream, kept
 
-            layers = first + period * jnp.arange(n)
-            stream, kept = jax.lax.scan(of_period, stream, (members, own, layers))
+            numbers = first + period * jnp.arange(n)
+            stream, kept = jax.lax.scan(of_period, stream, (members, own, numbers))
         memory |= kept
     here.stream.update(stream)
 
 
 def _layer(block: Callable, like: int, params: dict, here: Here, stream: dict, memory: dict, layer):
-    path = f"layers/{like}"
+    path = _path(here, like)
     own = {name: x for name, x in memory.items() if name.startswith(f"{path}/")}
     here = here.replace(layer=layer, like=like, path=path, stream=dict(stream), memory=own)
     with jax.named_scope(path):
         after, kept = block(params, here)
     return _checked(stream, after), kept
+
+
+def _path(here: Here, like: int) -> str:
+    """Return the name of a layer, another one for each turn of a loop."""
+    return f"turns/{here.turn}/layers/{like}" if here.turn else f"layers/{like}"
 
 
 def _checked(before: dict, after: dict) -> dict:
@@ -133,6 +141,7 @@ def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
         return tuple((layer, 1, 1) for layer in range(n))
     subsets = {p.layers for p in table.values() if p.layers is not None}
     subsets |= ideas.subsets(c)
+    subsets |= {looped_layers(c)}  # a scan ends where a loop begins or ends
     subsets -= {range(n)}
     if not subsets:
         return ((0, 1, n),)

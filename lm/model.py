@@ -15,15 +15,26 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
 from lm import ideas, layer_stack
-from lm.config import ResolvedModel, query_heads, width_factor
+from lm.config import (
+    Branch,
+    ResolvedModel,
+    branches_of,
+    mixer_of,
+    present_mixers,
+    query_heads,
+    turns,
+    width_factor,
+)
 from lm.declarations import INITIALIZERS, Parameter, Table, bias, flat, gain, small_weight, weight
 from lm.here import Here, unchanged
 from lm.ideas import at
 from lm.layers import norms, position_encodings
+from lm.layers.attention import causal_attention
 from lm.layers.feed_forward import activate, gated
 from lm.layers.layer_norms import layer_norm
 from lm.layers.linear import einsum
@@ -33,44 +44,51 @@ from lm.past import Past
 
 # ---- 1. The block --------------------------------------------------------------------------------
 #
-# x is the residual stream (B, T, D). attention(x) and ffn(x) are the branches, norm(name, x) is a
-# norm with its own parameters.
+# x is the residual stream (B, T, D). branches are {"attention": f, "ffn": g}, in the order of
+# config.model.branches, norm(name, x) is a norm with its own parameters.
 
 
-def pre(x, attention, ffn, norm):
+def pre(x, branches, norm):
     """Radford et al. 2019 (GPT-2)."""
-    x = x + attention(norm("attention_norm", x))
-    return x + ffn(norm("ffn_norm", x))
+    for name, f in branches.items():
+        x = x + f(norm(f"{name}_norm", x))
+    return x
 
 
-def post(x, attention, ffn, norm):
+def post(x, branches, norm):
     """Vaswani et al. 2017."""
-    x = norm("attention_norm", x + attention(x))
-    return norm("ffn_norm", x + ffn(x))
+    for name, f in branches.items():
+        x = norm(f"{name}_norm", x + f(x))
+    return x
 
 
-def sandwich(x, attention, ffn, norm):
+def sandwich(x, branches, norm):
     """Ding et al. 2021 (CogView)."""
-    x = x + norm("attention_post_norm", attention(norm("attention_norm", x)))
-    return x + norm("ffn_post_norm", ffn(norm("ffn_norm", x)))
+    for name, f in branches.items():
+        x = x + norm(f"{name}_post_norm", f(norm(f"{name}_norm", x)))
+    return x
 
 
-def output(x, attention, ffn, norm):
+def output(x, branches, norm):
     """OLMo et al. 2025, arXiv:2501.00656 (OLMo 2)."""
-    x = x + norm("attention_post_norm", attention(x))
-    return x + norm("ffn_post_norm", ffn(x))
+    for name, f in branches.items():
+        x = x + norm(f"{name}_post_norm", f(x))
+    return x
 
 
-def parallel(x, attention, ffn, norm):
+def parallel(x, branches, norm):
     """Wang and Komatsuzaki 2021 (GPT-J)."""
     h = norm("norm", x)
-    return x + attention(h) + ffn(h)
+    for f in branches.values():
+        x = x + f(h)
+    return x
 
 
-def none(x, attention, ffn, norm):
+def none(x, branches, norm):
     """Without norms."""
-    x = x + attention(x)
-    return x + ffn(x)
+    for f in branches.values():
+        x = x + f(x)
+    return x
 
 
 # by config.model.norm_placement
@@ -95,7 +113,8 @@ def norm_names(c: ResolvedModel) -> list[str]:
         names.append(name)
         return x
 
-    BLOCKS[c.norm_placement](0, lambda x: x, lambda x: x, norm)
+    nothing = {branch.name: lambda x: x for branch in branches_of(c)}
+    BLOCKS[c.norm_placement](0, nothing, norm)
     return names
 
 
@@ -105,38 +124,42 @@ def block(params: dict, here: Here) -> tuple[dict, dict]:
     own = gathered(params, own_table(c, "block", here.like), c)
     here = here.replace(p=own.with_outer(here.p))
 
-    def attention_branch(x):
-        p = gathered(params["attention"], attention_table(c, here.like), c)
-        with jax.named_scope("attention"):
-            y = attention(here.inside("attention", p, x), x)
-        return finished("attention", y, place=2 * here.layer + 1)
+    def of_branch(branch):
+        module, table, function = part(c, branch, here.like)
 
-    def ffn_branch(x):
-        p = gathered(params["ffn"], ffn_table(c, here.like), c)
-        with jax.named_scope("ffn"):
-            y = feed_forward(here.inside("ffn", p, x), x)
-        return finished("ffn", y, place=2 * here.layer + 2)
+        def apply(x):
+            p = gathered(params[module], table, c)
+            with jax.named_scope(module):
+                y = function(here.inside(module, p, x), x)
+            factor = branch.factor * c.residual_multiplier
+            y = y if factor == 1 else y * factor
+            place = 1 + len(c.branches) * here.depth + branch.number
+            return here.dropout(here.tap(f"{branch.name}/output", y), place)
 
-    def finished(name, y, place):
-        y = y if c.residual_multiplier == 1 else y * c.residual_multiplier
-        return here.dropout(here.tap(f"{name}/output", y), place)
+        return apply
 
     def norm(name, x):
         with jax.named_scope(name):
             return here.tap(f"{name}/output", normalize(c, params[name], x))
 
+    branches = {branch.name: of_branch(branch) for branch in branches_of(c)}
     x = at("block_input", here.replace(x_BTD=stream["x"]), stream["x"])
     residual = ideas.RESIDUALS[c.residual]
     if residual is None:
-        x = BLOCKS[c.norm_placement](x, attention_branch, ffn_branch, norm)
+        x = BLOCKS[c.norm_placement](x, branches, norm)
     else:
-        branches = (
-            with_norms(c, "attention", attention_branch, norm),
-            with_norms(c, "ffn", ffn_branch, norm),
-        )
-        x = residual.block(here, x, *branches)
+        normed = {name: with_norms(c, name, f, norm) for name, f in branches.items()}
+        x = residual.block(here, x, normed)
     stream["x"] = here.tap("residual", x)
     return stream, here.memory
+
+
+def part(c: ResolvedModel, branch: Branch, layer: int) -> tuple[str, Table, Callable]:
+    """Return the module of a branch in a layer, its parameters, and its function (here, x) -> y."""
+    if branch.kind == "ffn":
+        return branch.name, ffn_table(c, layer), feed_forward
+    kind = mixer_of(c, layer)
+    return mixer_module(branch, kind), mixer_table(c, kind, layer), MIXERS[kind].apply
 
 
 def with_norms(c: ResolvedModel, name: str, branch: Callable, norm: Callable) -> Callable:
@@ -190,8 +213,8 @@ def normalize(c: ResolvedModel, params: dict, x_BTD):
 QK_NORM_AXES = {"head": ("K", "K"), "all_heads": ("HK", "GK")}
 
 
-def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
-    """Return the parameters of attention in a layer; None: in any layer."""
+def attention_parameters(c: ResolvedModel) -> dict[str, Parameter]:
+    """Return the parameters of attention, without those of ideas."""
     D, H, G, K = c.d_model, query_heads(c), c.n_kv_heads, c.d_head
     table = {
         "w_q_DHK": weight(c, (D, H, K), "DHK"),
@@ -210,8 +233,7 @@ def attention_table(c: ResolvedModel, layer: int | None = None) -> Table:
         q_axes, k_axes = QK_NORM_AXES[c.qk_norm_over]
         table[f"q_scale_{q_axes}"] = gain(shapes[q_axes], q_axes)
         table[f"k_scale_{k_axes}"] = gain(shapes[k_axes], k_axes)
-    table = _joined(table, ideas.declared(c, "attention"))
-    return Table("the parameter table of attention", of_layer(table, layer))
+    return table
 
 
 def attention(here: Here, x_BTD):
@@ -234,28 +256,26 @@ def attention(here: Here, x_BTD):
     q_BTHK, k_BTGK = at("queries_keys", here, (q_BTHK, k_BTGK))
     v_BTGK = at("values", here, v_BTGK)
 
-    mixer = ideas.mixer(c, here.like)
-    if mixer is None:
-        # softmax(scale q k^T) v over the keys of `here.past`: `attend` of lm/layers/attention.py
+    other = ideas.in_place_of_softmax(c, here.like)
+    if other is None:
         with jax.named_scope("softmax_of_scores_times_values"):
-            options = {
-                "softcap": c.attn_softcap,
-                "scale": score_scale(c),
-                "implementation": c.attention,
-            }
-            o_BTHK = here.past.attend(
-                here,
-                q_BTHK,
-                k_BTGK,
-                v_BTGK,
-                window=here.window(),
-                **at("scores", here, options),
-            )
+            o_BTHK = softmax_attention(here, q_BTHK, k_BTGK, v_BTGK)
     else:
-        o_BTHK = mixer.apply(here, (q_BTHK, k_BTGK, v_BTGK))
+        o_BTHK = other.apply(here, (q_BTHK, k_BTGK, v_BTGK))
     o_BTHK = here.tap("heads", at("heads", here, o_BTHK, v_BTGK))
     with jax.named_scope("output_projection"):
         return einsum("BTHK,HKD->BTD", o_BTHK, p["w_o_HKD"], p.get("b_o_D"))
+
+
+def softmax_attention(here: Here, q_BTHK, k_BTGK, v_BTGK):
+    """Return softmax(scale q k^T) v over the keys that each query sees, (B, T, H, K)."""
+    c = here.c
+    q_BTHK = here.tap("q", q_BTHK)
+    k_BSGK, mask = here.earlier("k", here.tap("k", k_BTGK), window=here.window())
+    v_BSGK, _ = here.earlier("v", here.tap("v", v_BTGK), window=here.window())
+    options = {"softcap": c.attn_softcap, "scale": score_scale(c)}
+    options = here.past.observed(here, q_BTHK, k_BSGK, mask, at("scores", here, options))
+    return causal_attention(q_BTHK, k_BSGK, v_BSGK, mask, **options, implementation=c.attention)
 
 
 def score_scale(c: ResolvedModel) -> float:
@@ -263,6 +283,38 @@ def score_scale(c: ResolvedModel) -> float:
     if c.parametrization == "mup":
         return math.sqrt(c.mup_base_d_head) / c.d_head
     return c.attn_scale or 1 / math.sqrt(c.d_head)
+
+
+def attention_products(c: ResolvedModel, n_keys: float) -> float:
+    """Return the multiplications and additions of q k^T and of the weighted sum of v."""
+    return 2 * query_heads(c) * c.d_head * n_keys
+
+
+class Mixer(NamedTuple):
+    """What lets positions see each other in a branch, with projections of its own.
+
+    The modules of `ideas.MIXERS` have functions of the same names.
+    """
+
+    table: Callable  # config -> {name: Parameter}
+    products: Callable  # (config, keys of a query) -> products of a token besides parameters
+    apply: Callable  # (here, x_BTD) -> y_BTD
+
+
+MIXERS = {"attention": Mixer(attention_parameters, attention_products, attention)} | ideas.MIXERS
+
+
+def mixer_table(c: ResolvedModel, kind: str, layer: int | None = None) -> Table:
+    """Return the parameters of a mixer in a layer; None: in any layer that has it."""
+    table = in_layers(MIXERS[kind].table(c), ideas.mixing_layers(c, kind))
+    if kind == "attention":
+        table = _joined(table, ideas.declared(c, "attention"))
+    return Table(f"the parameter table of {kind}", of_layer(table, layer))
+
+
+def mixer_module(branch: Branch, kind: str) -> str:
+    """Return the module of a mixer's parameters, such as "attention", or "latent_2" of a second."""
+    return branch.name.replace("attention", kind, 1)
 
 
 def mlp_table(c: ResolvedModel) -> dict[str, Parameter]:
@@ -351,7 +403,7 @@ def ffn_table(c: ResolvedModel, layer: int | None = None) -> Table:
     table: dict[str, Parameter] = {}
     if layers or not c.n_layers:
         own, _ = FEED_FORWARDS[plain_feed_forward(c)]
-        table = {name: dataclasses.replace(p, layers=layers) for name, p in own(c).items()}
+        table = in_layers(own(c), layers)
     table = _joined(table, ideas.declared(c, "ffn"))
     return Table("the parameter table of the feed-forward layer", of_layer(table, layer))
 
@@ -419,7 +471,7 @@ def forward(
     past = past or Past(positions, segments)
     p = gathered(params, own_table(c, "model"), c)
     T = tokens_BT.shape[-1]
-    positions_T = collectives.local_positions(T) if past.positions is None else past.positions
+    positions_T = Here(tokens_BT, past).positions
     added, rotation = POSITION_ENCODINGS[c.positions](positions_T, c, p)
     window_rotation = None
     if c.rope_window_theta is not None:
@@ -448,15 +500,24 @@ def forward(
 
     here.stream.update(ideas.carried(c, x_BTD) | {"x": x_BTD})
     passed_on = {name: p[name] for name in ideas.passed_on(c, "model")}
-    layer_stack.apply_layers(block, params, here.replace(p=passed_on), block_table(c))
+    for turn, layers in enumerate(turns(c)):
+        here = here.replace(turn=turn)
+        here.stream["x"] = at("turn_input", here, here.stream["x"])
+        in_layers_here = here.replace(p=passed_on)
+        layer_stack.apply_layers(block, params, in_layers_here, block_table(c), layers)
     x_BTD = at("last_residual", here, here.stream["x"])
 
     if has_final_norm(c):
         with jax.named_scope("final_norm"):
             x_BTD = here.tap("final_norm/output", normalize(c, params["final_norm"], x_BTD))
-    divisor = width_factor(c) * c.logit_divisor
-    here.stream["x"] = x_BTD if divisor == 1 else x_BTD / divisor
+    here.stream["x"] = for_head(c, x_BTD)
     return here.stream
+
+
+def for_head(c: ResolvedModel, x_BTD):
+    """Return hidden states as the output head reads them."""
+    divisor = width_factor(c) * c.logit_divisor
+    return x_BTD if divisor == 1 else x_BTD / divisor
 
 
 def head(params: dict, c: ResolvedModel) -> Head:
@@ -517,7 +578,12 @@ def block_table(c: ResolvedModel) -> Table:
     for name in norm_names(c):
         table |= with_prefix(name, norm_table(c))
     table |= own_table(c, "block")
-    table |= with_prefix("attention", attention_table(c)) | with_prefix("ffn", ffn_table(c))
+    for branch in branches_of(c):
+        if branch.kind == "ffn":
+            table |= with_prefix(branch.name, ffn_table(c))
+        else:
+            for kind in present_mixers(c):
+                table |= with_prefix(mixer_module(branch, kind), mixer_table(c, kind))
     return Table("the parameter table of a block", table)
 
 
@@ -550,6 +616,15 @@ def gathered(params: dict, table: Table, c: ResolvedModel) -> Table:
 def with_prefix(prefix: str, table: Table) -> dict[str, Parameter]:
     """Return the parameters by path."""
     return {f"{prefix}/{name}": p for name, p in table.items()}
+
+
+def in_layers(table: dict[str, Parameter], layers: Sequence[int]) -> dict[str, Parameter]:
+    """Return the parameters as those of these layers, or of the ones among them that they name."""
+
+    def of(p: Parameter) -> Sequence[int]:
+        return layers if p.layers is None else tuple(i for i in p.layers if i in layers)
+
+    return {name: dataclasses.replace(p, layers=of(p)) for name, p in table.items()}
 
 
 def of_layer(table: dict, layer: int | None) -> dict:

@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from lm.layers.attention import Mask, causal_attention
+from lm.layers.attention import Mask
 from lm.parallel import collectives
 
 
@@ -25,38 +25,28 @@ class Past:
     # increase by one; None: one document.
     segments: Any = None
 
-    def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, *, bias_BSH=None, **options):
-        """Return the attention of the queries over the keys up to their own, (B, T, H, K).
+    def earlier(self, here, name: str, x_BT, window):
+        """Return an array of all positions that these may see, and which of them; `Here.earlier`.
 
-        `here` is the environment of the layer (lm/here.py), whose memory a cache uses. For `window`
-        see `Mask`, for the rest `causal_attention`.
+        `here` is the environment of the layer (lm/here.py), whose memory a cache uses.
         """
-        keys = self.keys(k_BTGK, v_BTGK, bias_BSH)
-        return causal_attention(q_BTHK, mask=self.mask(q_BTHK.shape[-3], window), **keys, **options)
+        return gathered(here, x_BT), self.mask(here, window)
 
-    def keys(self, k_BTGK, v_BTGK, bias_BTH) -> dict:
-        """Return the keys, values and biases of all devices of a sequence, as arguments of
-        `causal_attention`.
-        """
-        bias_BSH = None if bias_BTH is None else collectives.gather_sequence(bias_BTH, -2)
-        k_BSGK, v_BSGK = collectives.gather_keys(k_BTGK), collectives.gather_keys(v_BTGK)
-        return {"k_BSGK": k_BSGK, "v_BSGK": v_BSGK, "bias_BSH": bias_BSH}
-
-    def mask(self, n_tokens: int, window) -> Mask:
-        """Return which keys the n_tokens queries of this device see, among the keys of all devices
-        of a sequence.
-        """
-        positions = (
-            collectives.local_positions(n_tokens) if self.positions is None else self.positions
-        )
+    def mask(self, here, window) -> Mask:
+        """Return which positions those of this device see, among those of all devices."""
+        positions = here.positions
         k_positions = collectives.gather_sequence(positions, -1)
-        k_segments = (
-            None if self.segments is None else collectives.gather_sequence(self.segments, -1)
-        )
+        k_segments = None
+        if self.segments is not None:
+            k_segments = collectives.gather_sequence(self.segments, -1)
         # Positions are given with segments, and start again in each of them, or in decoding.
         in_order = self.positions is None or self.segments is not None
         contiguous = in_order and positions.shape == k_positions.shape
         return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
+
+    def observed(self, here, q_BTHK, k_BSGK, mask: Mask, options: dict) -> dict:
+        """Return the options of `causal_attention`; observers measure here, or add a tap."""
+        return options
 
     def recurrence(self, here, name: str, run: Callable, state_B, inputs_BT):
         """Return the outputs of a recurrence; see `Here.recurrence`.
@@ -78,11 +68,20 @@ class OwnPosition(Past):
     other way.
     """
 
-    def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
-        return jnp.repeat(v_BTGK, q_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2)
+    def mask(self, here, window) -> Mask:
+        own_T = jnp.arange(here.tokens_BT.shape[-1])
+        return Mask(own_T, own_T, own_T, own_T)
 
     def documents(self, shape_BT: tuple):
         return jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT)
+
+
+def gathered(here, x_BT):
+    """Return an array of the positions of all devices of a sequence: (B, S, ...)."""
+    n_batch = here.tokens_BT.ndim - 1
+    if x_BT.ndim == n_batch + 3:
+        return collectives.gather_keys(x_BT)
+    return collectives.gather_sequence(x_BT, n_batch)
 
 
 def scan(chunk: Callable, size: int, state, inputs_T, document_T):
@@ -137,11 +136,11 @@ def last_vectors(earlier_NC, x_TC, document_T):
     return last_TnC[-1, 1:], last_TnC
 
 
-def running_sums(sum_1C, x_TC, document_T):
+def running_sums(sum_C, x_TC, document_T):
     """Return the last sum, and the sum up to each position, (T, C): a chunk of `scan`.
 
     >>> x_TC, document_T = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([0, 0, 1])
-    >>> running_sums(jnp.array([[8.0]]), x_TC, document_T)[1][:, 0]
+    >>> running_sums(jnp.array([8.0]), x_TC, document_T)[1][:, 0]
     Array([ 9., 11.,  4.], dtype=float32)
     """
 
@@ -151,6 +150,5 @@ def running_sums(sum_1C, x_TC, document_T):
 
     document_T1 = document_T[:, None]
     sum_TC, _ = jax.lax.associative_scan(add, (x_TC, document_T1))
-    sum_TC += jnp.where(document_T1 == 0, sum_1C, 0)
-    # of one shape in decoding, where one buffer can hold both
-    return sum_TC[-1:], sum_TC
+    sum_TC += jnp.where(document_T1 == 0, sum_C, 0)
+    return sum_TC[-1], sum_TC

@@ -151,14 +151,22 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     stream = model.forward(params, config.model, fields["inputs"], **inputs)
     head = model.head(params, config.model)
     chunk = config.train.loss_chunk
-    if chunk:
-        cross_entropy = functools.partial(
-            losses.chunked_softmax_cross_entropy, stream["x"], head, chunk_size=chunk
+
+    def hidden(of):
+        return stream["x"] if of == "x" else model.for_head(config.model, stream[of])
+
+    @functools.cache  # several terms may read the same logits
+    def logits(of):
+        return losses.head_logits(hidden(of), head)
+
+    def cross_entropy(targets, weights, *, of="x", z_loss=0.0):
+        """Return the sums of the model's logits, or of those of another array of the stream."""
+        if not chunk:
+            return losses.softmax_cross_entropy(logits(of), targets, weights, z_loss=z_loss)
+        return losses.chunked_softmax_cross_entropy(
+            hidden(of), head, targets, weights, chunk_size=chunk, z_loss=z_loss
         )
-    else:
-        cross_entropy = functools.partial(
-            losses.softmax_cross_entropy, losses.head_logits(stream["x"], head)
-        )
+
     z_loss = 0.0 if progress is None else config.train.z_loss
     sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
     if progress is None:

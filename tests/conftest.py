@@ -221,3 +221,12 @@ def the_problem(problems):
         return found[0]
 
     return of
+
+
+@pytest.fixture
+def fresh_tables():
+    """Return a function that forgets the tables of all configs, and call it at the end."""
+    from lm import parameters  # imports jax
+
+    yield parameters.parameter_table.cache_clear
+    parameters.parameter_table.cache_clear()

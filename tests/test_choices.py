@@ -61,4 +61,4 @@ def test_a_missing_parameter_is_an_error_that_names_the_table():
         KeyError,
         match=r"the parameter table of attention has no parameter 'w_x_DHK'; it has w_q_DHK",
     ):
-        model.attention_table(tiny().model)["w_x_DHK"]
+        model.mixer_table(tiny().model, "attention")["w_x_DHK"]

@@ -117,6 +117,7 @@ READ_OTHERWISE = {
     "lm/generate.py": "the prompts that the user named",
     "lm/sweeps/plan.py": "the sweep file, which is run anyway",
     "lm/interpret/page.py": "files of the package",
+    "lm/interpret/equations.py": "the source of the package",
     "lm/training/memory.py": "the system's limits",
     "lm/system/locks.py": "the system's processes",
     "lm/workdir/provenance.py": "the system's processor",

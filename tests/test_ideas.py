@@ -30,7 +30,8 @@ from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.here import Here
 from lm.huggingface.config_files import export_fields
-from lm.ideas import OFF, attention_gate
+from lm.ideas import attention_gate, is_on
+from lm.layers.losses import Sums
 from lm.parallel import collectives, sharding
 from lm.step import _sums, batch_fields, init_state, train_steps
 from lm.system.errors import UserError
@@ -89,6 +90,14 @@ VARIANTS = {
     "convolution of values": Row({"conv_values": True}, identity=True, sequence=False),
     "convolution of the stream": Row({"conv_stream": True}, identity=True, sequence=False),
     "token shift": Row({"token_shift": True}, identity=True, sequence=False),
+    "query scale": Row({"query_scale": "learned"}, identity=True),
+    "query scale, log n": Row({"query_scale": "log_n"}),
+    "deep supervision": Row({"deep_supervision": 0.3}, identity=True, exports=True),
+    "latent attention": Row({"mixers": ("latent",)}),
+    "talking heads in every second layer": Row({"mixers": ("talking_heads", "attention")}),
+    "RG-LRU in two of three layers": Row(
+        {"mixers": ("rg_lru", "rg_lru", "attention")}, sequence=False
+    ),
     "experts": Row({"ffn": "moe", "n_experts": 4}, sequence=False),
     "experts after the first layer, one shared": Row(
         {
@@ -107,7 +116,8 @@ MIXED = dict.fromkeys(
     ["conv_keys", "conv_values", "token_shift", "value_embeddings", "multi_token_prediction"], True
 )
 MIXED |= {"norm": "dyt", "ffn": "moe", "n_experts": 4}
-ALL = MIXED | {"attn_differential": True}
+MIXED |= {"deep_supervision": 0.3}
+ALL = MIXED | {"attn_differential": True, "query_scale": "learned"}
 DEPTH, HYPER = ALL | {"residual": "depth_attention"}, ALL | {"residual": "hyper_connections"}
 SUM = {"residual_scalars": True, "conv_stream": True}
 FORGET, PATTERN = (
@@ -162,6 +172,7 @@ APART = [  # these do not go together
     {("gated_delta", True), ("attn_sink", True)},
     {("gated_delta", True), ("attn_forget", True)},
     {("gated_delta", True), ("attn_differential", True)},
+    {("gated_delta", True), ("query_scale", True)},
     {("residual", "hyper_connections"), ("residual_scalars", True)},
     {("residual", "hyper_connections"), ("conv_stream", True)},
     {("residual", "depth_attention"), ("residual_scalars", True)},
@@ -233,7 +244,7 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     tested = {key for row in VARIANTS.values() for key in row.keys} | {"multi_token_prediction"}
     assert keys <= tested
     default = tiny().model
-    assert all(getattr(default, key) in OFF for key in keys)
+    assert not any(is_on(getattr(default, key)) for key in keys)
     missing = {
         name
         for name, row in VARIANTS.items()
@@ -398,7 +409,7 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
     """Parameters are float32, activations bfloat16; a scan also refuses a stream that changes its
     dtype.
     """
-    attend = past.causal_attention
+    attend = model.causal_attention
     for name, row in VARIANTS.items():
         c = config_of(row, compute_dtype="bfloat16", scan_layers=scan_layers, n_layers=2).model
         params = {
@@ -411,8 +422,8 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
             out = attend(*args, **options)
             found |= {
                 "q": args[0].dtype,
-                "k": options["k_BSGK"].dtype,
-                "v": options["v_BSGK"].dtype,
+                "k": args[1].dtype,
+                "v": args[2].dtype,
             }
             return out
 
@@ -420,7 +431,7 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
             found[here.named(name)] = x.dtype
             return x
 
-        monkeypatch.setattr(past, "causal_attention", attention)
+        monkeypatch.setattr(model, "causal_attention", attention)
         jax.eval_shape(
             lambda p, c=c, tap=tap: model.hidden(p, c, TOKENS, tap=tap), parameters.nest(params)
         )
@@ -433,7 +444,8 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
 @ROWS
 def test_its_flops_are_those_of_the_traced_program(row):
     c, T = config_of(row, attention="einsum").model, 64  # one chunk of a recurrence
-    counted = flops.flops_per_token(c, T, full_square=True) / 3 * B * T
+    of_loss = 6 * ideas.loss_products(c)
+    counted = (flops.flops_per_token(c, T, full_square=True) - of_loss) / 3 * B * T
     assert forward_flops(c, B, T) == pytest.approx(counted, rel=0.01)
 
 
@@ -445,10 +457,12 @@ def test_products_of_activations_are_counted_where_they_are(site, layers, monkey
     c = config_of(Row({"ffn": "moe", "n_experts": 4, "moe_first_layer": 2})).model
     plain = flops.flops_per_token(c, T)
     if site == "ffn":
-        monkeypatch.setattr(ideas.FEED_FORWARDS["moe"], "products", lambda c: 100, raising=False)
+        monkeypatch.setattr(
+            ideas.FEED_FORWARDS["moe"], "products", lambda c, n_keys: 100, raising=False
+        )
     else:  # any key that is true
         monkeypatch.setitem(
-            ideas.SITES[site], "norm_bias", types.SimpleNamespace(products=lambda c: 100)
+            ideas.SITES[site], "norm_bias", types.SimpleNamespace(products=lambda c, n_keys: 100)
         )
     assert flops.flops_per_token(c, T) - plain == 6 * 100 * layers
 
@@ -577,6 +591,54 @@ def test_generation_refuses_positions_that_mix_without_a_cache(shift, monkeypatc
         decoding.make_decoder(redrawn(c), c, seq_len=T)
 
 
+def test_generation_refuses_positions_that_are_counted_in_the_array(monkeypatch):
+    """In decoding the array has one token. A factor of log(2 + position) is one of many ideas."""
+
+    def scaled(positions, qk):
+        factor = jnp.log(2.0 + positions)[..., None, None].astype(qk[0].dtype)
+        return qk[0] * factor, qk[1] + factor
+
+    class Counted:
+        def apply(here, qk):
+            return scaled(jnp.arange(qk[0].shape[-3]), qk)
+
+    class Given:
+        def apply(here, qk):
+            return scaled(here.positions, qk)
+
+    def decoder(idea, d_ff):
+        monkeypatch.setitem(ideas.SITES["values"], "norm_bias", types.SimpleNamespace())
+        monkeypatch.setitem(
+            ideas.SITES["values"],
+            "norm_bias",
+            types.SimpleNamespace(apply=lambda here, v: idea.apply(here, (v, v))[0]),
+        )
+        c = tiny(model={"d_ff": d_ff}).model
+        return decoding.make_decoder(redrawn(c), c, seq_len=T)
+
+    with pytest.raises(UserError, match=r"place in the array of tokens.*here\.positions"):
+        decoder(Counted, 36)
+    decoder(Given, 40)
+
+
+def test_an_option_of_scores_that_attention_does_not_know_is_an_error(monkeypatch):
+    """Decoding dropped it. The equation stands once, so all refuse it."""
+    idea = types.SimpleNamespace(apply=lambda here, options: options | {"temperature": 2.0})
+    monkeypatch.setitem(ideas.SITES["scores"], "norm_bias", idea)  # any key that is true
+    c = tiny(model={"d_ff": 44}).model
+    params = redrawn(c)
+    prompts = Prefill(lengths_B=jnp.array([3, 2]), n_slots=T)
+    for seen in (past.Past(), prompts):
+        with pytest.raises(TypeError, match="temperature"):
+            model.hidden(params, c, TOKENS, past=seen)
+
+
+def test_zero_turns_an_idea_on():
+    """It may be the number of a layer. Off is a value of its own."""
+    assert [is_on(value) for value in (0, 0.0, (), "0")] == [True] * 4
+    assert [is_on(value) for value in (None, False, "none")] == [False] * 3
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize(
     ("site", "found", "said"),
@@ -635,6 +697,9 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(
         jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
 
 
+SUMS = Sums(*[jnp.float32(0)] * 4)
+
+
 @pytest.mark.parametrize(
     ("idea", "said"),
     [
@@ -643,8 +708,15 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(
             "loss term 'mine' needs .* a weight",
         ),
         (
-            {"losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)}},
+            {"losses": lambda fields, cross_entropy: {"mine": SUMS}},
             "loss term 'mine' needs .* a weight",
+        ),
+        (  # a mean, for example, would depend on the number of micro-batches
+            {
+                "losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)},
+                "loss_weights": lambda c, progress: {"mine": 1.0},
+            },
+            "some_idea: losses gave mine as float32; return what cross_entropy gives",
         ),
         ({"loss_weights": lambda c, progress: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
         (
@@ -659,7 +731,7 @@ def test_an_idea_that_changes_dtypes_or_the_names_of_the_stream_is_refused(
         (
             {
                 "loss_weights": lambda c, progress: {"z_loss": 1.0},
-                "losses": lambda fields, cross_entropy: {"z_loss": jnp.float32(0)},
+                "losses": lambda fields, cross_entropy: {"z_loss": SUMS},
             },
             "has the name z_loss",
         ),
@@ -673,7 +745,7 @@ def test_terms_of_the_loss_without_a_sum_or_a_weight_and_names_of_two_ideas_are_
     monkeypatch.setitem(ideas.SITES["last_residual"], "norm_bias", idea)  # any key that is true
     config = tiny(model={"multi_token_prediction": True, "residual_scalars": True})
     fields = batch_fields({"tokens": TOKENS % 19})
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         jax.eval_shape(lambda params: _sums(params, fields, config, 0.0), redrawn(config.model))
 
 
@@ -712,18 +784,18 @@ def test_one_idea_takes_the_place_of_attention_in_a_layer(monkeypatch):
     """And the checks of configs know the keys of such ideas, and of those of its scores."""
     kinds = {f.name: f.metadata["attention"] for f in dataclasses.fields(ModelConfig)}
     assert {name for name, kind in kinds.items() if kind == "replaced"} == ideas.SITES[
-        "mixer"
+        "softmax"
     ].keys()
     assert {name for name, kind in kinds.items() if kind == "scores"} >= ideas.SITES[
         "scores"
     ].keys()
     monkeypatch.setitem(
-        ideas.SITES["mixer"], "norm_bias", types.SimpleNamespace(__name__="some_idea")
+        ideas.SITES["softmax"], "norm_bias", types.SimpleNamespace(__name__="some_idea")
     )
     with pytest.raises(
         ValueError, match="gated_delta and some_idea replace attention in layer 1; use one"
     ):
-        ideas.mixer(tiny(model={"gated_delta": "all"}).model, 1)
+        ideas.in_place_of_softmax(tiny(model={"gated_delta": "all"}).model, 1)
 
 
 @pytest.mark.slow
@@ -774,8 +846,8 @@ def test_layers_may_differ(layers, groups, monkeypatch, fresh_tables):
 
 def test_layers_may_differ_without_parameters(monkeypatch, fresh_tables):
     """A scan over all layers would apply the idea in all of them, or in none, in silence."""
-    idea = types.SimpleNamespace(layers=lambda c: (1, 3), products=lambda c: 0)
-    monkeypatch.setitem(ideas.SITES["mixer"], "norm_bias", idea)  # any key that is true
+    idea = types.SimpleNamespace(layers=lambda c: (1, 3), products=lambda c, n_keys: 0)
+    monkeypatch.setitem(ideas.SITES["softmax"], "norm_bias", idea)  # any key that is true
     fresh_tables()
     c = tiny(model={"n_layers": 4, "scan_layers": True}).model
     assert layer_stack.groups(c, model.block_table(c)) == ((0, 2, 2),)
@@ -905,14 +977,6 @@ def test_experts_refuse_ideas_of_hidden_features(monkeypatch):
         jax.eval_shape(lambda params: model.hidden(params, c, TOKENS), redrawn(c))
 
 
-@pytest.fixture
-def fresh_tables():
-    """Return a function that forgets the tables of all configs, and call it at the end."""
-
-    yield parameters.parameter_table.cache_clear
-    parameters.parameter_table.cache_clear()
-
-
 def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
     """here.last and here.running_sum decode as in the full forward pass, and see their own document
     only.
@@ -932,7 +996,9 @@ def test_a_look_back_has_a_cache_and_stops_at_documents(monkeypatch):
             shape = (*here.x_BTD.shape[:-1], here.c.n_heads)
             f_BTH = jnp.log(jax.nn.sigmoid(here.x_BTD[..., : here.c.n_heads])).reshape(shape)
             sink_H = jnp.arange(here.c.n_heads, dtype=jnp.float32)
-            return options | {"bias_BSH": -here.running_sum("f_sum", f_BTH), "sink_H": sink_H}
+            sum_BTH = here.running_sum("f_sum", f_BTH)
+            bias_BSH, _ = here.earlier("bias", -sum_BTH, window=here.window())
+            return options | {"bias_BSH": bias_BSH, "sink_H": sink_H}
 
     monkeypatch.setitem(ideas.SITES["values"], "norm_bias", LookBack)
     monkeypatch.setitem(ideas.SITES["scores"], "norm_bias", Forget)

@@ -66,6 +66,7 @@ SIZES = {
     "vocab_size",
 }
 # and norm_algorithm, among its exact algorithms
+COMPOSED = {"mixers", "latent_width", "branches", "loops", "loop_layers"}  # tests/test_blocks.py
 IMPLEMENTATION = {
     "scan_layers",
     "attention",
@@ -75,6 +76,7 @@ TRAINING_ONLY = {
     "moe_balance",
     "router_z",
     "multi_token_prediction",
+    "deep_supervision",
     "init",
     "embed_std",
     "zero_init_residual",
@@ -99,8 +101,8 @@ def test_every_model_key_is_in_exactly_one_list():
         "moe_first_layer",
         "residual",
     }
-    of_ideas -= {*ARCHITECTURE, *compared, "multi_token_prediction"}
-    lists = [set(ARCHITECTURE), compared, SIZES, of_ideas, IMPLEMENTATION, TRAINING_ONLY]
+    of_ideas -= {*ARCHITECTURE, *compared, *TRAINING_ONLY}
+    lists = [set(ARCHITECTURE), compared, SIZES, of_ideas, COMPOSED, IMPLEMENTATION, TRAINING_ONLY]
     assert sum(map(len, lists)) == len(set.union(*lists))
     assert set.union(*lists) == {field.name for field in dataclasses.fields(ModelConfig)}
 

@@ -292,7 +292,7 @@ def test_attention_may_declare_a_parameter_for_some_layers(monkeypatch):
     """As docs/changing-the-model.md says of a layer in place of attention."""
     monkeypatch.setattr(model, "bias", lambda *args: dataclasses.replace(bias(*args), layers=(0,)))
     c = tiny(model={"attn_bias": True}).model
-    assert ["b_q_HK" in model.attention_table(c, layer) for layer in (0, 1, None)] == [
+    assert ["b_q_HK" in model.mixer_table(c, "attention", layer) for layer in (0, 1, None)] == [
         True,
         False,
         True,

@@ -23,6 +23,7 @@ OTHER_STREAMS = (
     "depth_attention",
     "hyper_connections",
 )
+OF_ONE_STREAM = ("residual_scalars", "conv_stream")  # ideas that change it before each block
 Problem = tuple[str, str]
 
 
@@ -53,11 +54,13 @@ def unused(config: Config) -> Iterator[Problem]:
         if field.metadata["only"] and operator.attrgetter(key)(config) != field.default:
             name, needed, kinds = field.metadata["only"]
             other = f"{key.partition('.')[0]}.{name}"
-            values = (
-                sources(config)
-                if other == "data.source"
-                else [show(operator.attrgetter(other)(config))]
-            )
+            value = operator.attrgetter(other)(config)
+            if other == "data.source":
+                values = sources(config)
+            elif isinstance(value, tuple) and isinstance(value[0], str):
+                values = [show(item) for item in value]
+            else:
+                values = [show(value)]
             if needed != any(value.partition(":")[0] in kinds for value in values):
                 use = f"{other} = {' or '.join(kinds)}" if needed else f"another {other}"
                 use += f", or leave {key} at {show(field.default)}"
@@ -433,9 +436,26 @@ def mesh(config: Config) -> Iterator[Problem]:
 
 def need_whole_sequences(m: ModelConfig) -> list[str]:
     """Return the keys whose values need whole sequences on a device."""
-    return [
-        f.name for f in dataclasses.fields(m) if getattr(m, f.name) in f.metadata.get("whole", ())
-    ]
+    names = []
+    for field in dataclasses.fields(m):
+        value = getattr(m, field.name)
+        values = value if isinstance(value, tuple) else (value,)
+        if any(item in field.metadata.get("whole", ()) for item in values):
+            names.append(field.name)
+    return names
+
+
+def blocks(config: Config) -> Iterator[Problem]:
+    m = config.model
+    for branch in m.branches:
+        if not re.fullmatch(r"(attention|ffn)(\*\d*\.?\d+)?", branch):
+            text = f" has the branch {short(branch)}; use attention or ffn, with a factor as in ffn*0.5"
+            yield "model.branches", text
+    if m.loop_layers is not None:
+        first, end = (*m.loop_layers, -1, -1)[:2]
+        if len(m.loop_layers) != 2 or not 0 <= first < end <= m.n_layers:
+            text = f" must be (first, end) with 0 <= first < end <= n_layers = {m.n_layers}"
+            yield "model.loop_layers model.n_layers", text
 
 
 def ideas(config: Config) -> Iterator[Problem]:
@@ -446,7 +466,7 @@ def ideas(config: Config) -> Iterator[Problem]:
     if m.residual != "sum" and m.norm_placement in ("post", "parallel"):
         text = f" normalizes the plain sum, which residual = {m.residual} replaces; use pre"
         yield "model.norm_placement model.residual", text
-    for name in ("residual_scalars", "conv_stream"):
+    for name in OF_ONE_STREAM:
         if m.residual in OTHER_STREAMS and getattr(m, name):
             text = (
                 f"it changes the one stream of residual = sum; with {m.residual} few layers "
@@ -534,7 +554,16 @@ def packages(config: Config) -> Iterator[Problem]:
         )
 
 
-OF_THE_MODEL = (heads, position_encoding, layer_norm, attention, depth, head_and_width, ideas)
+OF_THE_MODEL = (
+    blocks,
+    heads,
+    position_encoding,
+    layer_norm,
+    attention,
+    depth,
+    head_and_width,
+    ideas,
+)
 CHECKS = (
     *OF_THE_MODEL, names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging,
     mesh, final_evaluation, compiler_options, packages,

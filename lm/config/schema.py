@@ -8,7 +8,7 @@ jax: a misspelled key must not cost two seconds.
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
 SPLITS = ("train", "validation", "test")
@@ -154,6 +154,8 @@ class ModelConfig:
     attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores")
     attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,),
         attention="scores")
+    query_scale: str = key("none", "a learned factor of each head's queries, from 1; log_n: times the logarithm of the "
+        "position, 1 at the end of the context", choices=("none", "learned", "log_n"), attention="scores")
     attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values",
         attention="scores")
     gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
@@ -173,6 +175,18 @@ class ModelConfig:
     token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
         "that fall to 0", whole=(True,))
+    mixers: tuple[str, ...] = key(("attention",), "what lets positions see each other in each layer, repeated over the "
+        "depth: attention, latent attention (DeepSeek-V2), talking heads, or the recurrence of Griffin",
+        choices=("attention", "latent", "talking_heads", "rg_lru"), whole=("rg_lru",))
+    latent_width: int | None = key(None, "width of the vector that a cache keeps of a token; none: 4 d_head",
+        only="mixers=latent", low=1)
+    branches: tuple[str, ...] = key(("attention", "ffn"), "branches of a block in this order, with a factor, if any; "
+        "attention stands for the mixer of the layer (macaron: ffn*0.5, attention, ffn*0.5)")
+    loops: int = key(1, "how often the looped layers are applied, with the same parameters", low=1)
+    loop_layers: tuple[int, ...] | None = key(None, "the looped layers, (first, end); none: all", only="loops!=1",
+        low=0)
+    deep_supervision: float | None = key(None, "weight in the loss of the logits of the stream at half of the depth",
+        above=0.0)
     window_pattern: tuple[int, ...] = key((0,), "sliding-window attention: keys a query sees (including itself) in "
         "each layer, repeated over the depth; 0: all", low=0, attention="scores")
     attn_scale: float | None = key(None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / "
@@ -446,6 +460,73 @@ def layer_windows(model: ModelConfig) -> list[int]:
     [128, 0, 128, 0, 128]
     """
     return [model.window_pattern[i % len(model.window_pattern)] for i in range(model.n_layers)]
+
+
+def mixer_of(model: ModelConfig, layer: int) -> str:
+    """Return the mixer of a layer: that of the pattern, repeated over the layers.
+
+    >>> mixer_of(ModelConfig(mixers=("rg_lru", "attention")), layer=3)
+    'attention'
+    """
+    return model.mixers[layer % len(model.mixers)]
+
+
+def present_mixers(model: ModelConfig) -> list[str]:
+    """Return the mixers of all layers, each once. No list of layers is made: there may be 2^31."""
+    return list(dict.fromkeys(model.mixers[: model.n_layers]))
+
+
+class Branch(NamedTuple):
+    """A branch of a block.
+
+    Attributes:
+        name: of its norms and outputs, and of its parameters if it is not a mixer.
+        kind: "attention", for the mixer of the layer, or "ffn".
+        factor: of its output.
+        number: from 0, in the order of the computation.
+    """
+
+    name: str
+    kind: str
+    factor: float
+    number: int
+
+
+def branches_of(model: ModelConfig) -> list[Branch]:
+    """Return the branches of a block.
+
+    >>> [branch.name for branch in branches_of(ModelConfig(branches=("ffn*0.5", "attention", "ffn*0.5")))]
+    ['ffn', 'attention', 'ffn_2']
+    """
+    found: list[Branch] = []
+    for number, text in enumerate(model.branches):
+        kind, _, factor = text.partition("*")  # lm/config/checks.py refuses other texts
+        nth = 1 + sum(branch.kind == kind for branch in found)
+        name = kind if nth == 1 else f"{kind}_{nth}"
+        found.append(Branch(name, kind, float(factor or 1), number))
+    return found
+
+
+def looped_layers(model: ModelConfig) -> range:
+    """Return the layers that config.model.loops repeats."""
+    return range(*(model.loop_layers or (0, model.n_layers)))
+
+
+def turns(model: ModelConfig) -> list[range]:
+    """Return the layers of each turn, which are applied one turn after the other.
+
+    >>> turns(ModelConfig(n_layers=4, loops=3, loop_layers=(1, 3)))
+    [range(0, 3), range(1, 3), range(1, 4)]
+    """
+    looped = looped_layers(model)
+    first = [0] + [looped.start] * (model.loops - 1)
+    end = [looped.stop] * (model.loops - 1) + [model.n_layers]
+    return [range(*layers) for layers in zip(first, end, strict=True)]
+
+
+def n_applied_layers(model: ModelConfig) -> int:
+    """Return how many layers a token passes, each as often as it is applied."""
+    return sum(map(len, turns(model)))
 
 
 def width_factor(model: ModelConfig) -> float:

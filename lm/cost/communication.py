@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from lm import parameters
-from lm.config import Resolved, ResolvedModel
+from lm.config import Resolved, ResolvedModel, n_applied_layers
 from lm.cost.devices import Device
 from lm.cost.memory import itemsizes, micro_batches_per_step, tokens_per_micro_batch
 from lm.optimizers import MATRIX_RULES
@@ -167,7 +167,7 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
         yield "embeddings, and the gradient of the head's input", *sum_x_BTD, 2 * n
     if m.qk_norm and m.qk_norm_over == "all_heads":
         # One float32 number per token for queries and for keys, forward and backward.
-        times = n * m.n_layers * (4 + 2 * (m.remat != "none"))
+        times = n * n_applied_layers(m) * (4 + 2 * (m.remat != "none"))
         what = "squares of queries and keys, summed over heads"
         yield what, "all-reduce", ("tensor",), 4 * n_tokens, times
 
@@ -194,7 +194,7 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tup
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     width = m.n_kv_heads * m.d_head / sizes["tensor"]
     payload = n_tokens * width * itemsizes(config)[1]
-    times = 2 * m.n_layers * micro_batches_per_step(config, sizes)  # keys, and values
+    times = 2 * n_applied_layers(m) * micro_batches_per_step(config, sizes)  # keys, and values
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
     yield "keys and values", "all-gather", ("sequence",), payload, gathers * times
     yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, times

@@ -1,7 +1,8 @@
 """Exact counts of weights and operations from the declarations of a model, and MFU."""
 
 from lm import ideas
-from lm.config import ResolvedModel, layer_windows, query_heads
+from lm.config import ResolvedModel, branches_of, layer_windows, mixer_of, turns
+from lm.model import MIXERS
 from lm.parameters import parameter_table
 
 
@@ -9,9 +10,16 @@ def matmul_params(config: ResolvedModel) -> int:
     """Count the weights that take part in the matrix products of one token.
 
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned
-    positions do not.
+    positions do not. A layer that is applied several times counts as often.
     """
-    return sum(p.matmul_size for p in parameter_table(config).values())
+    times = [sum(layer in layers for layers in turns(config)) for layer in range(config.n_layers)]
+    total = 0
+    for p in parameter_table(config).values():
+        if p.layers is None:
+            total += p.matmul_size
+        else:
+            total += p.matmul_size * sum(times[layer] for layer in p.layers) // len(p.layers)
+    return total
 
 
 def mean_attended_keys(seq_len: int, window: int) -> float:
@@ -30,20 +38,26 @@ def mean_attended_keys(seq_len: int, window: int) -> float:
 def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = False) -> float:
     """Count the operations of training on one token, forward and backward, without recomputation.
 
-    6 for each weight in a matrix product (2 forward, 4 backward) and 12 x n_heads x d_head for each
-    attended key (queries x keys and weights x values, each 2 forward and 4 backward), except in
-    layers with a mixer in place of attention. Ideas add 6 for each of their `products`.
+    6 for each weight in a matrix product (2 forward, 4 backward) and for each of the `products` of
+    mixers and ideas. Those of attention are 2 x n_heads x d_head for each attended key: queries x
+    keys, and weights x values.
 
     With `full_square`, count seq_len keys for every query instead of the keys that it sees. This is
     the convention of Chowdhery et al. 2022 (PaLM, appendix B), which most published MFU figures
     follow.
     """
-    width = query_heads(config) * config.d_head  # of all query heads together
-    keys = 0.0
-    for layer, window in enumerate(layer_windows(config)):
-        if ideas.mixer(config, layer) is None:
-            keys += seq_len if full_square else mean_attended_keys(seq_len, window)
-    return 6 * (matmul_params(config) + ideas.products(config)) + 12 * width * keys
+    n_products = matmul_params(config) + ideas.loss_products(config)
+    n_products += ideas.products(config, None, seq_len)
+    windows = layer_windows(config)
+    n_mixing = sum(branch.kind == "attention" for branch in branches_of(config))
+    for layers in turns(config):
+        for layer in layers:
+            n_keys = seq_len if full_square else mean_attended_keys(seq_len, windows[layer])
+            mixer = mixer_of(config, layer)
+            if mixer != "attention" or ideas.in_place_of_softmax(config, layer) is None:
+                n_products += n_mixing * MIXERS[mixer].products(config, n_keys)
+            n_products += ideas.products(config, layer, n_keys)
+    return 6 * n_products
 
 
 def mfu(

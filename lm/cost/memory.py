@@ -8,15 +8,24 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from lm import ideas, layer_stack, parameters
-from lm.config import MeshConfig, Resolved, ResolvedModel, query_heads
+from lm.config import (
+    MeshConfig,
+    Resolved,
+    ResolvedModel,
+    mixer_of,
+    n_applied_layers,
+    query_heads,
+)
 from lm.cost.devices import Device
 from lm.kernels.fused_attention import LANES, choose_implementation, chunk_size
+from lm.model import MIXERS
 from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
 from lm.system.errors import UserError
@@ -210,7 +219,8 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
         kept = _needed_activations(config, device, sizes)
     elif m.remat == "dots":  # outputs of products, but the last one, which is only added
         kept += m.d_model + sum(_features(config, sizes)[letter] for letter in "KF")
-    return m.n_layers * kept * tokens_per_micro_batch(config, sizes) * itemsizes(config)[1]
+    n_tokens = n_applied_layers(m) * tokens_per_micro_batch(config, sizes)
+    return kept * n_tokens * itemsizes(config)[1]
 
 
 def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
@@ -226,8 +236,9 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
-    mixers = filter(None, (ideas.mixer(m, layer) for layer in range(m.n_layers)))
-    mixed = float32 * sum(mixer.activations(m) for mixer in mixers) / m.n_layers / sizes["tensor"]
+    mixers = [_other_mixer(m, layer) for layer in range(m.n_layers)]
+    kept = sum(mixer.activations(m) for mixer in mixers if hasattr(mixer, "activations"))
+    mixed = float32 * kept / m.n_layers / sizes["tensor"]
     return layer_activations(config, sizes) + lanes + gathered + scores + mixed
 
 
@@ -240,8 +251,9 @@ def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     """
     m = config.model
     attended = query_heads(m) * m.d_head / sizes["tensor"]
+    norms = 2 * len(m.branches) * m.d_model
     products = sum(_features(config, sizes).values())
-    return 4 * m.d_model + products + attended + 2 * carried_features(config)
+    return norms + products + attended + 2 * carried_features(config)
 
 
 def carried_features(config: Resolved) -> int:
@@ -279,8 +291,8 @@ def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     block moves it 2 more times. The float32 logits are moved 5 times.
     """
     m = config.model
-    times = 8 if m.remat == "block" else 6
-    per_token = times * m.n_layers * layer_activations(config, sizes) * itemsizes(config)[1]
+    times = n_applied_layers(m) * (8 if m.remat == "block" else 6)
+    per_token = times * layer_activations(config, sizes) * itemsizes(config)[1]
     per_token += 5 * 4 * _local_vocabulary(m, sizes)
     return per_token * tokens_per_micro_batch(config, sizes) * micro_batches_per_step(config, sizes)
 
@@ -304,7 +316,7 @@ def attention_implementation(
             segments=config.data.packing == "documents",
             contiguous=sizes["sequence"] == 1,
             n_queries=config.train.seq_len,
-            more_scores=any(getattr(m, key) not in ideas.OFF for key in ideas.SITES["scores"]),
+            more_scores=any(ideas.is_on(getattr(m, key)) for key in ideas.SITES["scores"]),
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
@@ -324,8 +336,14 @@ def _windows(config: Resolved) -> tuple[int | None, ...]:
     return layer_stack.windows(config.model, None if packed else config.train.seq_len)
 
 
+def _other_mixer(m: ResolvedModel, layer: int) -> Any:
+    """Return what mixes positions in a layer in place of softmax attention; None: attention."""
+    kind = mixer_of(m, layer)
+    return MIXERS[kind] if kind != "attention" else ideas.in_place_of_softmax(m, layer)
+
+
 def _attending_layers(m: ResolvedModel) -> list[int]:
-    return [layer for layer in range(m.n_layers) if ideas.mixer(m, layer) is None]
+    return [layer for layer in range(m.n_layers) if _other_mixer(m, layer) is None]
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:

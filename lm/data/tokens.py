@@ -71,6 +71,8 @@ def _open_text(config, tokenizer: Tokenizer | None, seq_len: int | None, say) ->
     if config.targets != "all":
         fingerprint = cache.key_of(fingerprint, "targets", config.targets)
     row_len = None
+    if config.packing not in ("none", "documents"):
+        raise KeyError(config.packing)  # a new choice of the schema
     if config.packing == "documents":
         if seq_len is None:
             raise ValueError('packing = "documents" needs seq_len')

@@ -230,25 +230,43 @@ def _unstack(params: dict, c: ResolvedModel) -> dict:
 
 
 def _check_positions(params: dict, c: ResolvedModel, seq_len: int) -> None:
-    """Raise UserError if positions see each other in a way that has no cache."""
-    tokens_T = np.arange(min(seq_len, 64)) % c.vocab_size
+    """Raise UserError if positions see each other, or where they are, in a way that has no cache.
+
+    Generation would be wrong in silence.
+    """
+    n = min(seq_len, 64)
+    tokens_T = np.arange(n) % c.vocab_size
+    positions_T = np.arange(n)
     # looks back or ahead see changes at the ends
-    same_T = ~np.isin(np.arange(len(tokens_T)), (0, len(tokens_T) - 1))
+    same_T = ~np.isin(positions_T, (0, n - 1))
     changed_T = np.where(same_T, tokens_T, (tokens_T + 1) % c.vocab_size)
-    before_BTD = np.asarray(_alone(params, tokens_T[None], c=c))
-    after_BTD = np.asarray(_alone(params, changed_T[None], c=c))
-    if not np.array_equal(before_BTD[:, same_T], after_BTD[:, same_T], equal_nan=True):
+    one, changed, reversed_ = (
+        np.asarray(_alone(params, tokens[None], positions, c=c))[0]
+        for tokens, positions in (
+            (tokens_T, positions_T),
+            (changed_T, positions_T),
+            (tokens_T[::-1], positions_T[::-1]),
+        )
+    )
+    if not np.array_equal(one[same_T], changed[same_T], equal_nan=True):
         raise UserError(
-            "config.model: positions see each other outside of attention, here.last, "
+            "config.model: positions see each other outside of attention, here.earlier, here.last, "
             "here.running_sum and here.recurrence, so the model has no cache to generate with; use "
             "one of these (docs/changing-the-model.md)"
+        )
+    # Rounding may depend on the place in the array.
+    error = np.abs(one - reversed_[::-1]).max()
+    if error > 0.05 * np.abs(one).max():
+        raise UserError(
+            "config.model: what a token gives depends on its place in the array of tokens, so it "
+            "would differ in generation; use here.positions (docs/changing-the-model.md)"
         )
 
 
 @functools.partial(jax.jit, static_argnames="c")
-def _alone(params: dict, tokens_BT, c: ResolvedModel):
+def _alone(params: dict, tokens_BT, positions_T, c: ResolvedModel):
     """Return the last hidden states of all positions, if each sees itself only."""
-    h_BTD = model.hidden(params, c, tokens_BT, past=OwnPosition())
+    h_BTD = model.hidden(params, c, tokens_BT, past=OwnPosition(positions_T))
     return replicate_inside(h_BTD.astype(jnp.float32))
 
 

@@ -10,11 +10,12 @@ and `apply`:
     carry(c, x_BTD) -> {name: array}   what goes from layer to layer in here.stream: its values before the first layer,
                                        given the embeddings. `apply` reads and writes here.stream[name].
     loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training.
-    losses(fields, cross_entropy)      terms of the loss from the logits, {name: sum over the targets of this device};
-                                       see `loss_terms`.
-    here.stream["loss/NAME"]           terms of the loss from layers: `carry` starts them at float32 0, `apply` adds.
-    products(c)                        multiplications and additions of a token in one of its layers, besides those of
-                                       parameters; default: 0.
+    losses(fields, cross_entropy)      terms of the loss that are cross-entropies, {name: Sums}; see `loss_terms`.
+    here.stream["loss/NAME"]           other terms of the loss, sums over the targets of this device: `carry` starts
+                                       them at float32 0, `apply` adds.
+    products(c, n_keys)                multiplications and additions of a token in one of its layers, besides those of
+                                       parameters, if a query sees n_keys keys in the mean; default: 0.
+    loss_products(c)                   products of a token that only the loss needs, such as other logits; default: 0.
     activations(c)                     of an idea in place of attention: float32 numbers of a token that one of its
                                        layers keeps for the backward pass.
 
@@ -28,51 +29,58 @@ An idea that lets positions see each other calls `here.last`, `here.running_sum`
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lm.config import ResolvedModel
+from lm.config import ResolvedModel, branches_of, mixer_of, present_mixers
 from lm.declarations import Parameter
 from lm.ideas import (
     attention_gate,
     attention_sink,
+    deep_supervision,
     depth_attention,
     differential_attention,
     exclusive_attention,
     forgetting_gate,
     gated_delta,
     hyper_connections,
+    latent_attention,
     moe,
     multi_token_prediction,
     parallel_branches,
+    query_scale,
     residual_scalars,
+    rg_lru,
     short_convolution,
+    talking_heads,
     token_shift,
     value_embedding,
     value_residual,
 )
+from lm.layers.losses import Sums
+from lm.system.errors import UserError
 
 # By site, the ideas that attach there (modules or objects with the functions above) by their key of
 # config.model.
 SITES: dict[str, dict[str, Any]] = {
     "embedding": {"token_shift": token_shift},  # x_BTD, the stream before the first block
+    "turn_input": {},  # x_BTD, before each turn of the looped layers; here.turn
     "block_input": {  # x_BTD, at the start of each block
         "residual_scalars": residual_scalars,
         "conv_stream": short_convolution.stream,
+        "deep_supervision": deep_supervision,
     },
-    "queries_keys": {"conv_keys": short_convolution.keys},  # (q_BTHK, k_BTGK), after the rotation
+    # (q_BTHK, k_BTGK), after the rotation
+    "queries_keys": {"conv_keys": short_convolution.keys, "query_scale": query_scale},
     "values": {  # v_BTGK
         "conv_values": short_convolution.values,
         "value_embeddings": value_embedding,
         "value_residual": value_residual,
     },
-    "scores": {
-        "attn_sink": attention_sink,
-        "attn_forget": forgetting_gate,
-    },  # options of attention: bias_BSH, sink_H
-    "mixer": {
-        "gated_delta": gated_delta
-    },  # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of attention
+    # options of attention: bias_BSH, sink_H
+    "scores": {"attn_sink": attention_sink, "attn_forget": forgetting_gate},
+    # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of the softmax of scores times values
+    "softmax": {"gated_delta": gated_delta},
     "heads": {  # o_BTHK, the output of the heads; and v_BTGK
         "attn_differential": differential_attention,
         "attn_exclusive": exclusive_attention,
@@ -80,22 +88,22 @@ SITES: dict[str, dict[str, Any]] = {
     },
     "ffn_hidden": {},  # h_BTF, inside the feed-forward layer; not of experts
     "last_residual": {},  # x_BTD, after the last block and before the final norm
-    "logits": {
-        "multi_token_prediction": multi_token_prediction
-    },  # logits_BTV, some at a time: without positions
+    # logits_BTV, some at a time: without positions
+    "logits": {"multi_token_prediction": multi_token_prediction},
 }
 # The sites of each module, which declares the parameters. Those of an idea in several modules are
 # of the first one.
 MODULES = {
-    "model": ("embedding", "last_residual", "logits"),
+    "model": ("embedding", "turn_input", "last_residual", "logits"),
     "block": ("block_input",),
-    "attention": ("queries_keys", "values", "scores", "mixer", "heads"),
+    "attention": ("queries_keys", "values", "scores", "softmax", "heads"),
     "ffn": ("ffn_hidden",),
 }
 
-# Exclusive choices by value. config.model.residual: block(here, x_BTD, attention, ffn) -> x_BTD in
-# place of the plain sum; both branches include their norms. config.model.ffn: in place of the
+# Exclusive choices by value. config.model.residual: block(here, x_BTD, branches) -> x_BTD in place
+# of the plain sum; branches by name include their norms. config.model.ffn: in place of the
 # feed-forward layer, in the layers that have it; the others have the one named OTHERS.
+# config.model.mixers: in place of attention with all its projections, see `Mixer` of lm/model.py.
 RESIDUALS = {
     "sum": None,  # the blocks of lm/model.py
     "depth_attention": depth_attention,
@@ -103,12 +111,17 @@ RESIDUALS = {
     "parallel": parallel_branches,
 }
 FEED_FORWARDS = {"moe": moe}
-OFF = (False, None, "none", 0)
+MIXERS = {"latent": latent_attention, "talking_heads": talking_heads, "rg_lru": rg_lru}
+
+
+def is_on(value: Any) -> bool:
+    """Return whether the value of a key turns its idea on. The number 0 does: it may be a layer."""
+    return value is not None and value is not False and value != "none"
 
 
 def _of_site(site: str, c: ResolvedModel) -> list[Any]:
     """Return the ideas of a site that are on."""
-    return [idea for key, idea in SITES[site].items() if getattr(c, key) not in OFF]
+    return [idea for key, idea in SITES[site].items() if is_on(getattr(c, key))]
 
 
 def active(c: ResolvedModel, module: str) -> Iterator[Any]:
@@ -138,6 +151,10 @@ def layers_of(idea: Any, c: ResolvedModel):
     ascending numbers.
     """
     layers = idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
+    of_attention = any(idea in SITES[site].values() for site in MODULES["attention"])
+    if of_attention and set(c.mixers) != {"attention"}:
+        attending = mixing_layers(c, "attention")
+        layers = tuple(layer for layer in layers if layer in attending)
     ascending = (
         layers.step > 0 if isinstance(layers, range) else list(layers) == sorted(set(layers))
     )
@@ -189,18 +206,24 @@ def _kind(x):
     return str(x.dtype) if hasattr(x, "dtype") else type(x).__name__
 
 
-def mixer(c: ResolvedModel, layer: int) -> Any:
-    """Return the idea that takes the place of attention in a layer; None: attention.
+def mixing_layers(c: ResolvedModel, kind: str) -> Sequence[int]:
+    """Return the layers that have a mixer, a range if all have it."""
+    if present_mixers(c) == [kind]:
+        return range(c.n_layers)
+    return tuple(layer for layer in range(c.n_layers) if mixer_of(c, layer) == kind)
+
+
+def in_place_of_softmax(c: ResolvedModel, layer: int) -> Any:
+    """Return the idea that takes the place of the softmax in a layer of attention; None: none does.
 
     Raises:
         ValueError: two ideas take it.
     """
-    found = [idea for idea in _of_site("mixer", c) if layer in layers_of(idea, c)]
-    if len(found) > 1:
-        raise ValueError(
-            f"{_name(found[0])} and {_name(found[1])} replace attention in layer {layer}; use one"
-        )
-    return found[0] if found else None
+    present = [idea for idea in _of_site("softmax", c) if layer in layers_of(idea, c)]
+    if len(present) > 1:
+        one, other = map(_name, present[:2])
+        raise ValueError(f"{one} and {other} replace attention in layer {layer}; use one")
+    return present[0] if present else None
 
 
 def feed_forward(c: ResolvedModel, layer: int) -> Any:
@@ -215,7 +238,14 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     Raises:
         ValueError: two ideas declare a parameter of the same name.
     """
-    tables = _of_all(active(c, module), "table", c)
+    present = list(active(c, module))
+    for idea in present:
+        if not layers_of(idea, c):
+            raise UserError(
+                f"config.model.mixers: {', '.join(c.mixers)}, but {_name(idea)} changes attention, "
+                "which no layer has; use one of both"
+            )
+    tables = _of_all(present, "table", c)
     if module == "model":
         return {name: p for name, (_, p) in tables.items()}
     return {
@@ -263,16 +293,26 @@ def carried(c: ResolvedModel, x_BTD) -> dict:
     return {name: array for name, (_, array) in found.items()}
 
 
-def products(c: ResolvedModel) -> float:
-    """Return the multiplications and additions of a token in all layers besides those of parameters
-    and attention.
+def products(c: ResolvedModel, layer: int | None, n_keys: float) -> float:
+    """Return the products of a token besides those of parameters and mixers, in a layer.
+
+    None: outside of the layers. A query sees n_keys keys in the mean.
     """
-    total = 0
+    total = 0.0
     for module in MODULES:
+        n_branches = sum(branch.kind == module for branch in branches_of(c))
         for idea in active(c, module):
-            if hasattr(idea, "products"):
-                total += idea.products(c) * (1 if module == "model" else len(layers_of(idea, c)))
+            if not hasattr(idea, "products") or (module == "model") != (layer is None):
+                continue
+            if layer is None or layer in layers_of(idea, c):
+                total += idea.products(c, n_keys) * (n_branches or 1)
     return total
+
+
+def loss_products(c: ResolvedModel) -> float:
+    """Return the products of a token that only terms of the loss need."""
+    counts = [idea.loss_products(c) for idea in everywhere(c) if hasattr(idea, "loss_products")]
+    return sum(counts)
 
 
 def loss_weights(c: ResolvedModel, progress) -> dict:
@@ -297,17 +337,27 @@ def changing_terms(c: ResolvedModel) -> str:
 def loss_terms(
     c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress
 ) -> dict[str, tuple]:
-    """Return {name: (sum over targets, weight)} of the terms of all ideas, from the stream after
-    the final norm.
+    """Return {name: (sum over targets, weight)} of the terms of all ideas.
 
-    stream["x"] is (B, T, D). `fields` are those of the batch, see lm/step.py;
-    cross_entropy(targets, weights) returns the `Sums` of lm/layers/losses.py for the model's
-    logits; for `progress` see `loss_weights`.
+    Args:
+        c: model section of a resolved config.
+        stream: that of the model after the final norm.
+        fields: those of the batch, see lm/step.py.
+        cross_entropy: (targets, weights, of="x") -> the `Sums` of lm/layers/losses.py for the
+            logits of stream[of], (B, T, D).
+        progress: see `loss_weights`.
+
+    Raises:
+        TypeError: `losses` returns a number that is not `Sums`, such as a mean. Only the caller
+            knows what sums are divided by.
     """
     sums = {name.removeprefix("loss/"): x for name, x in stream.items() if name.startswith("loss/")}
-    sums |= {
-        name: x for name, (_, x) in _of_all(everywhere(c), "losses", fields, cross_entropy).items()
-    }
+    for name, (idea, x) in _of_all(everywhere(c), "losses", fields, cross_entropy).items():
+        if not isinstance(x, Sums):
+            raise TypeError(
+                f"{_name(idea)}: losses gave {name} as {_kind(x)}; return what cross_entropy gives"
+            )
+        sums[name] = x.objective
     weights = loss_weights(c, progress)
     if differ := sorted(sums.keys() ^ weights.keys()):
         raise ValueError(

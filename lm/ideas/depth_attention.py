@@ -10,24 +10,29 @@ it.
 import jax
 import jax.numpy as jnp
 
+from lm.config import branches_of, n_applied_layers
 from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
 
 def table(c):
-    n_outputs = 2 * c.n_layers + 1
     # Two products with each output: the scores and the mean.
-    w_D = small_weight((c.d_model,), "D", "D", products=2 * n_outputs)
-    return {"attention_depth_D": w_D, "ffn_depth_D": w_D}
+    w_D = small_weight((c.d_model,), "D", "D", products=2 * (n_outputs(c) + 1))
+    return {f"{branch.name}_depth_D": w_D for branch in branches_of(c)}
+
+
+def n_outputs(c):
+    """Return the number of outputs of all branches, in all turns of a loop."""
+    return len(c.branches) * n_applied_layers(c)
 
 
 def carry(c, x_BTD):
-    later = jnp.zeros((*x_BTD.shape[:-1], 2 * c.n_layers, c.d_model), x_BTD.dtype)
+    later = jnp.zeros((*x_BTD.shape[:-1], n_outputs(c), c.d_model), x_BTD.dtype)
     return {"outputs_BTYD": jnp.concatenate([x_BTD[..., None, :], later], axis=-2)}
 
 
-def block(here, x_BTD, attention, ffn):
+def block(here, x_BTD, branches):
     outputs_BTYD = here.stream["outputs_BTYD"]
     places_Y = jnp.arange(outputs_BTYD.shape[-2])
 
@@ -40,8 +45,9 @@ def block(here, x_BTD, attention, ffn):
         )
         return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
 
-    for i, (name, branch) in enumerate((("attention", attention), ("ffn", ffn))):
-        last = 2 * here.layer + 1 + i
+    last = len(branches) * here.depth
+    for name, branch in branches.items():
+        last += 1
         y_BTD = branch(x_BTD)
         outputs_BTYD = jnp.where((places_Y == last)[:, None], y_BTD[..., None, :], outputs_BTYD)
         x_BTD = mean(outputs_BTYD, here.p[f"{name}_depth_D"], places_Y <= last)

@@ -25,4 +25,7 @@ def table(c):
 def apply(here, options):
     logits_BTH = einsum("BTD,DH->BTH", here.x_BTD, here.p["w_forget_DH"], here.p["b_forget_H"])
     log_f_BTH = jax.nn.log_sigmoid(logits_BTH.astype(jnp.float32))
-    return options | {"bias_BSH": -here.running_sum("forgotten", log_f_BTH)}
+    bias_BSH, _ = here.earlier(
+        "bias", -here.running_sum("forgotten", log_f_BTH), window=here.window()
+    )
+    return options | {"bias_BSH": bias_BSH}

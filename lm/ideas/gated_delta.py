@@ -43,7 +43,7 @@ def table(c):
     }
 
 
-def products(c):
+def products(c, n_keys):
     """Three products with the state, four of all pairs of a chunk's positions, and `inverse`; see
     `chunk`.
     """

@@ -20,6 +20,7 @@ final norm reads their mean.
 import jax
 import jax.numpy as jnp
 
+from lm.config import branches_of
 from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
@@ -32,11 +33,11 @@ OFF_DIAGONAL = -8.0  # of b_res at step 0
 def table(c):
     n = N_STREAMS
     maps = {}
-    for branch in ("attention", "ffn"):
+    for name, *_ in branches_of(c):
         shape = n, c.d_model, n * (n + 2)
-        maps[f"w_{branch}_maps_CDM"] = small_weight(shape, "CDM", "CD")
-        maps[f"{branch}_maps_M"] = small_weight((n * (n + 2),), "M")
-        maps[f"{branch}_maps_scale"] = small_weight((), "", init="ones", std=0.01)
+        maps[f"w_{name}_maps_CDM"] = small_weight(shape, "CDM", "CD")
+        maps[f"{name}_maps_M"] = small_weight((n * (n + 2),), "M")
+        maps[f"{name}_maps_scale"] = small_weight((), "", init="ones", std=0.01)
     return maps
 
 
@@ -44,9 +45,9 @@ def carry(c, x_BTD):
     return {"streams_BTCD": jnp.repeat(x_BTD[..., None, :], N_STREAMS, axis=-2)}
 
 
-def block(here, x_BTD, attention, ffn):
+def block(here, x_BTD, branches):
     streams_BTCD = here.stream["streams_BTCD"]
-    for name, branch in (("attention", attention), ("ffn", ffn)):
+    for name, branch in branches.items():
         y_BTD = branch(_read(here, streams_BTCD, name))
         streams_BTCD = _add(here, streams_BTCD, name, y_BTD)
     here.stream["streams_BTCD"] = streams_BTCD

@@ -19,7 +19,7 @@ def loss_weights(c, progress):
 
 
 def losses(fields, cross_entropy):
-    found = {}
+    terms = {}
     targets_BT, weights_BT = fields["targets"], fields["weights"]
     for distance in WEIGHTS:
         # One token further. A target counts only if all nearer ones do, so that they are of one
@@ -28,5 +28,5 @@ def losses(fields, cross_entropy):
             jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in (targets_BT, weights_BT)
         )
         weights_BT *= fields["weights"]
-        found[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT).objective
-    return found
+        terms[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT)
+    return terms

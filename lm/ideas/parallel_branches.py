@@ -3,5 +3,6 @@ arXiv:2204.06745).
 """
 
 
-def block(here, x_BTD, attention, ffn):
-    return x_BTD + attention(x_BTD) + ffn(x_BTD)
+def block(here, x_BTD, branches):
+    outputs = [branch(x_BTD) for branch in branches.values()]
+    return sum(outputs, start=x_BTD)

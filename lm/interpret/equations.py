@@ -33,6 +33,7 @@ ROOT = Path(model.__file__).parent
 PRINTED = ("step.py", "model.py", "ideas/", "layers/attention.py", "layers/losses.py")
 # Of these files, lines that only call other printed lines are printed, too.
 CALLERS = ("step.py", "ideas/")
+CALLING_FUNCTIONS = ("softmax_attention",)  # so are those of these functions
 # A parameter is still itself after these operations.
 MOVES = {"reshape", "convert_element_type", "broadcast_in_dim", "squeeze", "slice", "transpose"}
 LETTERS = "BTVDFKNHGE"  # have one meaning everywhere: lm/layers/__init__.py
@@ -63,6 +64,10 @@ class Line:
         if not sources:
             return self
         if not self.calls or self.calls[-1].source != sources[0]:
+            self.calls.append(Line(sources[0]))
+        # A line that calls again what it has left is in the next turn of a loop.
+        left = [line.source for line in self.calls[-1].calls[:-1]]
+        if sources[1:] and sources[1] in left and sources[1] != self.calls[-1].calls[-1].source:
             self.calls.append(Line(sources[0]))
         return self.calls[-1].called(sources[1:])
 
@@ -303,7 +308,9 @@ def _text(value) -> str:
 
 
 def _is_off(node, default) -> bool:
-    return isinstance(node, ast.Constant) and node.value in ideas.OFF and node.value == default
+    if not isinstance(node, ast.Constant) or node.value != default:
+        return False
+    return not ideas.is_on(node.value) or node.value == 0
 
 
 class Block(NamedTuple):
@@ -327,7 +334,10 @@ def equations(config: Resolved) -> str:
         here = SimpleNamespace(c=c, p=Names(), like=layer, window=lambda: window)
         file = line.source.file
         to_ideas = any(_file(inner).startswith("ideas/") for inner in line.calls)
-        if not (line.operations or to_ideas or file.startswith(CALLERS)):
+        function = line.source.function
+        calls_only = file.startswith(CALLERS)
+        calls_only |= function is not None and function.name in CALLING_FUNCTIONS
+        if not (line.operations or to_ideas or calls_only):
             return blocks_of_calls(line, indent, layer)
         text = Simplified(line.source, known | {"here": here}).text
         inner = blocks_of_calls(line, indent + "  ", layer)

@@ -173,13 +173,8 @@ def _forward(params: dict, c: ResolvedModel, ids_T, tap: Callable, materializes:
 
     @flax.struct.dataclass
     class Tapped(Past):
-        def attend(self, here, q_THK, k_SGK, v_SGK, window, **options):
-            q_THK = here.tap("q", q_THK)
-            k_SGK = here.tap("k", k_SGK)
-            v_SGK = here.tap("v", v_SGK)
-            if materializes(here.path):
-                options["tap"] = here.tap
-            return super().attend(here, q_THK, k_SGK, v_SGK, window, **options)
+        def observed(self, here, q_THK, k_SGK, mask, options):
+            return options | {"tap": here.tap} if materializes(here.path) else options
 
     c = dataclasses.replace(c, scan_layers=False, remat="none")
     h_TD = model.hidden(params, c, ids_T, past=Tapped(), tap=hook)

@@ -16,51 +16,43 @@ def enabled(v) -> bool:
 
 
 @jax.custom_vjp
-def softmax_means(scores_BHTS, v_BSHK):
-    """Return softmax(scores) v, (..., T, H, K) in float32; products are in the dtype of `v_BSHK`.
+def softmax_means(scores_XTS, v_XSK):
+    """Return softmax(scores) v for each X, such as each example and head: (X, T, K) in float32.
 
-    The derivative by a score is weight * (g v - g mean) / sum. Under a peaked softmax the two terms
-    almost cancel. Both are therefore computed in float32 from the same rounded g: the error of g
-    does not dominate their difference.
+    The products multiply in the dtype of `v_XSK`. The derivative by a score is
+    weight * (g v - g mean) / sum. Under a peaked softmax the two terms almost cancel. Both are
+    therefore computed in float32 from the same rounded g: the error of g does not dominate their
+    difference.
 
     Args:
-        scores_BHTS: float32 (..., H, T, S).
-        v_BSHK: values (..., S, H, K).
+        scores_XTS: float32 (X, T, S).
+        v_XSK: values (X, S, K).
 
-    >>> softmax_means(jnp.zeros((1, 1, 2)), jnp.array([[[1.0]], [[3.0]]]))  # equal scores: the mean of both values
-    Array([[[2.]]], dtype=float32)
+    >>> softmax_means(jnp.zeros((1, 2)), jnp.array([[1.0], [3.0]]))  # equal scores: the mean of both values
+    Array([[2.]], dtype=float32)
     """
-    return _forward(scores_BHTS, v_BSHK)[0]
+    return _forward(scores_XTS, v_XSK)[0]
 
 
-def _forward(scores_BHTS, v_BSHK):
-    weights_BHTS = jnp.exp(scores_BHTS - jnp.max(scores_BHTS, axis=-1, keepdims=True))
+def _forward(scores_XTS, v_XSK):
+    weights_XTS = jnp.exp(scores_XTS - jnp.max(scores_XTS, axis=-1, keepdims=True))
     # Divide the output by the sum, not the weights: the output is narrower.
-    sum_BTH1 = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)[..., None]
-    weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
-    means_BTHK = _by_head(_matmul(weights_BHTS, _by_head(v_BSHK), False)) / sum_BTH1
-    return means_BTHK, (weights_BHTS, sum_BTH1, means_BTHK, v_BSHK)
+    sum_XT1 = jnp.sum(weights_XTS, axis=-1, keepdims=True)
+    weights_XTS = weights_XTS.astype(v_XSK.dtype)
+    means_XTK = _matmul(weights_XTS, v_XSK, False) / sum_XT1
+    return means_XTK, (weights_XTS, sum_XT1, means_XTK, v_XSK)
 
 
-def _backward(saved, g_BTHK):
-    weights_BHTS, sum_BTH1, means_BTHK, v_BSHK = saved
-    g_BTHK = (g_BTHK / sum_BTH1).astype(v_BSHK.dtype)
-    g_mean_BTH = jnp.sum(g_BTHK.astype(jnp.float32) * means_BTHK, axis=-1)
-    g_BHTK = _by_head(g_BTHK)
-    # Axes in this order: XLA:CPU would otherwise write the sums, repeated over S, to an array of
-    # their own.
-    g_mean_BHT1 = jnp.swapaxes(g_mean_BTH, -1, -2)[..., None]
-    d_weights_BHTS = _matmul(g_BHTK, _by_head(v_BSHK), True) - g_mean_BHT1
-    d_v_BSHK = _by_head(_transposed_matmul(weights_BHTS, g_BHTK)).astype(v_BSHK.dtype)
-    return weights_BHTS.astype(jnp.float32) * d_weights_BHTS, d_v_BSHK
+def _backward(saved, g_XTK):
+    weights_XTS, sum_XT1, means_XTK, v_XSK = saved
+    g_XTK = (g_XTK / sum_XT1).astype(v_XSK.dtype)
+    g_mean_XT1 = jnp.sum(g_XTK.astype(jnp.float32) * means_XTK, axis=-1, keepdims=True)
+    d_weights_XTS = _matmul(g_XTK, v_XSK, True) - g_mean_XT1
+    d_v_XSK = _transposed_matmul(weights_XTS, g_XTK).astype(v_XSK.dtype)
+    return weights_XTS.astype(jnp.float32) * d_weights_XTS, d_v_XSK
 
 
 softmax_means.defvjp(_forward, _backward)
-
-
-def _by_head(x_BTHK):
-    """Swap the axes of positions and heads."""
-    return jnp.swapaxes(x_BTHK, -2, -3)
 
 
 def _matmul(a, b, transposed):

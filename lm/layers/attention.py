@@ -124,7 +124,7 @@ def causal_attention(
     >>> causal_attention(q, k, v, Mask.causal(5)).shape
     (5, 2, 4)
     """
-    _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask)
+    _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask, bias_BSH)
     if not isinstance(scale, int | float | None):
         raise ValueError(
             "causal_attention: scale is not a number; multiply the queries by what is learned or "
@@ -164,46 +164,53 @@ class Scoring(NamedTuple):
 
 
 def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
-    """Return softmax(scores) v, (B, T, H, K): the equation of all attention that JAX's own kernels
-    do not compute.
+    """Return softmax(scores) v, (B, T, H, K): the equation of training, prefill and decoding.
 
-    Decoding has it in the layout of its cache (`attend_one` of lm/generation/kv_cache.py). A query
-    that sees nothing returns the mean of all values. `tap`: see `causal_attention`.
+    JAX's own kernels compute the same. A query that sees nothing returns the mean of all values.
+    `tap`: see `causal_attention`.
     """
-    # Key heads are repeated for the queries that share them. An einsum with separate group and
-    # query axes needs no extra memory but is not a plain batched product, which takes 1.6 times as
-    # long on a CPU.
-    n_shared = q_BTHK.shape[-2] // k_BSGK.shape[-2]
-    k_BSHK, v_BSHK = (
-        jnp.repeat(a, n_shared, axis=-2) if n_shared > 1 else a for a in (k_BSGK, v_BSGK)
-    )
-    scores_BHTS = scores(q_BTHK, k_BSHK) * scoring.scale
+    decoding = q_BTHK.shape[-3] == 1  # one query of each text
+    q_BHTK, k_BGSK, v_BGSK = (jnp.swapaxes(x, -2, -3) for x in (q_BTHK, k_BSGK, v_BSGK))
+    n_shared = q_BHTK.shape[-3] // k_BGSK.shape[-3]
+    if n_shared > 1 and not decoding:
+        # An einsum with separate axes of groups and queries needs no copies of keys, but is not a
+        # plain batched product, which takes 1.6 times as long on a CPU.
+        k_BGSK, v_BGSK = (jnp.repeat(x, n_shared, axis=-3) for x in (k_BGSK, v_BGSK))
+
+    def by_key_head(x_BHTX):
+        """Return the rows of all queries that share a key head, (B, G, H / G * T, X)."""
+        *batch, _, _, width = x_BHTX.shape
+        return x_BHTX.reshape(*batch, k_BGSK.shape[-3], -1, width)
+
+    rows = scores(by_key_head(q_BHTK), k_BGSK, decoding=decoding)
+    scores_BHTS = rows.reshape(*q_BHTK.shape[:-1], -1) * scoring.scale
     if scoring.softcap is not None:
         scores_BHTS = apply_softcap(scores_BHTS, scoring.softcap)
     if scoring.bias_BHTS is not None:
         scores_BHTS += scoring.bias_BHTS
-    scores_BHTS = scores_BHTS if tap is None else tap("scores", scores_BHTS)
-    scores_BHTS = jnp.where(
-        visible_BTS[..., None, :, :], scores_BHTS, jnp.finfo(scores_BHTS.dtype).min
-    )
+    if tap is not None:
+        scores_BHTS = tap("scores", scores_BHTS)
+    hidden = jnp.finfo(scores_BHTS.dtype).min
+    scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, hidden)
+    n_keys = scores_BHTS.shape[-1]
     if scoring.sink_HT is not None:  # one more key, whose value is 0
         sink_BHT1 = jnp.broadcast_to(scoring.sink_HT[..., None], (*scores_BHTS.shape[:-1], 1))
         scores_BHTS = jnp.concatenate([scores_BHTS, sink_BHT1.astype(scores_BHTS.dtype)], axis=-1)
-        v_BSHK = jnp.pad(v_BSHK, [(0, 0)] * (v_BSHK.ndim - 3) + [(0, 1), (0, 0), (0, 0)])
-    if tap is not None:
-        S = k_BSHK.shape[-3]  # the tap does not see the sink
-        out_BTHK = weighted_sums(
-            tap("weights", jax.nn.softmax(scores_BHTS)[..., :S]), v_BSHK[..., :S, :, :]
-        )
-    elif softmax_means.enabled(v_BSHK):
-        out_BTHK = softmax_means.softmax_means(scores_BHTS, v_BSHK)
-    else:  # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is the derivative.
-        weights_BHTS = jnp.exp(
-            scores_BHTS - jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True))
-        )
-        sum_BTH = jnp.swapaxes(jnp.sum(weights_BHTS, axis=-1), -1, -2)
-        out_BTHK = weighted_sums(weights_BHTS, v_BSHK) / sum_BTH[..., None]
-    return out_BTHK.astype(v_BSHK.dtype)
+        v_BGSK = jnp.pad(v_BGSK, [(0, 0)] * (v_BGSK.ndim - 2) + [(0, 1), (0, 0)])
+    if tap is not None:  # which does not see the sink
+        weights_BHTS = tap("weights", jax.nn.softmax(scores_BHTS)[..., :n_keys])
+        rows = weighted_sums(by_key_head(weights_BHTS), v_BGSK[..., :n_keys, :])
+    elif softmax_means.enabled(v_BGSK) and not decoding:
+        rows = softmax_means.softmax_means(by_key_head(scores_BHTS), v_BGSK)
+    else:
+        # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is
+        # the derivative.
+        largest_BHT1 = jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True))
+        weights = by_key_head(jnp.exp(scores_BHTS - largest_BHT1))
+        rows = weighted_sums(weights, v_BGSK, decoding=decoding)
+        rows = rows / jnp.sum(weights, axis=-1, keepdims=True)
+    out_BHTK = rows.reshape(*q_BHTK.shape[:-1], -1).astype(v_BGSK.dtype)
+    return jnp.swapaxes(out_BHTK, -2, -3)
 
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap=None):
@@ -266,13 +273,18 @@ IMPLEMENTATIONS = {
 }
 
 
-def _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask):
+def _check_shapes(q_BTHK, k_BSGK, v_BSGK, mask, bias_BSH):
     shapes = f"q {q_BTHK.shape}, k {k_BSGK.shape}, v {v_BSGK.shape}"
     if k_BSGK.shape != v_BSGK.shape:
         raise ValueError(f"causal_attention: keys and values differ in shape: {shapes}")
     if q_BTHK.shape[:-3] != k_BSGK.shape[:-3] or q_BTHK.shape[-1] != k_BSGK.shape[-1]:
         raise ValueError(
             f"causal_attention: queries and keys differ in batch or head width: {shapes}"
+        )
+    if bias_BSH is not None and bias_BSH.shape[-2] != k_BSGK.shape[-3]:
+        raise ValueError(
+            f"causal_attention: bias_BSH {bias_BSH.shape} is not of all keys: {shapes}; "
+            "here.earlier returns an array of all positions"
         )
     if q_BTHK.shape[-2] % k_BSGK.shape[-2]:
         raise ValueError(f"causal_attention: key heads must divide query heads: {shapes}")

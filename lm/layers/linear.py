@@ -121,33 +121,40 @@ def _matmul_to_float32_backward(transposed, saved, g):
 _matmul_to_float32.defvjp(_matmul_to_float32_forward, _matmul_to_float32_backward)
 
 
-def scores(q_BTHK, k_BSHK):
-    """Return q k^T for each example and head, (..., H, T, S), in float32 or wider.
+def scores(q_XTK, k_XSK, *, decoding=False):
+    """Return q k^T for each X, such as each example and head: (X, T, S), in float32 or wider.
 
-    >>> scores(jnp.ones((3, 2, 4)), jnp.ones((5, 2, 4))).shape  # 3 queries and 5 keys, 2 heads of width 4
+    `decoding`: T are few rows. The products of CPUs for training would copy the cache of keys.
+
+    >>> scores(jnp.ones((2, 3, 4)), jnp.ones((2, 5, 4))).shape  # 2 heads, 3 queries and 5 keys
     (2, 3, 5)
     """
-    if cpu_products.enabled(q_BTHK):
-        return cpu_products.matmul(jnp.swapaxes(q_BTHK, -2, -3), jnp.swapaxes(k_BSHK, -2, -3), True)
-    wide = jnp.promote_types(q_BTHK.dtype, jnp.float32)
-    return jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide)
+    if cpu_products.enabled(q_XTK) and not decoding:
+        return cpu_products.matmul(q_XTK, k_XSK, True)
+    wide = jnp.promote_types(q_XTK.dtype, jnp.float32)
+    return _batched("XTK,XSK->XTS", q_XTK, k_XSK, preferred_element_type=wide)
 
 
-def weighted_sums(weights_BHTS, v_BSHK):
-    """Return the sums of values over S with the given weights, (..., T, H, K), multiplied in the
-    dtype of the values.
+def weighted_sums(weights_XTS, v_XSK, *, decoding=False):
+    """Return the sums of values over S with the given weights, (X, T, K).
 
-    On a CPU bfloat16 values give a float32 result, which is not rounded yet.
+    They are multiplied in the dtype of the values. On a CPU bfloat16 values give a float32 result,
+    which is not rounded yet. `decoding`: see `scores`.
 
-    >>> weighted_sums(jnp.array([[[0.5, 0.5]]]), jnp.array([[[1.0]], [[3.0]]]))  # the mean of two values
-    Array([[[2.]]], dtype=float32)
+    >>> weighted_sums(jnp.array([[0.5, 0.5]]), jnp.array([[1.0], [3.0]]))  # the mean of two values
+    Array([[2.]], dtype=float32)
     """
-    weights_BHTS = weights_BHTS.astype(v_BSHK.dtype)
-    if cpu_products.enabled(v_BSHK):
-        return jnp.swapaxes(
-            cpu_products.matmul(weights_BHTS, jnp.swapaxes(v_BSHK, -2, -3), False), -2, -3
-        )
-    return jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)
+    weights_XTS = weights_XTS.astype(v_XSK.dtype)
+    if cpu_products.enabled(v_XSK) and not decoding:
+        return cpu_products.matmul(weights_XTS, v_XSK, False)
+    return _batched("XTS,XSK->XTK", weights_XTS, v_XSK)
+
+
+def _batched(equation, a, b, **options):
+    """Return the einsum with one axis X for all leading ones: with more, XLA:CPU copies a cache."""
+    x, y = (array.reshape(-1, *array.shape[-2:]) for array in (a, b))
+    out = jnp.einsum(equation, x, y, **options)
+    return out.reshape(*a.shape[:-2], *out.shape[1:])
 
 
 def softcap(x, cap):

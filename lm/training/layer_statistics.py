@@ -112,19 +112,15 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
 
     @flax.struct.dataclass
     class Measured(Past):
-        def attend(self, here, q_BTHK, k_BTGK, v_BTGK, window, **options):
-            scoring = options | self.keys(k_BTGK, v_BTGK, options.get("bias_BSH"))
-            for name in ("implementation", "v_BSGK"):  # neither changes the scores
-                scoring.pop(name, None)
-            mask = self.mask(q_BTHK.shape[-3], window)
+        def observed(self, here, q_BTHK, k_BSGK, mask, options):
             max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(
-                q_BTHK, mask=mask, **scoring
+                q_BTHK, k_BSGK, mask, **options
             )
             max_logit = jnp.max(jnp.where(is_token_BT[..., None], max_logit_BTH, -jnp.inf))
             here.keep("layers/max_logit", collectives.max_over_batch(max_logit))
             here.keep("layers/entropy", mean(jnp.mean(entropy_BTH, axis=-1)))
             here.keep("layers/max_entropy", mean(max_entropy_BT))
-            return super().attend(here, q_BTHK, k_BTGK, v_BTGK, window, **options)
+            return options
 
     past = Measured(fields.get("positions"), segments)
     c = config.model

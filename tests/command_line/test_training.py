@@ -116,7 +116,7 @@ def test_the_config_is_printed_as_a_file_and_resolved_and_so_is_the_model(train,
     assert (resolved["model"]["vocab_size"], resolved["model"]["d_head"]) == (14, 8)
     code, output = train(None, "--print_model")
     assert code == 0
-    assert 'x = x + attention(norm("attention_norm", x))' in output
+    assert 'x = x + f(norm(f"{name}_norm", x))' in output
     assert "\nparameter " in output
     assert not (tmp_path / "runs").exists()
 

@@ -82,7 +82,7 @@ def test_each_product_and_each_parameter_is_on_a_line_and_names_tell_shapes(keys
     lengths = {letter: int(n) for letter, n in header.items() if letter in "BTDHGKFVE"}
     # name_BTDH = ...  # (4, 8, 16, 4): the letters of a name are the axes of its shape
     named = re.findall(r"^ *\w+_(BT[A-Z]+) = .*  # (\([\d, ]*\))", page, re.MULTILINE)
-    assert len(named) > 3
+    assert named
     for letters, shape in named:
         for letter, n in zip(letters, ast.literal_eval(shape), strict=True):
             assert n in (1, lengths.get(letter, n)), (letters, shape)
@@ -103,7 +103,7 @@ def test_equal_layers_are_printed_once_however_they_are_run():
     page = equations(tiny(model={"n_layers": 5, "window_pattern": (0, 3)}))
     titles = [row.strip() for row in page.splitlines() if row.strip().startswith("layers ")]
     assert titles == ["layers 0, 2, 4:", "layers 1, 3:"]
-    assert page.count('x = x + attention(norm("attention_norm", x))') == 2
+    assert page.count('x = x + f(norm(f"{name}_norm", x))') == 2 * len(titles)  # two branches
     unrolled, scanned = (
         equations(tiny(model={"n_layers": 4, "scan_layers": scan, "remat": remat}))
         for scan, remat in ((False, "none"), (True, "block"))

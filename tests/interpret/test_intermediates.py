@@ -12,7 +12,7 @@ from references import numpy_model
 from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
-from lm import ideas, model, past
+from lm import ideas, model
 from lm.interpret import capture, logit_lens, names, patch
 from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
@@ -106,13 +106,13 @@ def test_a_batch_gives_what_each_text_gives(run, captured):
 
 def test_attention_materializes_scores_in_the_layers_that_need_them_only(run, monkeypatch):
     fast = []
-    attention = past.causal_attention
+    attention = model.causal_attention
 
     def counted(*args, tap=None, **options):
         fast.extend([1] * (tap is None))
         return attention(*args, tap=tap, **options)
 
-    monkeypatch.setattr(past, "causal_attention", counted)
+    monkeypatch.setattr(model, "causal_attention", counted)
 
     def calls(*wanted, **patches):
         fast.clear()
@@ -211,10 +211,9 @@ def test_a_patch_that_no_layer_reads_is_refused(residual, monkeypatch):
     array than x.
     """
 
-    def block(here, x, attention, ffn):
-        own = here.stream["own_BTD"]
-        own = own + attention(own)
-        here.stream["own_BTD"] = own + ffn(own)
+    def block(here, x, branches):
+        for branch in branches.values():
+            here.stream["own_BTD"] += branch(here.stream["own_BTD"])
         return here.stream["own_BTD"]
 
     own = types.SimpleNamespace(carry=lambda c, x_BTD: {"own_BTD": x_BTD}, block=block)
@@ -268,7 +267,7 @@ def test_hooks_that_change_nothing_leave_the_training_program_unchanged(keys):
     plain = program()
     assert program(tap=tap) == plain
     assert tapped == {"embedding", "attention_norm/output", "attention/output", "ffn_norm/output", "hidden",
-                      "heads", "ffn/output", "residual", "final_norm/output"}  # fmt: skip
+                      "q", "k", "v", "heads", "ffn/output", "residual", "final_norm/output"}  # fmt: skip
 
 
 def test_two_intermediates_of_one_name_are_refused(monkeypatch):

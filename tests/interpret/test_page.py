@@ -227,9 +227,11 @@ def test_the_page_says_which_layers_are_left_out(run, measured):
 
 
 def test_a_layer_without_attention_has_no_maps(monkeypatch):
-    attention = model.attention
-    mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like == 1 else x_BTD  # noqa: E731
-    monkeypatch.setattr(model, "attention", mixed)
+    def mixed(here, x_BTD):
+        return model.attention(here, x_BTD) if here.like == 1 else x_BTD
+
+    mixer = model.MIXERS["attention"]._replace(apply=mixed)
+    monkeypatch.setitem(model.MIXERS, "attention", mixer)
     config = tiny(model={"vocab_size": TOKENIZER.vocab_size, "d_ff": 20})  # of no other test
     assert list(
         measure(TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER), TEXT).weights

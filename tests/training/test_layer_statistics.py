@@ -63,9 +63,11 @@ def test_attention_is_that_of_the_equations():
 def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     """A user's layer may have another mixer. The first value of the others would stand for layer 0."""
 
-    attention = model.attention
-    mixed = lambda here, x_BTD: attention(here, x_BTD) if here.like in layers else x_BTD  # noqa: E731
-    monkeypatch.setattr(model, "attention", mixed)
+    def mixed(here, x_BTD):
+        return model.attention(here, x_BTD) if here.like in layers else x_BTD
+
+    mixer = model.MIXERS["attention"]._replace(apply=mixed)
+    monkeypatch.setitem(model.MIXERS, "attention", mixer)
     # of no other test, whose compiled programs would lack the mixer
     config = tiny(model={"d_ff": 20 + len(layers)})
     found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
