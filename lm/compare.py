@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             "give at least two different runs, such as runs/a runs/b; python -m lm.runs lists them"
         )
     output = Path(a.output or os.path.normpath(f"{a.runs[0]}/../compare.png"))
-    check_output(output, "--output")
+    check_output(output, "--output", ".png", ".pdf", ".svg")
     runs = [read_overview(Path(run)) for run in a.runs]
     say(table(rows(runs), right=range(1, len(runs) + 1)))
     of_text = [""] * len(runs)

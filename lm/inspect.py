@@ -62,7 +62,7 @@ def inspect(a: argparse.Namespace) -> int:
         raise UserError(f"--layers: {short(a.layers)} is not a list of layers such as 0,5")
     output = Path(a.output or Path(a.workdir, "inspect.html"))
     if a.output:
-        check_output(output, "--output")
+        check_output(output, "--output", ".html", ".htm")
     run = lm.load(a.workdir, a.step)
     from lm.interpret.measure import measure  # these import jax
     from lm.interpret.page import to_html

@@ -27,6 +27,17 @@ MISTAKES = {  # of arguments, then those that are found once the run is loaded
     ],
     "--output: / is a directory": ["--workdir=absent", "--prompt=the", "--output=/"],
     "--output: /dev/stdout is a dir": ["--workdir=absent", "--prompt=the", "--output=/dev/stdout"],
+    "--output: setup.py must end in .html": [
+        "--workdir=absent",
+        "--prompt=the",
+        "--output=setup.py",
+    ],
+    "unrecognized arguments: --max_tokens\n": [  # and not: the 3 is not allowed beside --workdir
+        "--workdir=absent",
+        "--prompt=the",
+        "--max_tokens",
+        "3",
+    ],
     "'Z'": ["--prompt=Zeus"],
     "792 tokens; expected 1 to": ["--prompt=" + "the cat " * 99],
     "--layers: 7 is not a layer; expected 0 to 0": ["--prompt=the", "--layers=0,7"],

@@ -35,9 +35,11 @@ NO_TEMPLATE = (
     "--apply_chat_template: not supported; leave it out, and write what surrounds a question into "
     "the doc_to_text of the task"
 )
-# Keys of a turn that change what was said or what is learned: a turn that has a value in one of
-# them is refused.
-NOT_READ = ("tool_calls", "function_call", "reasoning_content", "weight")
+# Keys of a turn that change what was said or what is learned, and the value with which they do not:
+# a turn with another value is refused.
+NOT_READ = dict.fromkeys(
+    ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"), ""
+) | {"weight": 1, "train": 1, "loss": 1, "loss_weight": 1, "mask": 0, "masked": 0}
 
 
 class Turn(NamedTuple):
@@ -140,7 +142,9 @@ def _parse_turn(turn: dict, where: str) -> Turn:
             f"{where} has the {role_key} {short(role)}, which is not one of "
             f"{', '.join([*ROLES, *ALIASES])}; rename it, or leave the chat out"
         )
-    if unread := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "", 1)]:
+    if unread := [
+        key for key, usual in NOT_READ.items() if turn.get(key) not in (None, [], {}, "", usual)
+    ]:
         raise ValueError(
             f"{where} has {unread[0]}, which is not read; remove it, or leave the chat out"
         )

@@ -30,6 +30,8 @@ def readable(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno and not is_url(name):
             raise
         reason = str(error) if type(error) is ValueError else " ".join(first_line(error).split())
+        if isinstance(error, MemoryError):
+            reason = "it needs more memory than there is"
         kind = TemporaryError if isinstance(error, TimeoutError) else UserError
         raise kind(f"{name}: {reason}") from None
 

@@ -76,7 +76,7 @@ def _problem_of(path: str) -> str | None:
     except PointerError:
         raise
     except UserError as error:
-        return f"is damaged ({str(error).removeprefix(f'{path}: ')})"
+        return f"is damaged or cannot be read ({str(error).removeprefix(f'{path}: ')})"
     if kind := reader_of(head):
         return f"is a file of {kind.capitalize()}; use {kind}:{path} in place of text:{path}"
     if problem := wrong_format(head, path):

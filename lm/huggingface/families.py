@@ -101,6 +101,7 @@ IN_ALL_FAMILIES: dict[str, tuple] = {
     "attention_chunk_size": (None,),
     "per_layer_config": (None,),
     "kv_sharing_modes": (None,),
+    "transformers_weights": (None,),  # another file of weights
 }
 
 # Our keys that do not change what a trained model computes, beyond rounding.

@@ -20,6 +20,7 @@ from lm.system.files import name_errors, read_json, write_text
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"  # of peft; with it, transformers changes the weights
 PICKLES = (".bin", ".pt", ".pth")
 DTYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F64": np.float64}
 SHARD_BYTES = 5 * 10**9
@@ -67,6 +68,12 @@ class TensorFiles:
 
     def _find_files(self) -> dict[str, set[str] | None]:
         """Return the names of the files, with the tensors that an index places in each."""
+        if find_file(self._directory, ADAPTER):
+            raise UserError(
+                f"{self._directory} has {ADAPTER}: its weights are to be changed by an adapter, "
+                "which is not read; merge them with peft, merge_and_unload().save_pretrained(DIR), "
+                f"or remove {ADAPTER} to use the weights alone"
+            )
         single = find_file(self._directory, SINGLE)
         index = find_file(self._directory, INDEX, MAX_TOKENIZER_BYTES)
         if single and index:

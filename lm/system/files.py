@@ -38,6 +38,7 @@ MAX_NAME = 200
 HEAD_OF_POINTER = 64  # bytes
 POINTERS = {
     b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
+    b"version https://hawser.github.com/spec/": ("Git LFS", "git lfs pull"),  # its first name
     b"/annex/objects/": ("git-annex", "git annex get"),
 }
 # bytes of a file that is read at once: a damaged or hostile one must not fill the memory
@@ -402,8 +403,11 @@ def _shown(value) -> str:
     return _NAMES[type(value)] if isinstance(value, list | dict) else json.dumps(value)[:80]
 
 
-def check_output(path: Path, option: str) -> None:
-    """Raise UserError unless a file can be written to the path that an option named."""
+def check_output(path: Path, option: str, *endings: str) -> None:
+    """Raise UserError unless a file can be written to the path that an option named.
+
+    endings: those that the name may have; another file, such as the config of a run, stays.
+    """
     refuse_url(path, option)
     try:
         if not os.path.isdir(path.parent) or len(os.fsencode(path.name)) > MAX_NAME:
@@ -413,6 +417,8 @@ def check_output(path: Path, option: str) -> None:
                 f"{MAX_NAME} bytes"
             )
         check_replaceable(path)
+        if endings and path.suffix.lower() not in endings:
+            raise UserError(f"{path} must end in {' or '.join(endings)}")
     except UserError as error:
         raise UserError(f"{option}: {error}") from None
 

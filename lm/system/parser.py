@@ -15,15 +15,31 @@ class BothSpellings(argparse.ArgumentParser):
     option.
     """
 
+    def parse_args(self, args=None, namespace=None):
+        """Parse arguments; options that do not exist are named before argparse takes their values
+        for other arguments.
+        """
+        arguments = self._spelled(args)
+        options = itertools.takewhile(lambda argument: argument != "--", arguments)
+        names = [option.partition("=")[0] for option in options if option.startswith("--")]
+        unknown = [name for name in names if name not in self._option_string_actions]
+        if unknown and not self._subparsers:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return super().parse_args(arguments, namespace)
+
     def parse_known_args(self, args=None, namespace=None):
+        arguments = self._spelled(args)
+        self._refuse_repeated(arguments)
+        return super().parse_known_args(arguments, namespace)
+
+    def _spelled(self, args) -> list[str]:
+        """Return arguments with options in the spelling of the parser, joined to their values."""
         names = {name.replace("_", "-"): name for name in self._option_string_actions}
         arguments = []
         for text in sys.argv[1:] if args is None else args:
             name, equals, value = text.partition("=")
             arguments.append(f"{names.get(name.replace('_', '-'), name)}{equals}{value}")
-        arguments = self._joined(arguments)
-        self._refuse_repeated(arguments)
-        return super().parse_known_args(arguments, namespace)
+        return self._joined(arguments)
 
     def _print_message(self, message, file=None):
         """Print help or an error; argparse would ignore that it cannot be written."""

@@ -37,7 +37,8 @@ _USER = re.compile(
     re.IGNORECASE,
 )
 _QUERY = re.compile(
-    r"""([a-z][a-z0-9+.-]*://[^\s"'<>?]*)\?[^\s"'<>]*?(?=[,;:.)\]]*(?:[\s"'<>]|$))""", re.IGNORECASE
+    r"""([a-z][a-z0-9+.-]*://[^\s"'<>?#]*)(\?|#(?=[^\s"'<>]*=))[^\s"'<>]*?(?=[,;:.)\]]*(?:[\s"'<>]|$))""",
+    re.IGNORECASE,
 )
 SECRET = "***"
 
@@ -45,11 +46,13 @@ SECRET = "***"
 def without_secrets(value: Any) -> Any:
     """Return a text, or the texts in lists and dicts, without what may be a secret in URLs.
 
+    >>> without_secrets("https://host/a#token=1f2e and https://host/a#section")
+    'https://host/a#*** and https://host/a#section'
     >>> without_secrets(["s3://key:secret@bucket/a.txt", "https://host/a?sig=1f2e: no answer", "who? me@home"])
     ['s3://***@bucket/a.txt', 'https://host/a?***: no answer', 'who? me@home']
     """
     if isinstance(value, str) and "://" in value:
-        return _QUERY.sub(rf"\1?{SECRET}", _USER.sub(rf"\1{SECRET}@", value))
+        return _QUERY.sub(rf"\1\2{SECRET}", _USER.sub(rf"\1{SECRET}@", value))
     if isinstance(value, dict):
         return {key: without_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

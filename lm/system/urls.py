@@ -29,7 +29,8 @@ def file_system(url: str) -> tuple[Any, str]:
     fsspec = optional("fsspec", url)
     try:
         system, path = answered(fsspec.core.url_to_fs, url)
-    except (ImportError, ValueError) as error:
+    # a driver of a file system inside of another one, such as zip://, raises the last two
+    except (ImportError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{url}: there is no driver for it ({error})") from None
     return (system if local_path(url) else _Answering(system)), path
 

@@ -106,7 +106,10 @@ LARGE = pa.large_list(
         (
             write_jsonl,
             "a.jsonl",
-            lambda turns: [t | {"tool_calls": None, "name": "x", "weight": 1} for t in turns],
+            lambda turns: [
+                t | {"tool_calls": None, "name": "x", "weight": 1, "train": True, "mask": 0}
+                for t in turns
+            ],
             {},
         ),
         (write_arrow, "a.parquet", list, {}),
@@ -151,6 +154,9 @@ def test_one_file_may_have_texts_and_chats(tmp_path):
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "turn 2 has no text in content but [{'type'"),
         ({"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}, "turn 2 has tool_calls, which is not read"),
         ({"role": "assistant", "content": "x", "weight": 0}, "turn 2 has weight, which is not read"),
+        ({"role": "assistant", "content": "x", "train": False}, "turn 2 has train, which is not read"),
+        ({"role": "assistant", "content": "x", "mask": 1}, "turn 2 has mask, which is not read"),
+        ({"role": "assistant", "content": "x", "thinking": "y"}, "turn 2 has thinking, which is not read"),
         ("x", "is neither a text nor a list of turns with role and content"),
     ],
 )  # fmt: skip

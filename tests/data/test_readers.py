@@ -488,6 +488,8 @@ def test_a_missing_package_is_one_line_with_the_command(tmp_path, monkeypatch, c
 
 
 POINTERS = {
+    "git lfs pull in its": b"version https://hawser.github.com/spec/v1\noid sha256:"
+    b"4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n",
     "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:"
     + b"0" * 64
     + b"\nsize 12345\n",

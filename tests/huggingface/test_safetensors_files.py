@@ -91,6 +91,14 @@ def test_missing_and_foreign_shards_are_refused(tmp_path):
         TensorFiles(tmp_path)
 
 
+def test_weights_that_an_adapter_changes_are_refused(tmp_path):
+    """With peft, transformers adds the adapter to the weights beside it."""
+    write_tensors(tmp_path, [])
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(UserError, match="merge_and_unload"):
+        TensorFiles(tmp_path)
+
+
 def test_quantized_tensors_are_refused(tmp_path):
     safetensors.numpy.save_file({"a": np.zeros(3, np.int8)}, tmp_path / "model.safetensors")
     with (

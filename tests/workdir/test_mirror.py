@@ -409,6 +409,8 @@ def test_a_mirror_that_cannot_be_reached_stops_a_start(flaky, tmp_path):
     ("url", "problem"),
     [
         ("s4://bucket/run", "there is no driver"),
+        ("dir://run", "there is no driver"),  # of a file system inside of another
+        ("reference://run", "there is no driver"),
         ("/mirror", "it is not a URL"),
         ("mirror", "it is not a URL"),
         ("", "it is not a URL"),
