@@ -92,7 +92,6 @@ VARIANTS = {
     "token shift": Row({"token_shift": True}, identity=True, sequence=False),
     "query scale": Row({"query_scale": "learned"}, identity=True),
     "query scale, log n": Row({"query_scale": "log_n"}),
-    "deep supervision": Row({"deep_supervision": 0.3}, identity=True, exports=True),
     "latent attention": Row({"mixers": ("latent",)}),
     "talking heads in every second layer": Row({"mixers": ("talking_heads", "attention")}),
     "RG-LRU in two of three layers": Row(
@@ -241,7 +240,8 @@ def of_own_documents(c):
 
 def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     keys = {key for site in ideas.SITES.values() for key in site}
-    tested = {key for row in VARIANTS.values() for key in row.keys} | {"multi_token_prediction"}
+    tested = {key for row in VARIANTS.values() for key in row.keys}
+    tested |= {"multi_token_prediction", "deep_supervision"}  # below; neither changes evaluation
     assert keys <= tested
     default = tiny().model
     assert not any(is_on(getattr(default, key)) for key in keys)
@@ -254,6 +254,11 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     assert missing == {
         "YaRN, another base in layers with a window",
         "parallel branches, multipliers",
+        # a choice beside a pair's, and mixers, which most ideas are not a part of
+        "query scale, log n",
+        "latent attention",
+        "talking heads in every second layer",
+        "RG-LRU in two of three layers",
     }
     on = [
         {(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()}
@@ -568,6 +573,34 @@ def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_doc
         assert terms[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
         assert in_chunks[f"mtp_{distance}"] == pytest.approx((float(sum(found)), weight), rel=1e-5)
     assert [*terms] == ["mtp_2", "mtp_3"]
+
+
+def test_deep_supervision_is_the_loss_of_the_stream_at_half_of_the_depth():
+    """By the same head, also under a divisor of the logits, in chunks and in micro-batches."""
+    config = tiny(model={"n_layers": 4, "deep_supervision": 0.3, "logit_divisor": 2.0})
+    params, c = redrawn(config.model), config.model
+    batch = {"tokens": np.pad(TOKENS, ((0, 0), (0, 1))) % 19}
+    fields = batch_fields(batch)
+    residuals = {}
+
+    def tap(here, name, x):
+        if name == "residual":
+            residuals[here.layer] = x
+        return x
+
+    model.forward(params, c, fields["inputs"], tap=tap)
+    x_BTD = np.asarray(residuals[1], np.float64)  # the input of layer 2
+    x_BTD /= np.sqrt(np.mean(x_BTD**2, axis=-1, keepdims=True) + c.norm_eps)
+    logits_BTV = jnp.asarray(x_BTD @ params["head"]["w_DV"] / 2)
+    log_p_BTV = np.asarray(jax.nn.log_softmax(logits_BTV))
+    expected = -np.take_along_axis(log_p_BTV, fields["targets"][..., None], axis=-1).sum()
+    for changes in ({}, {"loss_chunk": 5}):
+        train = dataclasses.replace(config.train, **changes)
+        _, terms = _sums(params, fields, dataclasses.replace(config, train=train), 0.5)
+        assert terms == {"deep": (pytest.approx(expected, rel=1e-5), 0.3)}
+    assert flops.flops_per_token(c, T) - flops.flops_per_token(
+        dataclasses.replace(c, deep_supervision=None), T
+    ) == pytest.approx(6 * c.d_model * c.vocab_size)
 
 
 @pytest.mark.parametrize("shift", [1, 6, -6])
