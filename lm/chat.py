@@ -60,9 +60,12 @@ def main(argv: list[str] | None = None) -> int:
     talk = Conversation(
         run.decoder, run.tokenizer, Sampling(**given), n_tokens, system=a.system, seed=seed
     )
+    from lm.training.memory import report_out_of_memory
+
+    out_of_memory = "on an accelerator, JAX_PLATFORMS=cpu uses the memory of the host"
     for message in messages():
         try:
-            with interrupting(talk):
+            with report_out_of_memory(out_of_memory), interrupting(talk):
                 for part in talk.answer(message, note):
                     write(part)
         except UserError as error:

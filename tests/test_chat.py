@@ -80,3 +80,16 @@ def test_a_model_of_chats_is_trained_evaluated_and_talked_to(train, command, tmp
     )
     assert code == 0, output
     assert len(output.partition("[")[0].split("\n")) == 3
+
+
+def test_running_out_of_memory_is_an_error(bench, command, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+        yield
+
+    monkeypatch.setattr(Conversation, "__init__", lambda *_, **__: None)
+    monkeypatch.setattr(Conversation, "answer", fail)
+    monkeypatch.setattr(lm.chat, "check_chats", lambda run: None)
+    monkeypatch.setattr(lm.chat, "messages", lambda: iter(["a"]))
+    code, output = command(lm.chat.main, bench.reference())
+    assert (code, "out of memory" in output) == (2, True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lm.command_line.loading import load
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
-from lm.config.values import allowed, is_address, path_argument, show
+from lm.config.values import allowed, is_address, path_argument, short, show
 from lm.system.errors import UserError
 from lm.system.parser import Parser
 from lm.workdir.saved_run import holds_run
@@ -242,7 +242,7 @@ def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
         )
     if (address := a.coordinator_address) and not is_address(address):
         yield (
-            f"--coordinator_address: {address[:200]!r} is not HOST:PORT; give the address of "
+            f"--coordinator_address: {short(address)} is not HOST:PORT; give the address of "
             "process 0"
         )
     if (a.compiled and not a.plan) or (a.dump and not a.compiled):

@@ -15,7 +15,7 @@ from lm.system.errors import UserError
 from lm.system.locks import flock
 
 # version of the files in the cache; part of their names, so that each version has its own files
-LAYOUT = 4
+LAYOUT = 5
 CHECKSUMS = "checksums.json"  # in each entry: the sha256 of its files
 _POLL_SECONDS = 0.1
 _MIN_CACHED_DIGEST = 64 * 2**20  # hashing a smaller file is cheaper than looking up its hash

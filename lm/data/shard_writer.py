@@ -25,6 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lm.config import SPLITS
+from lm.config.values import short
 from lm.data import chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
 from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
@@ -124,7 +125,7 @@ def _check_arguments(o: argparse.Namespace, spans: list[Span]) -> None:
     is_bpe = kind == "bpe" and re.fullmatch(r"[0-9]{3,7}", size) and int(size) > 256
     if o.tokenizer != "byte" and not is_bpe:
         raise UserError(
-            f"--tokenizer: {o.tokenizer[:200]!r} is not one of byte, hf:PATH, bpe:SIZE with SIZE "
+            f"--tokenizer: {short(o.tokenizer)} is not one of byte, hf:PATH, bpe:SIZE with SIZE "
             "above 256 and below 10000000"
         )
 

@@ -25,6 +25,8 @@ from lm.system.errors import Unavailable, UserError
 from lm.system.files import COUNT, read_bytes, read_json, user_cache
 from lm.system.text_tables import plural, some, without_secrets
 
+# Of a split in counts.json; UTF-8 bytes of its text. The last two are there if answers are marked.
+COUNTS = {"tokens": COUNT, "bytes": COUNT, "chats": COUNT, "answer_tokens?": COUNT, "answer_bytes?": COUNT}  # fmt: skip
 FORMAT = 1  # of the tokens; part of their fingerprints
 
 
@@ -279,34 +281,30 @@ def _tokenize(
 
     cache.make_entry(directory, write, say)
     splits = {}
-    for name, counts in read_json(directory / "counts.json", {str: [COUNT]}).items():
-        if len(counts) not in (2, 3, 5):  # see `_write_split`
-            raise UserError(
-                f"{directory}/counts.json is corrupted: {name} has {len(counts)} counts; delete "
-                f"{directory}"
-            )
-        n_tokens, n_bytes, *of_chats = counts
-        n_chats, *of_targets = of_chats or [0]
+    for name, counts in read_json(directory / "counts.json", {str: COUNTS}).items():
+        targets = None
+        if "answer_tokens" in counts:
+            is_target = load(name, ".targets")
+            targets = Targets(is_target, counts["answer_tokens"], counts["answer_bytes"])
         splits[name] = Split(
             name,
             load(name),
-            n_tokens,
-            n_bytes,
+            counts["tokens"],
+            counts["bytes"],
             segments=load(name, ".segments") if row_len else None,
-            targets=Targets(load(name, ".targets"), *of_targets) if of_targets else None,
-            n_chats=n_chats,
+            targets=targets,
+            n_chats=counts["chats"],
         )
     return splits
 
 
 def _write_split(
     name: str, documents: list[str], tokenizer, row_len: int | None, marks: bool, directory: Path
-) -> list[int]:
-    """Write the tokens of a split, in order or in rows, the last document without an ending.
+) -> dict[str, int]:
+    """Write the tokens of a split, in order or in rows, and return its `COUNTS`.
 
-    If it has chats and `marks` is set, also write which tokens are of answers. The counts are the
-    number of tokens, and that of UTF-8 bytes of the text; with chats, their number; with marks, the
-    number of tokens and bytes of answers.
+    The last document has no ending. If there are chats and `marks` is set, also write which tokens
+    are of answers.
     """
     n_chats = sum(isinstance(text, Chat) for text in documents)
     n_bytes = 0
@@ -327,16 +325,15 @@ def _write_split(
             answer_bytes += encoded.answer_bytes
             if n_chats and marks:
                 is_answer.append(encoded.is_answer)
-    counts = [sum(lengths), n_bytes]
+    counts = {"tokens": sum(lengths), "bytes": n_bytes, "chats": n_chats}
     tokens = np.zeros(0, tokenizer.dtype)
     if any(lengths):  # an empty file cannot be mapped
         tokens = np.memmap(unpacked, tokenizer.dtype, "r")
     arrays = {"": tokens}
-    if n_chats:
-        counts.append(n_chats)
     if n_chats and marks:
         arrays[".targets"] = np.concatenate(is_answer)
-        counts += [int(arrays[".targets"].sum()), answer_bytes]
+        counts["answer_tokens"] = int(arrays[".targets"].sum())
+        counts["answer_bytes"] = answer_bytes
     if row_len is not None:
         segments, *rows = packing.pack(np.array(lengths, np.int64), row_len, *arrays.values())
         arrays = {".segments": segments} | dict(zip(arrays, rows, strict=True))

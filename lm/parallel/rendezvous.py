@@ -11,7 +11,7 @@ import os
 import socket
 import time
 
-from lm.config.values import is_address
+from lm.config.values import is_address, short
 from lm.system.errors import TemporaryError, UserError
 from lm.system.text_tables import some
 
@@ -37,7 +37,7 @@ def meet(address: str, num_processes: int, process_id: int, timeout: int) -> Non
         )
     if not is_address(address):
         raise UserError(
-            f"--coordinator_address: {address[:200]!r} is not HOST:PORT with a port from 1 to 65535"
+            f"--coordinator_address: {short(address)} is not HOST:PORT with a port from 1 to 65535"
         )
     host, _, port = address.rpartition(":")
     if process_id == 0:
