@@ -214,7 +214,14 @@ def warn_of_splits(
     """
     if not _is_folder(path, listed):
         return
-    names = [*(_splits_of_index(path, listed, files) or _splits_by_name(path, files)[0].values())]
+    named = _splits_of_index(path, listed, files) or {}
+    of_splits = {*itertools.chain.from_iterable(named.values())}
+    if named and (others := [file for file in files if file not in of_splits]):
+        say(
+            f"WARNING: {path} says that {shorten(others, path)} is of no split, which {kind}: "
+            f"reads, too; hf:{path} does not"
+        )
+    names = [*(named or _splits_by_name(path, files)[0].values())]
     splits = {split for name in names for split in splits_in(name)}
     if len(splits) > 1:
         say(

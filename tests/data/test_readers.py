@@ -795,6 +795,14 @@ def test_a_reader_that_joins_the_splits_of_a_data_set_says_so(make, tmp_path):
     assert f"hf:{tmp_path} keeps" in line
 
 
+def test_a_reader_of_files_that_are_of_no_split_says_so(tmp_path):
+    data_set_dict(tmp_path, "train", "test")
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    _, lines = splits_of(tmp_path, "arrow")
+    (line,) = [line for line in lines if line.startswith("WARNING")]
+    assert "says that test/data-00000-of-00001.arrow is of no split" in line
+
+
 def test_token_files_that_the_manifest_does_not_list_are_named_and_not_read(tmp_path):
     write(tmp_path / "a.jsonl")
     assert (
