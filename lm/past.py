@@ -18,11 +18,11 @@ from lm.parallel import collectives
 
 @flax.struct.dataclass
 class Past:
-    """The tokens of a sequence before each of them."""
+    """What each position of a sequence sees: itself and earlier ones of its document."""
 
     positions: Any = None  # integers (T,) or (B, T); None: 0 .. T-1
-    # Integers (B, T), documents that must not see each other, in order, with positions that
-    # increase by one; None: one document.
+    # Integers (B, T): the document of each token, in order. Documents do not see each other, and
+    # positions increase by one in each. None: one document.
     segments: Any = None
 
     def earlier(self, here, name: str, x_BT, window):
@@ -30,7 +30,7 @@ class Past:
 
         `here` is the environment of the layer (lm/here.py), whose memory a cache uses.
         """
-        return gathered(here, x_BT), self.mask(here, window)
+        return all_positions(here, x_BT), self.mask(here, window)
 
     def mask(self, here, window) -> Mask:
         """Return which positions those of this device see, among those of all devices."""
@@ -56,7 +56,7 @@ class Past:
         return run(state_B, inputs_BT, self.documents(here.tokens_BT.shape))[1]
 
     def documents(self, shape_BT: tuple):
-        """Return the document of each token, in numbers that ascend; 0 continues an earlier state."""
+        """Return the document of each token, ascending numbers; 0 continues an earlier state."""
         if self.segments is None:
             return jnp.zeros(shape_BT, jnp.int32)
         return jnp.cumsum(jnp.diff(self.segments, prepend=0, axis=-1) != 0, axis=-1)
@@ -64,8 +64,9 @@ class Past:
 
 @flax.struct.dataclass
 class OwnPosition(Past):
-    """Each position sees itself only. Generation checks with it that a model mixes positions in no
-    other way.
+    """Each position sees itself only.
+
+    Generation checks with it that a model mixes positions in no other way.
     """
 
     def mask(self, here, window) -> Mask:
@@ -76,7 +77,7 @@ class OwnPosition(Past):
         return jnp.broadcast_to(1 + jnp.arange(shape_BT[-1]), shape_BT)
 
 
-def gathered(here, x_BT):
+def all_positions(here, x_BT):
     """Return an array of the positions of all devices of a sequence: (B, S, ...)."""
     n_batch = here.tokens_BT.ndim - 1
     if x_BT.ndim == n_batch + 3:

@@ -1,6 +1,4 @@
-"""Causal attention for training and for cached decoding, with several implementations behind one
-function.
-"""
+"""Causal attention for training and cached decoding: several implementations of one function."""
 
 import dataclasses
 import math
@@ -19,8 +17,7 @@ UNLIMITED = 2**30  # a traced window of this size limits nothing
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: those of its own segment, at its own and earlier positions, within
-    the window.
+    """Which keys a query sees: at its own and earlier positions of its segment, in the window.
 
     Attributes:
         q_positions, k_positions: integers (B, T) and (B, S), or (T,) and (S,) for all examples.
@@ -93,8 +90,7 @@ def causal_attention(
     implementation="auto",
     tap=None,
 ):
-    """Return softmax(scale q k) v over the keys that each query sees (Vaswani et al. 2017,
-    arXiv:1706.03762, eq. 1).
+    """Return softmax(scale q k) v over the keys that each query sees (arXiv:1706.03762, eq. 1).
 
     Scores and softmax are float32. A query that sees no key returns zeros and passes no gradient.
 
@@ -106,8 +102,8 @@ def causal_attention(
         softcap: scores are capped to (-softcap, softcap) before the mask; None: no cap.
         scale: factor of the scores, a number; None: 1 / sqrt(K).
         bias_BSH: added to the scores of each key after the cap, or None. It may be the part of the
-            key in a difference a_t - a_s: the part of query t is the same for all keys, so without
-            a sink it does not change the softmax.
+            key in a difference a_t - a_s. The part of query t is the same for all keys, so it does
+            not change the softmax without a sink.
         sink_H: logits of one more key for each head, whose value is 0, or None.
         implementation: see `choose_implementation` of lm/kernels/fused_attention.py.
         tap: called with "scores" and "weights" and the arrays (B, H, T, S), after the cap and after
@@ -178,20 +174,20 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
         k_BGSK, v_BGSK = (jnp.repeat(x, n_shared, axis=-3) for x in (k_BGSK, v_BGSK))
 
     def by_key_head(x_BHTX):
-        """Return the rows of all queries that share a key head, (B, G, H / G * T, X)."""
+        """Return the rows of all queries that share a key head, (B, G, R, X) with R = H / G * T."""
         *batch, _, _, width = x_BHTX.shape
         return x_BHTX.reshape(*batch, k_BGSK.shape[-3], -1, width)
 
-    rows = scores(by_key_head(q_BHTK), k_BGSK, decoding=decoding)
-    scores_BHTS = rows.reshape(*q_BHTK.shape[:-1], -1) * scoring.scale
+    scores_BGRS = scores(by_key_head(q_BHTK), k_BGSK, decoding=decoding)
+    scores_BHTS = scores_BGRS.reshape(*q_BHTK.shape[:-1], -1) * scoring.scale
     if scoring.softcap is not None:
         scores_BHTS = apply_softcap(scores_BHTS, scoring.softcap)
     if scoring.bias_BHTS is not None:
         scores_BHTS += scoring.bias_BHTS
     if tap is not None:
         scores_BHTS = tap("scores", scores_BHTS)
-    hidden = jnp.finfo(scores_BHTS.dtype).min
-    scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, hidden)
+    lowest = jnp.finfo(scores_BHTS.dtype).min
+    scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, lowest)
     n_keys = scores_BHTS.shape[-1]
     if scoring.sink_HT is not None:  # one more key, whose value is 0
         sink_BHT1 = jnp.broadcast_to(scoring.sink_HT[..., None], (*scores_BHTS.shape[:-1], 1))
@@ -199,17 +195,17 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
         v_BGSK = jnp.pad(v_BGSK, [(0, 0)] * (v_BGSK.ndim - 2) + [(0, 1), (0, 0)])
     if tap is not None:  # which does not see the sink
         weights_BHTS = tap("weights", jax.nn.softmax(scores_BHTS)[..., :n_keys])
-        rows = weighted_sums(by_key_head(weights_BHTS), v_BGSK[..., :n_keys, :])
+        out_BGRK = weighted_sums(by_key_head(weights_BHTS), v_BGSK[..., :n_keys, :])
     elif softmax_means.enabled(v_BGSK) and not decoding:
-        rows = softmax_means.softmax_means(by_key_head(scores_BHTS), v_BGSK)
+        out_BGRK = softmax_means.softmax_means(by_key_head(scores_BHTS), v_BGSK)
     else:
         # Divide the output by the softmax's sum, not the weights: the output is narrower, and so is
         # the derivative.
         largest_BHT1 = jax.lax.stop_gradient(jnp.max(scores_BHTS, axis=-1, keepdims=True))
-        weights = by_key_head(jnp.exp(scores_BHTS - largest_BHT1))
-        rows = weighted_sums(weights, v_BGSK, decoding=decoding)
-        rows = rows / jnp.sum(weights, axis=-1, keepdims=True)
-    out_BHTK = rows.reshape(*q_BHTK.shape[:-1], -1).astype(v_BGSK.dtype)
+        weights_BGRS = by_key_head(jnp.exp(scores_BHTS - largest_BHT1))
+        sums_BGRK = weighted_sums(weights_BGRS, v_BGSK, decoding=decoding)
+        out_BGRK = sums_BGRK / jnp.sum(weights_BGRS, axis=-1, keepdims=True)
+    out_BHTK = out_BGRK.reshape(*q_BHTK.shape[:-1], -1).astype(v_BGSK.dtype)
     return jnp.swapaxes(out_BHTK, -2, -3)
 
 
@@ -221,15 +217,14 @@ def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap=None):
 
 
 def _zero_blind_queries(out_BTHK, visible_BTS):
-    """Set the output of queries that see no key to zero. It was finite, so its gradient is zero,
-    too.
-    """
+    """Set outputs of queries that see no key to zero; they were finite, so the gradient is zero."""
     return jnp.where(jnp.any(visible_BTS, axis=-1)[..., None, None], out_BTHK, 0)
 
 
 def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
-    """Attention for one chunk of queries at a time, without the keys after it or before its first
-    query's window.
+    """Attention for one chunk of queries at a time.
+
+    Keys after the chunk, or before the window of its first query, are left out.
     """
     n = q_BTHK.shape[-3]
     starts = range(0, n, fused_attention.chunk_size(n))
