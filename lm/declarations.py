@@ -108,9 +108,7 @@ class Parameter:
 
     @property
     def small(self) -> bool:
-        """Return whether it is a gain, a bias, or another parameter that is neither a matrix nor an
-        embedding.
-        """
+        """Return whether it is neither a matrix nor an embedding, such as a gain or a bias."""
         return self.kind in ("norm", "bias") or not self.matrix
 
     @property
@@ -182,7 +180,8 @@ INITIALIZERS = {
     ),
     # N(0, 2/d_in) (He et al. 2015).
     "he": ("normal", lambda c, d_in, d_out, residual: math.sqrt(2 / d_in), 1.0),
-    # N(0, 0.02^2), residual projections divided by sqrt(2 n_layers) (Radford et al. 2019).
+    # N(0, 0.02^2), residual projections divided by the root of the number of all branches, which is
+    # 2 n_layers by default (Radford et al. 2019).
     "gpt2": ("normal", _gpt2_std, 0.02),
 }
 
@@ -216,8 +215,7 @@ def weight(
 
 
 def small_weight(shape: tuple[int, ...], axes: str, contract: str = "", **more) -> Parameter:
-    """Return the declaration of a weight without decay that Adam updates: a factor, or the product
-    of a gate.
+    """Return the declaration of a weight without decay that Adam updates: a factor, or a gate's.
 
     `more` are further attributes of `Parameter`. It starts at 0 without `init`.
     """

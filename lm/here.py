@@ -25,8 +25,8 @@ def unchanged(here, name: str, x):
 class Here(flax.struct.PyTreeNode):
     """Where an equation of the model is applied.
 
-    An idea uses `c`, `p`, `x_BTD`, `layer`, `stream`, `tokens_BT`, `segments`, and the functions
-    `tap`, `last`, `running_sum` and `recurrence`.
+    An idea uses `c`, `p`, `x_BTD`, `layer`, `stream`, `tokens_BT`, `positions`, `segments`, and the
+    functions `tap`, `window`, `earlier`, `last`, `running_sum` and `recurrence`.
 
     Attributes:
         c: the model section of the config.
@@ -37,12 +37,14 @@ class Here(flax.struct.PyTreeNode):
         dropout_keys_B: one key for each example; None: no dropout.
         hook: called as hook(here, name, x) by `tap`.
         windows: the attention window of each layer; None: no window.
-        p: the parameters of the module ("attention", "ffn", the block or the model) by name.
+        p: the parameters by name of the module ("attention", "ffn", the block or the model).
         x_BTD: the input of the module, after its norm.
         layer: the number of the layer, traced under a scan; None outside of the blocks.
-        like: in a block, a number known while tracing, of a layer with the same parameters.
-        turn: how often the looped layers were applied before.
-        path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `like`.
+        like: the number of a layer with the same parameters, which is known while tracing: `layer`,
+            or under a scan the first such layer.
+        turn: the number of the turn in which looped layers are applied, from 0.
+        path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `like`. After
+            the first turn "turns/1/" and so on stands before it.
         stream: what goes from layer to layer, arrays by name: "x", the residual stream, and what
             ideas carry. The block owns it while it is traced, so ideas write to it.
         memory: what a layer keeps beside its output, arrays by path and name: the cache of
@@ -100,9 +102,7 @@ class Here(flax.struct.PyTreeNode):
         return self.memory[self.named(name)]
 
     def tap(self, name: str, x):
-        """Return an intermediate, or what an observer puts in its place; see
-        lm/interpret/intermediates.py.
-        """
+        """Return an intermediate, or what an observer (lm/interpret) puts in its place."""
         return self.hook(self, name, x)
 
     def earlier(self, name: str, x_BT, *, window=None):
@@ -170,17 +170,16 @@ class Here(flax.struct.PyTreeNode):
         return self.past.recurrence(self, name, run, state_B, inputs)
 
     def dropout(self, x_BTD, place: int):
-        """Apply dropout at one numbered place of the model, where each example draws from its own
-        key.
-        """
+        """Apply dropout at a numbered place of the model; each example draws from its own key."""
         if self.dropout_keys_B is None or self.c.dropout == 0:
             return x_BTD
         keys_B = jax.vmap(lambda key: jax.random.fold_in(key, place))(self.dropout_keys_B)
         return dropout(x_BTD, keys_B, self.c.dropout)
 
     def window(self):
-        """Return the window of the layer. Traced layers have a static one if all are equal, as
-        fused kernels need.
+        """Return the window of the layer; None: no window.
+
+        Traced layers have a static one if all are equal, as fused kernels need.
         """
         if isinstance(self.layer, int):
             return self.windows[self.layer]
@@ -189,9 +188,7 @@ class Here(flax.struct.PyTreeNode):
         return jnp.asarray([window or UNLIMITED for window in self.windows])[self.layer]
 
     def rotation_of_layer(self):
-        """Return cos and sin of the layer, which are 1 and 0 in the layers that do not rotate;
-        None: no rotation.
-        """
+        """Return cos and sin of the layer, 1 and 0 where it does not rotate; None: no rotation."""
         rotation, pattern = self.rotation, self.c.rope_pattern
         if self.window_rotation is not None:
             windowed = jnp.asarray(layer_windows(self.c), bool)[self.layer]

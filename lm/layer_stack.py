@@ -1,10 +1,10 @@
-"""Repeat a block over the depth: unrolled or scanned, with rematerialization, over stacked
-parameters.
+"""Repeat a block over the depth, unrolled or scanned, with rematerialization.
 
 Layers may differ in their parameters. Each parameter is stored as one stack over the layers that
-have it, so the same checkpoint fits unrolled and scanned models, and models that differ in an idea
+have it. So the same checkpoint fits unrolled and scanned models, and models that differ in an idea
 share all other parameters. A scan runs over layers with equal parameters, or over the periods of a
-pattern, such as an idea in every second layer.
+pattern, such as an idea in every second layer. With config.model.loops some layers are applied
+several times: `apply_layers` is called for each turn.
 """
 
 import functools
@@ -118,9 +118,7 @@ def _checked(before: dict, after: dict) -> dict:
 
 
 def _rematerialized(step: Callable, c: ResolvedModel, scanned: bool) -> Callable:
-    """Return the step with the checkpoint policy of config.model.remat. Gathered parameters are
-    never saved.
-    """
+    """Return the step with the policy of config.model.remat, which saves no gathered parameters."""
     if c.remat == "none" and not collectives.gathers_parameters():
         return step
     policy = REMAT_POLICIES[c.remat]
@@ -130,11 +128,10 @@ def _rematerialized(step: Callable, c: ResolvedModel, scanned: bool) -> Callable
 
 
 def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
-    """Return (first layer, period, number of periods) of each group of consecutive layers that one
-    scan runs over.
+    """Return (first layer, period, number of periods) of the layers that each scan runs over.
 
-    A group of one period is unrolled. Without config.model.scan_layers all are. `table` is
-    model.block_table.
+    They are consecutive. A group of one period is unrolled. Without config.model.scan_layers all
+    are. `table` is model.block_table.
     """
     n = c.n_layers
     if not c.scan_layers:
@@ -156,8 +153,7 @@ def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
 
 
 def _longest_repetition(kinds: list) -> tuple[int, int]:
-    """Return the period and the number of periods that cover most of the first kinds; (1, 1) if
-    none repeats.
+    """Return the period and number of periods that cover most of the first kinds; (1, 1): none.
 
     >>> _longest_repetition(["a", "b", "a", "b", "a"])
     (2, 2)
@@ -185,8 +181,7 @@ def _n_periods(kinds: list, period: int) -> int:
 
 
 def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
-    """Replace the stacks in "layers" by the parameters of each group of layers, which
-    `apply_layers` reads.
+    """Replace the stacks in "layers" by the parameters of each of `groups`, for `apply_layers`.
 
     Parameters that are already split are returned as they are. `table` is model.block_table.
     """
@@ -200,9 +195,7 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
     )
 
     def member(layer: int, period: int, n: int) -> dict:
-        """Return the parameters of n layers, each a period after the one before; n = 1: of one,
-        without an axis.
-        """
+        """Return the parameters of n layers, a period apart; n = 1: of one, without an axis."""
         own = {}
         for path, x in stacks.items():
             layers = range(c.n_layers) if table[path].layers is None else table[path].layers
@@ -227,8 +220,9 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
 
 
 def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
-    """Return {name: (values, layers)} of what layers keep: the values of all layers that have the
-    name, stacked.
+    """Return {name: values} of what layers keep, stacked over the layers that have the name.
+
+    Of looped layers it is what the first turn keeps.
     """
     found: dict[str, dict[int, jax.Array]] = {}
     for first, period, n in groups(c, table):

@@ -5,10 +5,13 @@
     3. The model: embeddings, blocks, final norm, output head.
 
 Functions of a layer get `here`, their environment (lm/here.py): config, parameters, and what ideas
-carry. Ideas are one file each in lm/ideas; they attach where `at("...", here, x)` stands. How the
-block is repeated (unrolled, scanned, rematerialized) is in lm/layer_stack.py, how positions see
-each other in lm/past.py, all parameters and their initial values in lm/parameters.py, and the model
-as a Flax module in lm/linen.py.
+carry. Ideas are one file each in lm/ideas; they attach where `at("...", here, x)` stands.
+`here.tap(name, x)` returns x, or what an observer puts in its place. A module is a group of
+parameters with one name: the model, a block, a norm, "attention" or another mixer, "ffn".
+
+How the block is repeated (unrolled, scanned, rematerialized) is in lm/layer_stack.py, how positions
+see each other in lm/past.py. All parameters and their initial values are in lm/parameters.py, the
+model as a Flax module is in lm/linen.py.
 """
 
 import dataclasses
@@ -45,7 +48,7 @@ from lm.past import Past
 # ---- 1. The block --------------------------------------------------------------------------------
 #
 # x is the residual stream (B, T, D). branches are {"attention": f, "ffn": g}, in the order of
-# config.model.branches, norm(name, x) is a norm with its own parameters.
+# config.model.branches; norm(name, x) is a norm with its own parameters.
 
 
 def pre(x, branches, norm):
@@ -113,6 +116,7 @@ def norm_names(c: ResolvedModel) -> list[str]:
         names.append(name)
         return x
 
+    # The block runs on a number, only to call its norms.
     nothing = {branch.name: lambda x: x for branch in branches_of(c)}
     BLOCKS[c.norm_placement](0, nothing, norm)
     return names
@@ -133,7 +137,7 @@ def block(params: dict, here: Here) -> tuple[dict, dict]:
                 y = function(here.inside(module, p, x), x)
             factor = branch.factor * c.residual_multiplier
             y = y if factor == 1 else y * factor
-            place = 1 + len(c.branches) * here.depth + branch.number
+            place = 1 + len(c.branches) * here.depth + branch.number  # 0: the embedding
             return here.dropout(here.tap(f"{branch.name}/output", y), place)
 
         return apply
@@ -155,7 +159,7 @@ def block(params: dict, here: Here) -> tuple[dict, dict]:
 
 
 def part(c: ResolvedModel, branch: Branch, layer: int) -> tuple[str, Table, Callable]:
-    """Return the module of a branch in a layer, its parameters, and its function (here, x) -> y."""
+    """Return the module of a branch in a layer, its table, and its function (here, x) -> y."""
     if branch.kind == "ffn":
         return branch.name, ffn_table(c, layer), feed_forward
     kind = mixer_of(c, layer)
@@ -293,11 +297,11 @@ def attention_products(c: ResolvedModel, n_keys: float) -> float:
 class Mixer(NamedTuple):
     """What lets positions see each other in a branch, with projections of its own.
 
-    The modules of `ideas.MIXERS` have functions of the same names.
+    The files of `ideas.MIXERS` have functions with these names.
     """
 
     table: Callable  # config -> {name: Parameter}
-    products: Callable  # (config, keys of a query) -> products of a token besides parameters
+    products: Callable  # (config, keys of a query) -> products of a token besides those of weights
     apply: Callable  # (here, x_BTD) -> y_BTD
 
 
@@ -313,7 +317,7 @@ def mixer_table(c: ResolvedModel, kind: str, layer: int | None = None) -> Table:
 
 
 def mixer_module(branch: Branch, kind: str) -> str:
-    """Return the module of a mixer's parameters, such as "attention", or "latent_2" of a second."""
+    """Return the module of a mixer: "attention", "latent", or "latent_2" in a second branch."""
     return branch.name.replace("attention", kind, 1)
 
 
@@ -353,7 +357,7 @@ def glu_table(c: ResolvedModel) -> dict[str, Parameter]:
 
 
 def glu(here: Here, x_BTD):
-    """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down: SwiGLU, with silu."""
+    """Return (activation(x w_gate + b_gate) * (x w_up + b_up)) w_down + b_down; silu: SwiGLU."""
     c, p = here.c, here.p
     gate_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_gate_DF"], p.get("b_gate_F"))
     up_BTF = einsum("BTD,DF->BTF", x_BTD, p["w_up_DF"], p.get("b_up_F"))
@@ -453,8 +457,7 @@ def forward(
     tap: Callable = unchanged,
     memory: dict | None = None,
 ) -> dict:
-    """Return the stream of the model after the final norm: "x" (B, T, D), and what ideas carry,
-    such as loss terms.
+    """Return the stream after the final norm: "x" (B, T, D), and what ideas carry.
 
     Args:
         params: nested dicts, as returned by parameters.init_params.
@@ -499,6 +502,7 @@ def forward(
     x_BTD = at("embedding", here, x_BTD)
 
     here.stream.update(ideas.carried(c, x_BTD) | {"x": x_BTD})
+    # parameters of the model that ideas read in blocks, too
     passed_on = {name: p[name] for name in ideas.passed_on(c, "model")}
     for turn, layers in enumerate(turns(c)):
         here = here.replace(turn=turn)
@@ -537,6 +541,7 @@ def head(params: dict, c: ResolvedModel) -> Head:
 
 
 def _with_ideas(c: ResolvedModel, p: dict, logits_BTV):
+    """Return logits after the ideas of this site, which has neither tokens nor a stream."""
     return at("logits", Here(None, Past(), c=c, p=p, stream={}), logits_BTV)
 
 
@@ -571,8 +576,9 @@ def own_table(c: ResolvedModel, module: str, layer: int | None = None) -> Table:
 
 
 def block_table(c: ResolvedModel) -> Table:
-    """Return the parameters of a block, without the axis of layers. `layers` of a parameter: only
-    these have it.
+    """Return the parameters of a block, without the axis of layers.
+
+    A parameter with `layers` belongs to these layers only.
     """
     table: dict[str, Parameter] = {}
     for name in norm_names(c):

@@ -40,13 +40,12 @@ SCHEDULES = {
 
 
 def learning_rate_schedule(o: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step: a linear warm-up to the peak, then the schedule of the
-    config.
+    """Return the learning rate by step: a linear warm-up to the peak, then the config's schedule.
 
     The warm-up ends at step `warmup_steps`, at the peak. The decay ends at step `decay_steps`
     (None: `steps`), at final_fraction of the peak, and the rate stays there. "wsd" (warm-up,
-    stable, decay) stays at the peak and decays linearly over the last decay_fraction of decay_steps
-    (Hu et al. 2024, MiniCPM, with a linear decay).
+    stable, decay; Hu et al. 2024, MiniCPM) stays at the peak before the last decay_fraction of
+    decay_steps, where it decays linearly.
 
     >>> schedule = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=1), 11)
     >>> [round(float(schedule(step)), 4) for step in (0, 1, 6, 11, 20)]
@@ -77,8 +76,7 @@ def decay_mask(o: OptimizerConfig, table: parameters.Table) -> dict:
 
 
 def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return a weight decay that only applies where the update does not increase the size of a
-    number.
+    """Return a weight decay that applies only where the update does not increase |x|.
 
     x <- x - rate (u + weight_decay 1[u x >= 0] x) (Chen et al. 2025, arXiv:2510.12402); updates are
     -rate u.
@@ -126,13 +124,12 @@ FEATURES = set("DKF")  # those of them that count features, not heads
 
 
 def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> dict:
-    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8), as nested
-    dicts.
+    """Return muP's factor of each parameter's learning rate (Yang et al. 2022, table 8).
 
-    Parameters without an axis that grows, such as the bias of the head and scalars, keep their
-    rate. Weights that sum over none, such as the second factor of a low-rank product, have that of
-    embeddings. Matrices that a rule leaves to Adam have Adam's factor. `factor` is
-    config.width_factor of the model.
+    The result is nested dicts. Parameters without an axis that grows, such as the bias of the head
+    and scalars, keep their rate. Weights that sum over none, such as the second factor of a
+    low-rank product, have that of embeddings. Matrices that a rule leaves to Adam have Adam's
+    factor. `factor` is config.width_factor of the model.
 
     Raises:
         UserError: the rule has no rates, or none for a weight with few outputs, such as one for
@@ -162,11 +159,10 @@ def width_scales(o: OptimizerConfig, table: parameters.Table, factor: float) -> 
 def make_optimizer(
     o: OptimizerConfig, steps: int, table: parameters.Table, factor: float = 1.0
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer: clipping by the global norm, the update rule, and decoupled weight
-    decay.
+    """Return the optimizer: clipping by the global norm, update rule, decoupled weight decay.
 
     All rules share one decay, by learning rate times weight_decay (Loshchilov and Hutter 2019, eq.
-    12), masked by the kind of each parameter, so that rules can be compared with nothing else
+    12). It is masked by the kind of each parameter. So rules are compared with nothing else
     changed.
 
     Args:
@@ -195,9 +191,7 @@ def make_optimizer(
 
 
 def averaged(params: dict, opt_state, o: OptimizerConfig) -> dict:
-    """Return the parameters to evaluate, keep and sample: those that are trained, or the average of
-    the rule.
-    """
+    """Return the parameters to evaluate, keep and sample: the trained ones, or a rule's average."""
     if o.name != "schedule_free":
         return params
     return jax.tree.map(lambda y, z: average(y, z, o.b1), params, optax.tree.get(opt_state, "z"))

@@ -1,5 +1,4 @@
-"""The parameter table: shape, logical axes and initializer of each parameter by path; initial
-values and counts.
+"""The parameter table: shape, axes and initializer by path; initial values and counts.
 
 This one declaration serves the model, the optimizer's masks, the printed table, the FLOP count and
 the sharding rules.
@@ -24,12 +23,12 @@ LARGE = 2**20
 
 
 def default_steps_per_dispatch(config: Config) -> int:
-    """Return how many steps a call of the training program takes if the config does not say: about
-    20 GFLOPs, 1 to 10.
+    """Return the default number of steps in a call of the training program.
 
-    Two calls may be under way when a signal comes, so that a CPU core answers it within about a
-    second, or two steps. The number follows from the config alone, because all processes of a run
-    must take the same calls. It does not change the result (tests/test_step.py).
+    It takes about 20 GFLOPs, in 1 to 10 steps. Two calls may be under way when a signal comes, so
+    that a CPU core answers it within about a second, or two steps. The number follows from the
+    config alone, because all processes of a run must take the same calls. It does not change the
+    result (tests/test_step.py).
     """
     t = config.train
     flops_per_step = 6 * count(parameter_table(config.model)) * t.batch_size * t.seq_len
@@ -37,8 +36,7 @@ def default_steps_per_dispatch(config: Config) -> int:
 
 
 def resolve(config: Config, vocab_size: int) -> Resolved:
-    """Return the config with the unset keys of its model section, and the steps per dispatch,
-    filled in.
+    """Return the config with unset keys of its model and the steps per dispatch filled in.
 
     `vocab_size` is that of the tokenizer, used if config.model.vocab_size is not set.
     """
@@ -53,7 +51,7 @@ def resolve(config: Config, vocab_size: int) -> Resolved:
 def resolve_model(
     c: ModelConfig, vocab_size: int | None = None, seq_len: int | None = None
 ) -> ModelConfig:
-    """Return the model section with the unset keys filled in. Keys that are set stay as they are."""
+    """Return the model section with the unset keys filled in; keys that are set stay."""
     return dataclasses.replace(
         c,
         vocab_size=c.vocab_size or vocab_size,
@@ -66,12 +64,11 @@ def resolve_model(
 
 @functools.lru_cache(maxsize=64)
 def parameter_table(c: ResolvedModel) -> Table:
-    """Return every parameter of a resolved config, in the order of the computation. Allocates
-    nothing.
+    """Return every parameter of a resolved config, in the order of the computation.
 
-    Layers are always stacked, whether the model scans over them or not (lm/layer_stack.py takes
-    them apart): a checkpoint fits both, and the optimizer's program does not grow with the depth.
-    The result is shared: do not change it.
+    Nothing is allocated. Layers are always stacked, whether the model scans over them or not
+    (lm/layer_stack.py takes them apart): a checkpoint fits both, and the optimizer's program does
+    not grow with the depth. The result is shared: do not change it.
     """
     table = model.own_table(c, "model")
     for path, p in model.block_table(c).items():

@@ -300,8 +300,8 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
 
     Returns:
         The new state, and the metrics, all scalars: loss (nats per token), loss/NAME (the mean of
-        each term of the loss), grad_norm (before clipping), learning_rate, finite; with on_spike,
-        loss_z and grad_norm_z (lm/spikes.py).
+        each term of the loss), grad_norm (before clipping), learning_rate and finite. With
+        on_spike also loss_z and grad_norm_z (lm/spikes.py).
     """
     t = config.train
     learning_rate = learning_rate_schedule(config.optimizer, t.steps)

@@ -200,7 +200,8 @@ class ModelConfig:
     tie_embeddings: bool = key(False, "use the embedding table as the output head")
     dropout: float = key(0.0, "dropout rate on the embeddings and each residual branch", low=0.0, below=1.0)
     init: str = key("glorot", "initial weights. glorot: N(0, 2 / (d_in + d_out)) truncated at 3 sigma; he: N(0, 2 / "
-        "d_in); gpt2: N(0, 0.02^2), residual projections divided by sqrt(2 n_layers)", choices=("glorot", "he", "gpt2"))
+        "d_in); gpt2: N(0, 0.02^2), residual projections divided by sqrt(branches of all layers)",
+        choices=("glorot", "he", "gpt2"))
     embed_std: float | None = key(None, "standard deviation of the initial embeddings; none: 0.02 (gpt2), else 1 (too "
         "large for a tied head)", above=0.0)
     zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")

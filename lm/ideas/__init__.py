@@ -1,30 +1,39 @@
-"""Ideas that can be added to the model, one file each, and the sites of the model where they
-attach.
+"""Ideas that can be added to the model, one file each, and the sites where they attach.
 
 An idea is a file of this folder with pure functions, value in and value out. Most have two, `table`
 and `apply`:
 
-    apply(here, value, ...) -> value   the equation. An idea at several sites has a function named after each instead.
-    table(c) -> {name: Parameter}      its parameters in one layer. Names end in the letters of their axes.
-    layers(c) -> range or tuple        the layers that have it, ascending; default: all.
-    carry(c, x_BTD) -> {name: array}   what goes from layer to layer in here.stream: its values before the first layer,
-                                       given the embeddings. `apply` reads and writes here.stream[name].
-    loss_weights(c, progress)          {name: weight} of its terms of the loss; progress: from 0 to 1 in training.
-    losses(fields, cross_entropy)      terms of the loss that are cross-entropies, {name: Sums}; see `loss_terms`.
-    here.stream["loss/NAME"]           other terms of the loss, sums over the targets of this device: `carry` starts
-                                       them at float32 0, `apply` adds.
-    products(c, n_keys)                multiplications and additions of a token in one of its layers, besides those of
-                                       parameters, if a query sees n_keys keys in the mean; default: 0.
-    loss_products(c)                   products of a token that only the loss needs, such as other logits; default: 0.
-    activations(c)                     of an idea in place of attention: float32 numbers of a token that one of its
-                                       layers keeps for the backward pass.
+    apply(here, value, ...) -> value
+        The equation. An idea at several sites has a function named after each of them instead.
+    table(c) -> {name: Parameter}
+        Its parameters in one layer. Names end in the letters of their axes.
+    layers(c) -> range or tuple
+        The layers that have it, ascending; default: all.
+    carry(c, x_BTD) -> {name: array}
+        What goes from layer to layer in here.stream: its values before the first layer, given the
+        embeddings. `apply` reads and writes here.stream[name].
+    loss_weights(c, progress) -> {name: weight}
+        The weights of its terms of the loss; progress: from 0 to 1 in training.
+    losses(fields, cross_entropy) -> {name: Sums}
+        Terms of the loss that are cross-entropies; see `loss_terms`.
+    products(c, n_keys) -> number
+        Multiplications and additions of a token in one of its layers, besides those of parameters,
+        if a query sees n_keys keys in the mean; default: 0.
+    loss_products(c) -> number
+        Products of a token that only the loss needs, such as other logits; default: 0.
+    activations(c) -> number
+        Of a mixer, or an idea in place of the softmax: float32 numbers of a token that one of its
+        layers keeps for the backward pass.
+
+Other terms of the loss are sums over the targets of this device, here.stream["loss/NAME"]: `carry`
+starts them at float32 0, `apply` adds.
 
 `here` is the `Here` of lm/here.py. The key under which an idea stands in a site is the key of
-config.model that turns it on: with False, "none", 0 or None the idea is off and leaves no trace in
-the program. A site applies its ideas in the order of the dict. docs/changing-the-model.md shows one
-of them, tests/test_ideas.py checks all.
+config.model that turns it on. With False, "none" or None the idea is off and leaves no trace in the
+program. A site applies its ideas in the order of the dict. docs/changing-the-model.md shows one of
+them, tests/test_ideas.py checks all.
 
-An idea that lets positions see each other calls `here.last`, `here.running_sum` or
+An idea that lets positions see each other calls `here.earlier`, `here.last`, `here.running_sum` or
 `here.recurrence`, which own its cache for decoding.
 """
 
@@ -77,7 +86,7 @@ SITES: dict[str, dict[str, Any]] = {
         "value_embeddings": value_embedding,
         "value_residual": value_residual,
     },
-    # options of attention: bias_BSH, sink_H
+    # options of `causal_attention`: softcap, scale, and bias_BSH and sink_H of ideas
     "scores": {"attn_sink": attention_sink, "attn_forget": forgetting_gate},
     # (q_BTHK, k_BTGK, v_BTGK) -> o_BTHK, in place of the softmax of scores times values
     "softmax": {"gated_delta": gated_delta},
@@ -100,9 +109,11 @@ MODULES = {
     "ffn": ("ffn_hidden",),
 }
 
-# Exclusive choices by value. config.model.residual: block(here, x_BTD, branches) -> x_BTD in place
-# of the plain sum; branches by name include their norms. config.model.ffn: in place of the
-# feed-forward layer, in the layers that have it; the others have the one named OTHERS.
+# Exclusive choices by value.
+# config.model.residual: block(here, x_BTD, branches) -> x_BTD, in place of the plain sum. The
+# branches, by name, include their norms.
+# config.model.ffn: in place of the feed-forward layer, in the layers that have it; the others have
+# the one named OTHERS.
 # config.model.mixers: in place of attention with all its projections, see `Mixer` of lm/model.py.
 RESIDUALS = {
     "sum": None,  # the blocks of lm/model.py
@@ -147,8 +158,10 @@ def everywhere(c: ResolvedModel) -> list[Any]:
 
 
 def layers_of(idea: Any, c: ResolvedModel):
-    """Return the layers that have an idea, a range or tuple. Raises ValueError if they are not
-    ascending numbers.
+    """Return the layers that have an idea, a range or tuple.
+
+    Raises:
+        ValueError: they are not ascending numbers of layers.
     """
     layers = idea.layers(c) if hasattr(idea, "layers") else range(c.n_layers)
     of_attention = any(idea in SITES[site].values() for site in MODULES["attention"])
@@ -227,7 +240,7 @@ def in_place_of_softmax(c: ResolvedModel, layer: int) -> Any:
 
 
 def feed_forward(c: ResolvedModel, layer: int) -> Any:
-    """Return the idea that takes the place of the feed-forward layer in a layer; None: a plain one."""
+    """Return the idea in place of the feed-forward layer in a layer; None: there is a plain one."""
     idea = FEED_FORWARDS.get(c.ffn)
     return idea if idea and layer in layers_of(idea, c) else None
 

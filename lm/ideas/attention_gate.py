@@ -1,8 +1,10 @@
-"""A gate on attention's output before the output projection: o <- o sigmoid(x W) (Qiu et al. 2025,
-arXiv:2505.06708).
+"""A gate on the output of the heads: o <- o sigmoid(x W) (Qiu et al. 2025, arXiv:2505.06708).
 
-head, element                    one gate for each head, W (D, H), or for each feature, W (D, H, K)
-head_identity, element_identity  o <- 2 o sigmoid(x W) with W = 0: at step 0 the model is the one without the gate
+head      one gate for each head, W (D, H)
+element   one gate for each feature, W (D, H, K)
+
+With head_identity and element_identity it is o <- 2 o sigmoid(x W) from W = 0: at step 0 the model
+is the one without the gate.
 """
 
 import jax

@@ -1,8 +1,7 @@
-"""Attention sink: one more key for each head, with a learned score and the value 0 (gpt-oss,
-arXiv:2508.10925).
+"""Attention sink: one more key for each head, with a learned score and the value 0 (gpt-oss).
 
-The softmax's denominator gains exp(s_h), so a head may attend to nothing. s_h starts at 0, as if
-one key had score 0.
+The paper is arXiv:2508.10925. The softmax's denominator gains exp(s_h), so a head may attend to
+nothing. s_h starts at 0, as if one key had score 0.
 """
 
 from lm.config import query_heads

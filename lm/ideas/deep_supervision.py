@@ -1,7 +1,7 @@
-"""Deep supervision: the stream in the middle of the depth predicts the next token, too, by the same
-head (Lee et al. 2015, arXiv:1409.5185; Al-Rfou et al. 2019, arXiv:1808.04444, section 3.2).
+"""Deep supervision: the stream at half of the depth predicts the next token, too, by the same head.
 
-The term "deep" of the loss has the weight deep_supervision. The stream is divided by its root mean
+See Lee et al. 2015 (arXiv:1409.5185) and Al-Rfou et al. 2019 (arXiv:1808.04444, section 3.2). The
+term "deep" of the loss has the weight deep_supervision. The stream is divided by its root mean
 square before the head. Evaluation does not change.
 """
 

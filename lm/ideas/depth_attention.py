@@ -1,10 +1,9 @@
-"""Attention over depth: h = sum_i softmax_i(w . RMSNorm(y_i)) y_i (Attention Residuals, Moonshot
-AI, March 2026).
+"""Attention over depth: h = sum_i softmax_i(w . RMSNorm(y_i)) y_i (Attention Residuals).
 
-y_0 are the embeddings and y_1, y_2, ... the outputs of all branches so far; h, in place of their
-sum, is the input of the next branch, and at the end that of the final norm. Each branch has its own
-w, 0 at step 0. The mean then has the direction of the plain sum, which is all that a norm leaves of
-it.
+Moonshot AI, March 2026. y_0 are the embeddings and y_1, y_2, ... the outputs of all branches so
+far. h takes the place of their sum, as the input of the next branch or of the final norm. Each
+branch has its own w, 0 at step 0. The mean then has the direction of the plain sum, which is all
+that a norm leaves of it.
 """
 
 import jax

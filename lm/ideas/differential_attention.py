@@ -1,8 +1,8 @@
-"""Differential attention V2: o_h = a_2h - sigmoid(x W)_h a_2h+1, two heads of queries for each h
-(Microsoft, 2026).
+"""Differential attention V2: o_h = a_2h - sigmoid(x W)_h a_2h+1 (Microsoft, 2026).
 
-Ye, Dong, Sun and Wei, "Differential Transformer V2". Both heads of a pair share keys and values.
-`query_heads` of lm/declarations.py doubles the queries; the output projection is that of H heads.
+Ye, Dong, Sun and Wei, "Differential Transformer V2". Each h has two heads of queries, which share
+keys and values. `query_heads` of lm/config/schema.py doubles the queries; the output projection is
+that of H heads.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""Exclusive attention: o <- o - a (o . v / |v|^2) v, with the token's own value v (Zhai 2026,
-arXiv:2603.09078).
+"""Exclusive attention: o <- o - a (o . v / |v|^2) v (Zhai 2026, arXiv:2603.09078).
 
-Attention then adds only what the token itself does not have. Heads of a group share its value.
+v is the token's own value. Attention then adds only what the token itself does not have. Heads of a
+group share its value.
 
 full     a = 1, as in the paper
 learned  a = tanh(a_h), one a_h per head, from 0: at step 0 the model is the one without it

@@ -1,10 +1,9 @@
-"""Forgetting attention: scores of query t and key s += sum of log f_l over l = s+1 .. t (Lin et al.
-2025, 2503.02130).
+"""Forgetting attention: scores of query t and key s += sum of log f_l over l = s+1 .. t.
 
-f = sigmoid(x W + b) is one number per head and token, in (0, 1). The paper uses it without a
-position encoding: positions = "none". The sum is a difference of running sums up to t and s. The
-one up to t is the same for all keys, so it does not change the softmax, except with a sink, which
-is refused.
+Lin et al. 2025, arXiv:2503.02130. f = sigmoid(x W + b) is one number per head and token, in (0, 1).
+The paper uses it without a position encoding: positions = "none". The sum is a difference of
+running sums up to t and s. The one up to t is the same for all keys, so it does not change the
+softmax, except with a sink, which is refused.
 """
 
 import jax

@@ -1,13 +1,13 @@
-"""Gated DeltaNet in place of attention: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, o_t
-= norm(S_t^T q_t).
+"""Gated DeltaNet in place of the softmax of attention (Yang et al. 2024, arXiv:2412.06464).
+
+    S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T,   o_t = norm(S_t^T q_t)
 
 Queries and keys are those of attention, divided by their L2 norm. Each head and token has a decay
-and a strength of writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1); A
-and d start as in Mamba-2 (Yang et al. 2024, arXiv:2412.06464). Short convolutions are conv_keys and
-conv_values, and the gate after the norm is attn_gate. Unlike the paper's layer, this one has no
-convolution of queries and no SiLU after the convolutions, and its gate is a sigmoid. Other code
-(fla, Qwen3-Next) divides queries by sqrt(K), too, which the norm of the output undoes but for its
-eps.
+and a strength of writing, a = exp(-exp(A) softplus(x W_a + d)) and b = sigmoid(x W_b), in (0, 1). A
+and d start as in Mamba-2. Short convolutions are conv_keys and conv_values, and the gate after the
+norm is attn_gate. Unlike the paper's layer, this one has no convolution of queries and no SiLU
+after the convolutions, and its gate is a sigmoid. Other code (fla, Qwen3-Next) divides queries by
+sqrt(K), too, which the norm of the output undoes but for its eps.
 
 all            in every layer
 three_of_four  every fourth layer has softmax attention (Qwen3-Next; Kimi Linear, arXiv:2510.26692)
@@ -44,16 +44,12 @@ def table(c):
 
 
 def products(c, n_keys):
-    """Three products with the state, four of all pairs of a chunk's positions, and `inverse`; see
-    `chunk`.
-    """
+    """Three products with the state, four of pairs of positions, and `inverse`; see `chunk`."""
     return c.n_heads * (c.d_head * (3 * c.d_head + 4 * CHUNK) + (CHUNK**2 - 1) / 3)
 
 
 def activations(c):
-    """Queries and keys before and after their norm, values, outputs before and after theirs, and a
-    state per chunk.
-    """
+    """Queries, keys and outputs before and after their norms, values, and a state per chunk."""
     return c.n_heads * c.d_head * (7 + c.d_head / CHUNK)
 
 
@@ -79,12 +75,12 @@ def apply(here, qkv):
 
 
 def chunk(S_KV, inputs, document_T):
-    """Return the state after T positions of one head, and their outputs (T, V); see `recurrence` of
-    lm/past.py.
+    """Return the state after T positions of one head, and the outputs (T, V) of `Here.recurrence`.
 
-    With g the running sum of log a in a document, the T steps are the system of equations u_t + sum
-    over s < t of b_t exp(g_t - g_s) (k_t . k_s) u_s = b_t (v_t - exp(g_t) S_0^T k_t) of what each
-    position writes, k_t u_t^T.
+    Position t writes k_t u_t^T. With g, the running sum of log a in a document, the T steps are a
+    system of equations for u:
+
+        u_t + sum over s < t of b_t exp(g_t - g_s) (k_t . k_s) u_s = b_t (v_t - exp(g_t) S_0^T k_t)
 
     Args:
         S_KV: the state before the first position.

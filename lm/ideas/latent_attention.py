@@ -1,5 +1,6 @@
-"""Multi-head latent attention: keys and values of all heads are made of one narrow vector of each
-token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+"""Latent attention: keys and values of all heads are made of one narrow vector of each token.
+
+DeepSeek-V2, arXiv:2405.04434, section 2.1:
 
     c = RMSNorm(x W_down),   k_h = [c W_k,h ; k_r],   v_h = c W_v,h,   q_h = x W_q,h
 
@@ -7,8 +8,8 @@ A cache holds c and k_r, one rotated key that all heads share: R + P numbers of 
 attention holds 2 H K. Queries end in P features for k_r, rotated, too. Queries have no narrow
 vector, as in DeepSeek-V2-Lite.
 
-In decoding W_k and W_v are applied to the query and to the weighted mean of c ("absorbed"), so that
-no key or value of an earlier token is made again.
+In decoding, W_k is applied to the query and W_v to the weighted mean of c ("absorbed"). So no key
+or value of an earlier token is made again.
 """
 
 import math

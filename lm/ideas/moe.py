@@ -1,16 +1,17 @@
-"""Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017,
-arXiv:1701.06538).
+"""Mixture of experts: y = sum of p_e glu_e(x) over the k best experts e (Shazeer et al. 2017).
 
-p is the softmax of the router's logits x W. With normalize_experts it is divided by its sum over
-the k chosen, as in Mixtral and Qwen3; without, it is not, as in OLMoE (arXiv:2409.02060). No token
-is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with the
-weights of its expert. model.d_ff is the width of one expert. A shared expert sees every token
-(DeepSeek-V2, arXiv:2405.04434).
+The paper is arXiv:1701.06538. p is the softmax of the router's logits x W. With normalize_experts
+it is divided by its sum over the k chosen, as in Mixtral and Qwen3; without, it is not, as in OLMoE
+(arXiv:2409.02060). No token is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot`
+multiplies each group with the weights of its expert. model.d_ff is the width of one expert. A
+shared expert sees every token (DeepSeek-V2, arXiv:2405.04434).
 
-Terms of the loss: "moe_balance" is T sum_e f_e P_e for each sequence of T tokens, with f_e = E / (k
-T) times the number of tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3,
-arXiv:2412.19437, eq. 17 to 20); "router_z" is the sum of log(Z)^2 of the router's logits (ST-MoE,
-arXiv:2202.08906, eq. 5).
+Terms of the loss:
+
+moe_balance  T sum_e f_e P_e for each sequence of T tokens. f_e is E / (k T) times the number of
+             tokens that chose e, and P_e the mean of p_e over the tokens (DeepSeek-V3,
+             arXiv:2412.19437, eq. 17 to 20).
+router_z     the sum of log(Z)^2 of the router's logits (ST-MoE, arXiv:2202.08906, eq. 5).
 """
 
 import jax

@@ -1,9 +1,9 @@
-"""Multi-token prediction: the logits of position t also predict tokens t+2 and t+3 (modded-nanogpt,
-November 2025).
+"""Multi-token prediction: the logits of position t also predict tokens t+2 and t+3.
 
-The terms "mtp_2" and "mtp_3" have the weights 1/2 and 1/4, which fall linearly to 0 over the
-training (there in stages). The same head predicts all; nothing changes in evaluation. Other methods
-have a head or a block for each distance (Gloeckle et al. 2024, arXiv:2404.19737).
+As in modded-nanogpt (November 2025). The terms "mtp_2" and "mtp_3" have the weights 1/2 and 1/4,
+which fall linearly to 0 over the training (there in stages). The same head predicts all; nothing
+changes in evaluation. Other methods have a head or a block for each distance (Gloeckle et al. 2024,
+arXiv:2404.19737).
 
 The logits are those of the cross-entropy. In chunks (loss_chunk > 0) they are computed again for
 each distance.

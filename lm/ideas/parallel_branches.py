@@ -1,6 +1,4 @@
-"""Parallel branches: x + attention(norm_1 x) + ffn(norm_2 x) (GPT-NeoX-20B, Black et al. 2022,
-arXiv:2204.06745).
-"""
+"""Parallel branches: x + attention(norm_1 x) + ffn(norm_2 x) (GPT-NeoX-20B, arXiv:2204.06745)."""
 
 
 def block(here, x_BTD, branches):

@@ -1,10 +1,10 @@
 """A learned factor of the queries of each head, alone or times the logarithm of the position.
 
-learned  q <- s_h q (Shleifer et al. 2021, arXiv:2110.09456, for outputs of heads; here a temperature)
+learned  q <- s_h q, a temperature
 log_n    q <- s_h q log(1 + t) / log(1 + T) at position t of a context of T: attention to many keys
          stays as sharp as to few (Chiang and Cholak 2022, arXiv:2202.12172, section 5)
 
-s = 1 at step 0.
+s = 1 at step 0. Shleifer et al. 2021 (arXiv:2110.09456) scale the outputs of heads instead.
 """
 
 import math

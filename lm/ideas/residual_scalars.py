@@ -1,8 +1,7 @@
-"""Scalars of the residual stream: x <- a_l x + b_l x_0 before layer l; x_0 are the embeddings
-(nanochat, 2026).
+"""Scalars of the residual stream: x <- a_l x + b_l x_0 before layer l (nanochat, 2026).
 
-a = 1 and b = 0 at step 0, so that the model starts as the one without it. modded-nanogpt mixes
-likewise.
+x_0 are the embeddings. a = 1 and b = 0 at step 0, so that the model starts as the one without it.
+modded-nanogpt mixes likewise.
 """
 
 from lm.declarations import small_weight

@@ -1,5 +1,6 @@
-"""The recurrent block of Griffin: a real-gated linear recurrent unit (De et al. 2024,
-arXiv:2402.19427, sections 2.3 and 2.4).
+"""Griffin's recurrent block, a real-gated linear recurrent unit (De et al. 2024, arXiv:2402.19427).
+
+Sections 2.3 and 2.4:
 
     u = conv(x W_in),   r_t = sigmoid(u_t W_a + b_a),   i_t = sigmoid(u_t W_x + b_x)
     a_t = exp(-8 softplus(L) r_t),   h_t = a_t h_{t-1} + sqrt(1 - a_t^2) (i_t u_t)
@@ -74,9 +75,7 @@ def _rates(decay_K):
 
 
 def chunk(h_HK, inputs, document_T):
-    """Return the state after T positions of one text, and the states (T, H, K); see
-    `Here.recurrence`.
-    """
+    """Return the last state of one text, and the states (T, H, K): a chunk of `Here.recurrence`."""
     log_a_THK, x_THK = inputs
     document_T11 = document_T[:, None, None]
 

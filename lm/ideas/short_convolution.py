@@ -1,12 +1,12 @@
-"""Short causal convolution: y_t = x_t + sum_j w_j x_{t-3+j}, j = 0 .. 3, with a filter for each
-feature.
+"""Short causal convolution: y_t = x_t + sum_j w_j x_{t-3+j}, j = 0 .. 3.
 
-On the keys (after their rotation), the values or the stream before each block. w = 0 at step 0: the
-model starts as the one without it. The equation is that of Canon layers (Allen-Zhu 2025,
-arXiv:2512.17351), the places are others. There A and C are on the inputs of attention and the
-feed-forward layer, after the norm; here "stream" is before the norm, and what it adds stays in the
-residual stream. B is on queries, keys and values before the rotation, and D inside the feed-forward
-layer.
+On the keys (after their rotation), the values or the stream before each block, with a filter for
+each feature. w = 0 at step 0: the model starts as the one without it.
+
+The equation is that of Canon layers (Allen-Zhu 2025, arXiv:2512.17351), the places are others.
+Canon A and C are on the inputs of attention and the feed-forward layer, after the norm. Here
+"stream" is before the norm, and what it adds stays in the residual stream. Canon B is on queries,
+keys and values before the rotation, and Canon D inside the feed-forward layer.
 """
 
 import dataclasses

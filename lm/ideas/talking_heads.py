@@ -1,5 +1,6 @@
-"""Talking heads: scores, and then weights, of each head are sums over those of all heads (Shazeer
-et al. 2020, arXiv:2003.02436).
+"""Talking heads: scores, and then weights, of each head are sums over those of all heads.
+
+Shazeer et al. 2020, arXiv:2003.02436:
 
     J_h = sum_i (q_i k_i^T / sqrt(K)) A_ih,   W_h = softmax(J_h),   o_h = sum_i W_i B_ih v_h
 

@@ -1,7 +1,6 @@
-"""Token shift ("smear"): x_t <- x_t + a sigmoid(x_t[:24] . w) x_{t-1} on the embeddings (nanochat,
-2026).
+"""Token shift ("smear"): x_t <- x_t + a sigmoid(x_t[:24] . w) x_{t-1} (nanochat, 2026).
 
-a = 0 at step 0: the model starts as the one without it.
+x are the embeddings. a = 0 at step 0: the model starts as the one without it.
 """
 
 import jax

@@ -1,9 +1,8 @@
-"""Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g in every second layer and the last
-(nanochat, 2026).
+"""Value embeddings: v <- v + 3 sigmoid(x[:12] W)_g E[token]_g (nanochat, 2026).
 
-E has one row of values for each token. Each of these layers has its own E and its own gate W (12,
-G). E starts with the standard deviation 1 / sqrt(D), as there (muP: that of the base width), and W
-at 0.
+Every second layer has them, counted back from the last, each with an E and a gate W (12, G) of its
+own. E has one row of values for each token. It starts with the standard deviation 1 / sqrt(D), as
+in nanochat (muP: that of the base width), and W starts at 0.
 """
 
 import math

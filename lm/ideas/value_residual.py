@@ -1,5 +1,6 @@
-"""Value residual: v_l <- (1 - a) v_l + a v_0, the values of the first layer (Zhou et al. 2024,
-arXiv:2410.17897).
+"""Value residual: v_l <- (1 - a) v_l + a v_0, with the values v_0 of the first layer.
+
+Zhou et al. 2024, arXiv:2410.17897.
 
 half     a = 1/2 in every layer
 learned  one a per layer, from 0: at step 0 the model is the one without the residual

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 
 
 def dropout(x, keys_B, rate):
-    """Set each element to zero with probability `rate`, and divide the others by 1 - rate
-    (Srivastava et al. 2014).
+    """Zero elements with probability `rate`; divide others by 1 - rate (Srivastava et al. 2014).
 
     The draw of an example depends on its own key only, not on how the batch is split over devices
     or micro-batches.

@@ -28,8 +28,9 @@ def silu(x):
 
 
 def gelu(x, *, approximate=False):
-    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016,
-    arXiv:1606.08415).
+    """Return x Phi(x), Phi the normal distribution function (Hendrycks and Gimpel 2016).
+
+    The paper is arXiv:1606.08415.
 
     Args:
         x: any array.
@@ -56,8 +57,9 @@ ACTIVATIONS |= {"gelu_tanh": functools.partial(gelu, approximate=True), "sigmoid
 
 
 def activate(x, activation: str):
-    """Return an activation of x, a key of ACTIVATIONS, which the backward pass computes again: this
-    is cheaper than to store and read its parts.
+    """Return an activation of x, a key of ACTIVATIONS.
+
+    The backward pass computes it again, which is cheaper than to store and read its parts.
 
     >>> activate(jnp.array([-1.0, 2.0]), "relu")
     Array([0., 2.], dtype=float32)
@@ -78,10 +80,8 @@ def gated(gate, up, activation: str):
 
 
 def _activate(activation, x):
-    if (
-        platform.target() == "cpu"
-    ):  # XLA:CPU rounds to 16 bits after every operation, which takes twice as long
-        return ACTIVATIONS[activation](x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(
-            x.dtype
-        )
-    return ACTIVATIONS[activation](x)
+    f = ACTIVATIONS[activation]
+    if platform.target() != "cpu":
+        return f(x)
+    # XLA:CPU rounds to 16 bits after every operation, which takes twice as long.
+    return f(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)

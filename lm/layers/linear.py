@@ -13,13 +13,13 @@ PRODUCT = "product"
 
 
 def einsum(equation, x, w, b=None):
-    """Return the product of activations with a weight, plus a bias, as in einsum("BTD,DHK->BTHK",
-    x, w).
+    """Return the product of activations with a weight, plus a bias.
 
-    B stands for any leading axes, also for none. The axes that the weight begins with and the
-    result lacks are summed, and are the last of x. The sum is accumulated in float32 or wider, and
-    rounded to the dtype of x. This is the only function that multiplies with weights in a layer, in
-    the form that is fast on the platform.
+    The equation is that of jnp.einsum, as in einsum("BTD,DHK->BTHK", x, w). B stands for any
+    leading axes, also for none. The axes that the weight begins with and the result lacks are
+    summed, and are the last of x. The sum is accumulated in float32 or wider, and rounded to the
+    dtype of x. This is the only function that multiplies with weights in a layer, in the form that
+    is fast on the platform.
 
     Args:
         equation: the letters of x, w and the result.
@@ -158,8 +158,7 @@ def _batched(equation, a, b, **options):
 
 
 def softcap(x, cap):
-    """Return cap * tanh(x / cap), within (-cap, cap) and almost x near 0 (Gemma 2,
-    arXiv:2408.00118, section 2).
+    """Return cap * tanh(x / cap), in (-cap, cap) and almost x near 0 (Gemma 2, arXiv:2408.00118).
 
     Args:
         x: logits or attention scores.

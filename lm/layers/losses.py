@@ -73,13 +73,12 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
 def chunked_softmax_cross_entropy(
     h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0
 ) -> Sums:
-    """Return softmax_cross_entropy(head_logits(h, head), ...) with the logits of about `chunk_size`
-    tokens at a time.
+    """Return softmax_cross_entropy(head_logits(h, head), ...), some tokens at a time.
 
     Value and gradients are the same. A chunk has the same positions of every example, so a batch
     that is sharded over devices is not moved. The gradients are computed in the forward pass, chunk
-    by chunk: the loss is one number, so the backward pass only scales them, and no logits are saved
-    or computed twice. Supports first derivatives in reverse mode only.
+    by chunk: the loss is one number, so the backward pass only scales them. No logits are saved or
+    computed twice. Supports first derivatives in reverse mode only.
 
     Args:
         h_BTD: hidden states (..., D).
@@ -180,9 +179,7 @@ _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)
 
 
 def _chunks(chunk_size, h_BTD, *arrays_BT):
-    """Split T into C chunks of t = chunk_size // B positions, padded with zeros: arrays of shape
-    (C, B, t, ...).
-    """
+    """Split T into C chunks of t = chunk_size // B positions, padded with zeros: (C, B, t, ...)."""
     T, D = h_BTD.shape[-2:]
     h_BTD = h_BTD.reshape(-1, T, D)
     B = h_BTD.shape[0]

@@ -22,20 +22,18 @@ def rms_norm(x, scale, *, eps=1e-5):
     >>> rms_norm(jnp.array([-2.0, 2.0]), None, eps=0.0)
     Array([-1.,  1.], dtype=float32)
     """
-    # On CPUs JAX's derivative is as good, and its rounding is that of earlier runs.
-    return (
-        _rms_norm_forward(x, scale, eps)[0]
-        if platform.target() == "cpu"
-        else _rms_norm(x, scale, eps)
-    )
+    if platform.target() == "cpu":
+        # JAX's derivative is as good there, and its rounding is that of earlier runs.
+        return _rms_norm_forward(x, scale, eps)[0]
+    return _rms_norm(x, scale, eps)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(x, scale, eps):
-    """RMSNorm that saves x and one statistic for the backward pass, so that 16-bit inputs cost no
-    float32 copies.
+    """RMSNorm that saves x and one statistic for the backward pass.
 
-    With y = x r, r = 1 / sqrt(mean(x^2) + eps) and h = g scale: dx = r (h - y mean(h y)).
+    So 16-bit inputs cost no float32 copies. With y = x r, r = 1 / sqrt(mean(x^2) + eps) and h = g
+    scale: dx = r (h - y mean(h y)).
     """
     return _rms_norm_forward(x, scale, eps)[0]
 
@@ -65,9 +63,7 @@ def _normalized(scale) -> tuple[int, ...]:
 
 
 def dyt(x, alpha, scale, bias):
-    """Return tanh(alpha x) * scale + bias, a norm without statistics (DyT, Zhu et al. 2025,
-    arXiv:2503.10622).
-    """
+    """Return tanh(alpha x) * scale + bias, without statistics (DyT, arXiv:2503.10622)."""
     return affine(jnp.tanh(alpha * widen(x)), scale, bias).astype(x.dtype)
 
 

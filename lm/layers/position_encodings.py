@@ -1,4 +1,4 @@
-"""Encodings of token positions: rotary (RoPE) and sinusoidal, both for any given integer positions."""
+"""Encodings of token positions: rotary (RoPE) and sinusoidal, for any given integer positions."""
 
 import functools
 import math
@@ -17,8 +17,7 @@ SINUSOID_ORDERS = {"sine_first": 1, "cosine_first": -1}
 
 
 def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_max_positions, **_):
-    """Divide low frequencies by `factor`, to extend the context as Llama 3.1 does (Grattafiori et
-    al. 2024).
+    """Divide low frequencies by `factor`, as Llama 3.1 does (Grattafiori et al. 2024).
 
     A frequency that makes n turns in the original context is divided if n is at most
     low_freq_factor, unchanged if it is at least high_freq_factor, and interpolated in between.
@@ -34,8 +33,7 @@ def llama3(frequencies, *, factor, low_freq_factor, high_freq_factor, original_m
 
 
 def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_slow, **_):
-    """Divide low frequencies by `factor`, to extend the context as YaRN does (Peng et al. 2023,
-    arXiv:2309.00071).
+    """Divide low frequencies by `factor`, as YaRN does (Peng et al. 2023, arXiv:2309.00071).
 
     Of d features, pair k = d ln(L / 2 pi n) / (2 ln theta) makes n turns in the original context L.
     The pairs before that of beta_fast turns, rounded down, are unchanged, those after that of
@@ -57,12 +55,12 @@ def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_
 
 
 def dynamic(frequencies, *, factor, max_positions, original_max_positions, **_):
-    """Raise the base for a context L of more than the original L_0 positions: NTK-aware scaling
-    (bloc97 2023).
+    """Raise the base for a context longer than the original one: NTK-aware scaling (bloc97 2023).
 
-    The base is multiplied by s^(d / (d - 2)) for d features, s = factor L / L_0 - (factor - 1). The
-    longest wavelengths grow by s and the shortest ones stay. transformers takes the length of each
-    text for L, which would make a cache of keys wrong.
+    The base is multiplied by s^(d / (d - 2)) for d features, s = factor L / L_0 - (factor - 1). L
+    and L_0 are the numbers of positions of both contexts, L >= L_0. The longest wavelengths grow by
+    s and the shortest ones stay. transformers takes the length of each text for L, which would make
+    a cache of keys wrong.
 
     >>> frequencies = 100.0 ** (-jnp.arange(0, 6, 2) / 6)
     >>> longer = dynamic(frequencies, factor=2.0, max_positions=200, original_max_positions=100)  # s = 3
@@ -88,8 +86,9 @@ ROPE_SCALINGS = {
 
 
 def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=None, **factors):
-    """Return cos and sin of position * theta^(-2k / d_head), k = 0 .. d_head/2 - 1 (Su et al. 2021,
-    arXiv:2104.09864).
+    """Return cos and sin of position * theta^(-2k / d_head) (Su et al. 2021, arXiv:2104.09864).
+
+    k = 0 .. d_head/2 - 1 is a pair of features.
 
     Args:
         positions: integers (..., T), starting anywhere.
@@ -120,8 +119,7 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
 
 
 def apply_rope(x, cos, sin, *, pairing="adjacent"):
-    """Rotate each pair of features of each head by the angle of its position (Su et al. 2021, eq.
-    34), in float32.
+    """Rotate pairs of features by the angle of their position, in float32 (Su et al. 2021, eq. 34).
 
     Args:
         x: queries or keys (..., T, H, K).
@@ -152,8 +150,7 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
 
 
 def sinusoidal(positions, d_model, *, order="sine_first"):
-    """Return fixed position embeddings: feature pair k holds sin and cos of position * 10000^(-2k /
-    d_model).
+    """Return position embeddings: pair k has sin and cos of position * 10000^(-2k / d_model).
 
     Args:
         positions: integers (..., T).

@@ -1,16 +1,13 @@
-"""Functions whose backward pass computes them again, instead of saving what lies between inputs and
-outputs.
-"""
+"""Functions whose backward pass computes them again, so that only their inputs are saved."""
 
 import jax
 
 
 def recomputed(f):
-    """Return f, a function of arrays alone, whose derivative saves only the arguments. Supports
-    reverse mode only.
+    """Return f, a function of arrays alone, whose derivative saves only the arguments.
 
-    Unlike jax.checkpoint it does so inside another jax.checkpoint too, whose policy would hold for
-    the inner one.
+    Reverse mode only. Unlike jax.checkpoint it does so inside another jax.checkpoint too, whose
+    policy would hold for the inner one.
 
     >>> _, vjp = jax.vjp(recomputed(lambda x: jax.numpy.exp(jax.numpy.sin(x))), jax.numpy.zeros(2))
     >>> jax.tree.leaves(vjp)  # not sin(x) and exp(sin(x))

@@ -1,6 +1,4 @@
-"""Apply an update rule of matrices to the weights between hidden features, and Adam to all other
-parameters.
-"""
+"""Apply a rule of matrices to the weights between features, and Adam to all other parameters."""
 
 import functools
 import math
@@ -34,9 +32,7 @@ class MatrixRule(NamedTuple):
     from_zeros: bool = True
 
     def takes(self, p: Parameter) -> bool:
-        """Return whether the rule updates a parameter: a matrix between features. Adam updates all
-        others.
-        """
+        """Return whether the rule updates a parameter, a matrix between features; Adam the rest."""
         return p.between_features and bool(p.contract) and (self.from_zeros or p.init != "zeros")
 
 
@@ -69,8 +65,7 @@ class State(NamedTuple):
 def for_matrices(
     rule: MatrixRule, o: OptimizerConfig, schedule: optax.Schedule, table: Table
 ) -> optax.GradientTransformation:
-    """Return a rule of hidden matrices together with AdamW for embeddings, head, gains, biases and
-    scalars.
+    """Return a rule of hidden matrices together with AdamW for all other parameters.
 
     A query projection (D, H, K) is one D x HK matrix, and stacked layers or experts are a batch of
     matrices. `schedule` is for the matrices; Adam's is the same times adam_learning_rate /
@@ -138,9 +133,7 @@ def as_matrices(p: Parameter, x):
 
 
 def split_sides(p: Parameter, sizes: dict[str, int]) -> dict[int, str]:
-    """Return the mesh axis that splits dimension 1 or 2 of matrices x_NIO, without axes of one
-    device.
-    """
+    """Return {dimension 1 or 2 of x_NIO: the mesh axis that splits it}, no axes of one device."""
     side = {i: 1 for i in p.rows} | {i: 2 for i in p.columns}
     spec = enumerate(parameter_spec(p, sizes))
     return dict(

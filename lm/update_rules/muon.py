@@ -16,10 +16,10 @@ COEFFICIENTS, EPS = (3.4445, -4.7750, 2.0315), 1e-7
 
 
 def orthogonalize(x_NIO):
-    """Return U S V^T for x = U D V^T, where all S are near 1: five Newton-Schulz steps of Jordan's
-    polynomial.
+    """Return U S V^T for x = U D V^T, with all S near 1.
 
-    Most S are within 0.7 and 1.2; those of small D stay smaller.
+    Five Newton-Schulz steps of Jordan's polynomial. Most S are within 0.7 and 1.2; those of small D
+    stay smaller.
     """
     a, b, c = COEFFICIENTS
     tall = x_NIO.shape[-2] > x_NIO.shape[-1]

@@ -1,7 +1,9 @@
-"""NorMuon: Muon with an adaptive rate for each output (Li et al. 2025, arXiv:2510.05491, algorithm
-1).
+"""NorMuon: Muon with an adaptive rate for each output (Li et al. 2025, arXiv:2510.05491).
 
-    m <- beta m + (1 - beta) g,   u = NS(m),   v <- b2 v + (1 - b2) mean of u^2 over the inputs of an output
+Algorithm 1:
+
+    m <- beta m + (1 - beta) g,   u = NS(m)
+    v <- b2 v + (1 - b2) mean of u^2 over the inputs of an output
     d = u / (sqrt(v) + eps),   w <- w - 0.2 rate sqrt(I O) d / |d|
 
 So an update has a root mean square of 0.2, like Adam's. The authors' code differs from the paper:

@@ -1,5 +1,6 @@
-"""Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682, algorithm 1): an average in place of
-a decay of the rate.
+"""Schedule-free AdamW: an average in place of a decay of the rate (arXiv:2405.15682).
+
+Algorithm 1 of Defazio et al. 2024:
 
     y_t     = (1 - b1) z_t + b1 x_t                          gradients are taken at y
     z_{t+1} = z_t - r_t (g_t / (sqrt(v_t) + eps) + weight_decay y_t)

@@ -1,5 +1,6 @@
-"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321,
-algorithm 3).
+"""SOAP: Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv:2409.11321).
+
+Algorithm 3:
 
     g' = q_l^T g q_r,   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g'^2
     w <- w - rate q_l [(q_l^T m q_r) / (sqrt(v) + eps)] q_r^T,   with Adam's bias corrections
@@ -55,11 +56,10 @@ def _update(o: OptimizerConfig, g_NIO, state: dict, rate, count):
 
 
 def rotated(l_NII, q_NII, first, due):
-    """Return the eigenvectors of l: by descending eigenvalue in the first step, then by a step of
-    power iteration.
+    """Return the eigenvectors of l, after the first step by one step of power iteration.
 
-    One matrix at a time: on CPUs, LAPACK's calls for a batch wait for each other for ever if every
-    thread makes one.
+    The first step sorts them by descending eigenvalue. One matrix at a time: on CPUs, LAPACK's
+    calls for a batch wait for each other for ever if every thread makes one.
     """
     eigenvectors = lambda: jax.lax.map(lambda l_II: jnp.linalg.eigh(l_II)[1][:, ::-1], l_NII)  # noqa: E731
     power_step = lambda: jax.lax.map(lambda x_II: jnp.linalg.qr(x_II)[0], l_NII @ q_NII)  # noqa: E731
