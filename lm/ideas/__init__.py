@@ -253,7 +253,7 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     """
     present = list(active(c, module))
     for idea in present:
-        if not layers_of(idea, c):
+        if module == "attention" and not layers_of(idea, c):
             raise UserError(
                 f"config.model.mixers: {', '.join(c.mixers)}, but {_name(idea)} changes attention, "
                 "which no layer has; use one of both"

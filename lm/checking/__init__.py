@@ -1,0 +1,1 @@
+"""What must hold for every model, measured on a tiny one: the properties of `python -m lm.check`."""
