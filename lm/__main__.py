@@ -19,6 +19,7 @@ COMMANDS = {
     "hf": "import, export and check checkpoints of Hugging Face",
     "sweep": "run an ablation",
     "report": "write the report of a sweep",
+    "check": "check that a model of any config keeps what every model must",
     "runs": "list runs: settings, steps, best loss, status, size",
     "compare": "compare runs: what differs in their configs, losses, curves",
     "show": "print the texts that a run trained on in a step",

@@ -23,7 +23,7 @@ from lm.huggingface.config_files import export_fields
 from lm.ideas import loss_products
 from lm.layers.losses import head_logits
 from lm.parallel import sharding
-from lm.parallel.mesh import make_mesh, use_mesh
+from lm.parallel.mesh import make_mesh
 from lm.system.errors import UserError
 
 ROUNDING = 1e-4  # relative, of float32 results in another order
@@ -217,18 +217,19 @@ def gradients_are_those_of_float64(s: Subject) -> str:
         _, grads = value_and_grad(wide, c)
         draw = np.random.default_rng(2)
         v = jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape)), wide)
-        size = 1e-5
 
         def at(distance):
             moved = jax.tree.map(lambda x, d: x + distance * d, wide, v)
             return float(value_and_grad(moved, c)[0])
 
-        finite = (at(size) - at(-size)) / (2 * size)
+        # Small ones drown in the rounding of equations that are always in float32, large ones in
+        # curvature.
+        finite = [(at(size) - at(-size)) / (2 * size) for size in (1e-3, 1e-4, 1e-5)]
         products = jax.tree.map(lambda g, d: float(jnp.sum(g * d)), grads, v)
         derivative = sum(jax.tree.leaves(products))
         norms = [float(jnp.sum(g * g)) for g in jax.tree.leaves(grads)]
-    error = abs(finite - derivative) / math.sqrt(sum(norms))
-    if not error <= 1e-4:
+    error = min(abs(x - derivative) for x in finite) / math.sqrt(sum(norms))
+    if not error <= 2e-3:
         raise Broken(f"the gradient differs from finite differences by {error:.2g} of its norm")
     narrow_error = _equal(grads, narrow, "gradients in float32 and in float64", 1e-3)
     return f"{narrow_error:.1g}; finite differences {error:.1g}"
@@ -262,11 +263,14 @@ def the_loss_at_step_0_is_that_of_equal_probabilities(s: Subject) -> str:
 def flops_are_those_of_the_traced_program(s: Subject) -> str:
     """Counted from declarations, and the products of the trace."""
     c = s.changed(attention="einsum")
+    n = 64  # tokens, a whole chunk of a recurrence
     shapes = jax.eval_shape(lambda: s.params)
-    tokens = jax.ShapeDtypeStruct((1, T), jnp.int32)
-    program = jax.make_jaxpr(lambda p, tokens: model.logits(p, c, tokens))(shapes, tokens)
-    traced = _product_flops(program.jaxpr) / T
-    counted = flops.flops_per_token(c, T, full_square=True) / 3 - 2 * loss_products(c)
+    tokens = jax.ShapeDtypeStruct((1, n), jnp.int32)
+    positions = np.arange(n) % T  # a table of learned positions has T rows
+    logits = functools.partial(model.logits, c=c, positions=positions)
+    program = jax.make_jaxpr(lambda p, tokens: logits(p, tokens_BT=tokens))(shapes, tokens)
+    traced = _product_flops(program.jaxpr) / n
+    counted = flops.flops_per_token(c, n, full_square=True) / 3 - 2 * loss_products(c)
     ratio = counted / traced
     if not abs(ratio - 1) <= 0.01:
         raise Broken(f"declared are {ratio:.3f} of the traced operations; see `products`")
@@ -339,7 +343,7 @@ def _on_mesh(s: Subject, sizes: dict, devices) -> tuple:
     # as many examples as devices share the batch
     state = step.state_of_step_0(s.config, s.params, 0)
     mesh = make_mesh(sizes, devices)
-    with use_mesh(mesh):
+    with jax.set_mesh(mesh):
         table = parameters.parameter_table(s.c)
         abstract = sharding.shard_state(jax.eval_shape(lambda: state), table)
         state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, abstract))
@@ -354,7 +358,7 @@ def _on_mesh(s: Subject, sizes: dict, devices) -> tuple:
 def is_exported_or_refused(s: Subject) -> str:
     """tests/huggingface compare exports with transformers."""
     try:
-        fields = export_fields(s.config)
+        _, fields = export_fields(s.config)
     except UserError:
         return "refused: no family of Hugging Face has this model"
     return f"as {fields['model_type']}"

@@ -53,7 +53,7 @@ def shrunk(config: Config) -> Resolved:
         small["latent_width"] = 16
     if m.loop_layers is not None:
         small["loop_layers"] = (1, small["n_layers"] - 1)
-    train = {"batch_size": B, "seq_len": T, "loss_chunk": 0, "micro_batch_size": None}
+    train = {"batch_size": 8, "seq_len": T, "loss_chunk": 0, "micro_batch_size": None}
     shrunk_config = dataclasses.replace(
         config,
         model=dataclasses.replace(m, **small),
@@ -108,7 +108,8 @@ class Subject:
 
     @functools.cached_property
     def batch(self) -> dict:
-        tokens = np.random.default_rng(1).integers(0, V, (B, T + 1)).astype(np.int32)
+        """One text for each of eight devices."""
+        tokens = np.random.default_rng(1).integers(0, V, (8, T + 1)).astype(np.int32)
         return {"tokens": tokens}
 
     @functools.cached_property

@@ -81,7 +81,7 @@ def apply(here, x_BTD):
         h_BTF = here.tap("hidden", gated(gate_BTF, up_BTF, c.activation))
         y_BTD += einsum("BTF,FD->BTD", h_BTF, p["w_shared_down_FD"])
     for name, term in _loss_terms(c, logits_BTE, probabilities_BTE, experts_BTk).items():
-        here.stream[name] += term
+        here.stream[name] += term.astype(jnp.float32)
     return y_BTD
 
 

@@ -1,0 +1,202 @@
+"""`lm check` finds what is wrong with an idea: each mistake breaks a property, and right ones none.
+
+A mistake is an idea of a few lines at a site, under a key that is true in all configs.
+"""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lm import check, ideas
+from lm.checking import properties
+from lm.checking.properties import Broken
+from lm.checking.subject import Subject, shrunk
+from lm.config import Config
+from lm.declarations import small_weight
+from lm.generation import kv_cache
+from lm.layers.attention import Mask
+
+KEY = "norm_bias"  # any key that is true
+
+
+def subject(number: int = 0, **model) -> Subject:
+    """Return a subject of its own: programs are compiled once for equal configs."""
+    config = shrunk(Config())
+    c = dataclasses.replace(config.model, d_ff=49 + number, **model)
+    return Subject(dataclasses.replace(config, model=c))
+
+
+def at_values(function):
+    return "values", types.SimpleNamespace(apply=function)
+
+
+def over_positions(v_BTGK, f):
+    """Return f over the axis of positions."""
+    return jnp.moveaxis(f(jnp.moveaxis(v_BTGK, -3, 0)), 0, -3)
+
+
+def mean_of_all(here, v):
+    return v + jnp.mean(v, axis=-3, keepdims=True)
+
+
+def shifted_by_one(here, v):
+    return v + over_positions(v, lambda v_T: jnp.concatenate([v_T[:1] * 0, v_T[:-1]]))
+
+
+def own_running_sum(here, v):
+    return over_positions(v, lambda v_T: jnp.cumsum(v_T, axis=0))
+
+
+def mean_of_the_batch(here, v):
+    return v - jnp.mean(v, axis=0, keepdims=True) if v.ndim == 4 else v
+
+
+def place_in_the_array(here, v):
+    return v * jnp.log(2.0 + jnp.arange(v.shape[-3]))[:, None, None].astype(v.dtype)
+
+
+def of_a_similar_layer(here, v):
+    return v * (1 + here.like)
+
+
+def in_float32(here, v):
+    return jnp.sin(v.astype(jnp.float32))
+
+
+def without_gradient(here, v):
+    return jax.lax.stop_gradient(v)
+
+
+@jax.custom_vjp
+def halved(v):
+    return v / 2
+
+
+halved.defvjp(lambda v: (v / 2, None), lambda _, g: (g,))
+
+
+def wrong_gradient(here, v):
+    return halved(v)
+
+
+def uncounted_products(here, v):
+    products = jnp.einsum("...gk,...hk->...gh", v, v)
+    return v + jnp.einsum("...gh,...hk->...gk", products, v)
+
+
+def unread():
+    table = lambda c: {"unread_D": small_weight((c.d_model,), "D")}  # noqa: E731
+    return "values", types.SimpleNamespace(table=table, apply=lambda here, v: v)
+
+
+def read_in_one_layer():
+    def apply(here, v):
+        first = here.p["of_first_GK"].astype(v.dtype) if here.like == 0 else 0
+        return v + first
+
+    table = lambda c: {"of_first_GK": small_weight((c.n_kv_heads, c.d_head), "GK")}  # noqa: E731
+    return "values", types.SimpleNamespace(table=table, apply=apply)
+
+
+def term_that_is_a_mean():
+    """In the stream, where a number has no type that would tell."""
+
+    def apply(here, x_BTD):
+        here.stream["loss/mine"] += jnp.mean(jnp.square(x_BTD)).astype(jnp.float32)
+        return x_BTD
+
+    idea = types.SimpleNamespace(
+        apply=apply,
+        carry=lambda c, x_BTD: {"loss/mine": jnp.float32(0)},
+        loss_weights=lambda c, progress: {"mine": 1.0},
+    )
+    return "block_input", idea
+
+
+MISTAKES = {
+    "a mean over all positions": (at_values(mean_of_all), "sees_earlier_tokens"),
+    "a shift that ignores documents": (at_values(shifted_by_one), "sees_earlier_tokens"),
+    "a sum that ignores documents": (at_values(own_running_sum), "sees_earlier_tokens"),
+    "a shift without a cache": (at_values(shifted_by_one), "cached_decoding"),
+    "a mean over the batch": (at_values(mean_of_the_batch), "examples_are"),
+    "positions counted in the array": (at_values(place_in_the_array), "cached_decoding"),
+    "positions counted in the row": (at_values(place_in_the_array), "a_packed_document"),
+    "the number of a similar layer": (at_values(of_a_similar_layer), "scanned"),
+    "another dtype": (at_values(in_float32), "bfloat16"),
+    "no gradient": (at_values(without_gradient), "gradients"),
+    "a wrong gradient": (at_values(wrong_gradient), "gradients"),
+    "products that are not declared": (at_values(uncounted_products), "flops"),
+    "a parameter that nothing reads": (unread(), "the_loss_reads"),
+    "a parameter that one layer reads": (read_in_one_layer(), "the_loss_reads"),
+    "a term of the loss that is a mean": (term_that_is_a_mean(), "micro_batches"),
+    "a shift over devices": (at_values(shifted_by_one), "devices"),
+}
+
+
+def property_of(name: str):
+    (found,) = (f for f in properties.PROPERTIES.values() if f.__name__.startswith(name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(MISTAKES)), ids=MISTAKES)
+def test_a_mistake_breaks_a_property(number, monkeypatch, fresh_tables):
+    (site, idea), name = list(MISTAKES.values())[number]
+    if name == "devices" and len(jax.devices()) < 8:
+        pytest.skip("needs eight devices: python -m lm.check simulates them")
+    monkeypatch.setitem(ideas.SITES[site], KEY, idea)
+    fresh_tables()
+    with pytest.raises((Broken, TypeError)):
+        property_of(name)(subject(number))
+
+
+@pytest.mark.slow
+def test_a_mistake_in_the_mask_or_the_cache_breaks_a_property(monkeypatch):
+    """Off by one, in both directions."""
+    visible = Mask.visible
+
+    def one_more(mask):
+        earlier = dataclasses.replace(mask, k_positions=jnp.asarray(mask.k_positions) - 1)
+        return visible(earlier) | visible(mask)
+
+    with monkeypatch.context() as m:
+        m.setattr(Mask, "visible", one_more)
+        with pytest.raises(Broken, match="depends on the later token"):
+            properties.sees_earlier_tokens_of_its_document(subject(20))
+    slot_times = kv_cache.slot_times
+    with monkeypatch.context() as m:
+        m.setattr(kv_cache, "slot_times", lambda last, n: slot_times(last - 1, n))
+        with pytest.raises(Broken, match="decoded and in the full pass"):
+            properties.cached_decoding_is_the_full_pass(subject(21))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"mixers": ("rg_lru", "attention"), "loops": 2, "loop_layers": (1, 3)},
+        {"branches": ("ffn*0.5", "attention", "ffn*0.5"), "mixers": ("latent",)},
+        {"ffn": "moe", "residual": "hyper_connections", "gated_delta": "three_of_four"},
+    ],
+)
+def test_right_models_keep_all_properties(keys):
+    config = Config()
+    s = Subject(
+        shrunk(dataclasses.replace(config, model=dataclasses.replace(config.model, **keys)))
+    )
+    for holds in properties.PROPERTIES.values():
+        assert holds(s)
+
+
+def test_the_command_prints_a_card(capsys):
+    only = ["--only", "export,FLOPs,ln V"]
+    assert check.main(["--config", "configs/shakespeare_small.py", *only]) == 0
+    output = capsys.readouterr().out
+    assert "ok      FLOPs = traced program" in output
+    assert output.rstrip().splitlines()[-1].startswith("3 of 3 hold")
+    assert check.main(["--config", "configs/shakespeare_small.py", "--only", "xyz"]) == 2
+    assert "looks back only" in capsys.readouterr().err
