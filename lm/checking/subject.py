@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ def shrunk(config: Config) -> Resolved:
     """Return the config with few features, layers and tokens, and all ideas as they are."""
     m = config.model
     n_kv_heads = 2 if (m.n_kv_heads or m.n_heads) < m.n_heads else 4
-    small = {
+    small: dict[str, Any] = {
         "d_model": 32,
         "n_layers": _n_layers(m),
         "n_heads": 4,
@@ -53,7 +54,7 @@ def shrunk(config: Config) -> Resolved:
         small["latent_width"] = 16
     if m.loop_layers is not None:
         small["loop_layers"] = (1, small["n_layers"] - 1)
-    train = {"batch_size": 8, "seq_len": T, "loss_chunk": 0, "micro_batch_size": None}
+    train: dict[str, Any] = {"batch_size": 8, "seq_len": T, "loss_chunk": 0, "micro_batch_size": None}
     shrunk_config = dataclasses.replace(
         config,
         model=dataclasses.replace(m, **small),
