@@ -54,7 +54,12 @@ def shrunk(config: Config) -> Resolved:
         small["latent_width"] = 16
     if m.loop_layers is not None:
         small["loop_layers"] = (1, small["n_layers"] - 1)
-    train: dict[str, Any] = {"batch_size": 8, "seq_len": T, "loss_chunk": 0, "micro_batch_size": None}
+    train: dict[str, Any] = {
+        "batch_size": 8,
+        "seq_len": T,
+        "loss_chunk": 0,
+        "micro_batch_size": None,
+    }
     shrunk_config = dataclasses.replace(
         config,
         model=dataclasses.replace(m, **small),

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import ideas, layer_stack, model, parameters, step
-from lm.config import Resolved
+from lm.config import Resolved, turns
 from lm.kernels.platform import compiling_for
 
 ROOT = Path(model.__file__).parent
@@ -133,7 +133,7 @@ class Trace:
 
         for eqn in program.eqns:
             read = [value(x) for x in eqn.invars]
-            in_layer = re.match(r"layers/(\d+)", str(eqn.source_info.name_stack))
+            in_layer = re.match(r"(?:turns/\d+/)?layers/(\d+)", str(eqn.source_info.name_stack))
             number = int(in_layer[1]) if in_layer and layer is None else layer
             lines = _lines(eqn.source_info.traceback, number)
             if lines[: len(caller)] != caller:
@@ -350,8 +350,11 @@ def equations(config: Resolved) -> str:
         file = _file(line)
         for called in line.calls:
             if isinstance(called.source, int):
+                # of each turn of a loop
                 inner = blocks_of_calls(called, indent + "  ", called.source)
-                layers.setdefault(tuple(_together(inner, indent)), []).append(called.source)
+                numbers = layers.setdefault(tuple(_together(inner, indent)), [])
+                if called.source not in numbers:
+                    numbers.append(called.source)
                 continue
             if _file(called) not in (file, "step.py"):
                 file = _file(called)
@@ -371,6 +374,9 @@ def equations(config: Resolved) -> str:
     rows = ["# " + "  ".join(f"{letter} {n}" for letter, n in one.items())]
     if weights := ideas.loss_weights(c, 0.0):
         rows.append(f"# weights of the terms of the loss at the first step: {weights}")
+    if c.loops > 1:
+        order = ", then ".join(f"{layers.start}-{layers.stop - 1}" for layers in turns(c))
+        rows.append(f"# layers in the order in which they are applied: {order}")
     return "\n".join(rows + _together(blocks_of_calls(traced.root, "", None), ""))
 
 

@@ -81,7 +81,7 @@ def capture(
             if name in _unread(c):
                 raise UserError(
                     f"{name}: a patch has no effect, because no layer reads it; patch for example "
-                    f"layers/0/ffn/output or layers/{c.n_layers - 1}/residual"
+                    f"layers/0/ffn/output or {applied_layers(run)[-1]}/residual"
                 )
             if callable(value):
                 # A partial object is a new static argument: a function may depend on a variable
@@ -118,9 +118,18 @@ def logit_lens(run: TrainedModel, residual_TD) -> jax.Array:
     This applies the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
     logit lens"), for example to the intermediate "layers/0/residual".
     """
-    # the last layer's output is replaced for all tokens
+    # the output of the last layer is replaced for all tokens
     ids_T = jnp.zeros(residual_TD.shape[:-1], jnp.int32)
-    return patch(run, ids_T, {f"layers/{run.config.model.n_layers - 1}/residual": residual_TD})
+    return patch(run, ids_T, {f"{applied_layers(run)[-1]}/residual": residual_TD})
+
+
+def applied_layers(run: TrainedModel) -> list[str]:
+    """Return the names of the layers in the order in which they are applied.
+
+    They are "layers/0", "layers/1", ..., and in later turns of a loop "turns/1/layers/0".
+    """
+    end = "/residual"
+    return [name.removesuffix(end) for name in names(run) if name.endswith(end)]
 
 
 def names(run: TrainedModel) -> dict[str, str]:

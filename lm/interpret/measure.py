@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.config import query_heads
 from lm.data.tokenizers import HFTokenizer, Tokenizer
-from lm.interpret.intermediates import capture, logit_lens, names
+from lm.interpret.intermediates import applied_layers, capture, logit_lens, names
 from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
 
@@ -69,7 +69,11 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     layers = choose_layers(layers, n_layers, query_heads(run.config.model) * n_pairs)
     known = names(run)
     rows = {"embedding": "embedding"}
-    rows |= {f"layer {i}": f"layers/{i}/residual" for i in range(n_layers)}
+    applied = applied_layers(run)
+    for path in applied:
+        turn, _, layer = path.removeprefix("turns/").rpartition("layers/")
+        title = f"turn {turn.rstrip('/')}, layer {layer}" if turn else f"layer {layer}"
+        rows[title] = f"{path}/residual"
     # what a branch adds to the stream, through its norm if it has one there
     branches = []
     for branch in ("attention", "ffn"):
@@ -78,7 +82,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     # of those with attention
     weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}
     wanted = [*rows.values(), *weights.values()]
-    wanted += [f"layers/{i}/{branch}" for i in range(n_layers) for branch in branches]
+    of_branches = [f"{path}/{branch}" for path in applied for branch in branches]
+    wanted += [name for name in of_branches if name in known]
     logits_TV, acts = capture(run, ids_T, wanted)
     if not jnp.isfinite(logits_TV).all():
         raise UserError(
@@ -93,7 +98,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
         shown.update(of_layer.ids_TR.flat)
     norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in rows.values()])}
     for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
-        of_layers = [_mean_norm(acts[f"layers/{i}/{branch}"]) for i in range(n_layers)]
+        outputs = [acts.get(f"{path}/{branch}") for path in applied]
+        of_layers = [math.nan if x is None else _mean_norm(x) for x in outputs]
         norms[title] = np.array([math.nan, *of_layers])
     return Measurements(
         ids_T=ids_T,

@@ -41,6 +41,9 @@ PLAIN = {
     "muP": {"parametrization": "mup", "mup_base_d_head": 8, "mup_base_d_model": 8},
     "three layers": {"n_layers": 3},
     "bfloat16": {"compute_dtype": "bfloat16"},
+    "looped": {"loops": 2},
+    "looped in part": {"loops": 3, "loop_layers": (1, 2)},
+    "macaron": {"branches": ("ffn*0.5", "attention", "ffn*0.5")},
 }
 MODELS = PLAIN | {name: row.keys for name, row in VARIANTS.items()}
 FAST = PLAIN | {f"pairs {i}": PAIRS[i] for i in (0, 2, 6)}

@@ -13,6 +13,7 @@ from running import slow
 from tiny import redrawn, tiny, unstack_layers
 
 from lm import ideas, model
+from lm.config import n_applied_layers
 from lm.interpret import capture, logit_lens, names, patch
 from lm.system.errors import UserError
 from lm.trained_model import TrainedModel
@@ -300,3 +301,17 @@ def test_mistakes_are_user_errors(run):
     for message, call in MISTAKES.items():
         with pytest.raises(UserError, match=message):
             call(run)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"loops": 2}, {"loops": 3, "loop_layers": (0, 1)}, {"branches": ("attention*2",)}],
+)
+def test_the_logit_lens_of_looped_layers_reads_the_last_turn(keys):
+    """And a page can be measured, whatever the branches are."""
+    run = run_of(**keys)
+    residuals = [name for name in names(run) if name.endswith("/residual")]
+    logits_TV, acts = capture(run, IDS, residuals)
+    last = list(acts.values())[-1]
+    np.testing.assert_allclose(logit_lens(run, last), logits_TV, rtol=1e-4, atol=1e-4)
+    assert len(residuals) == n_applied_layers(run.config.model)
