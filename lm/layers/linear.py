@@ -132,7 +132,8 @@ def scores(q_XTK, k_XSK, *, decoding=False):
     if cpu_products.enabled(q_XTK) and not decoding:
         return cpu_products.matmul(q_XTK, k_XSK, True)
     wide = jnp.promote_types(q_XTK.dtype, jnp.float32)
-    return _batched("XTK,XSK->XTS", q_XTK, k_XSK, preferred_element_type=wide)
+    product = _over_one_axis if decoding else jnp.einsum
+    return product("...TK,...SK->...TS", q_XTK, k_XSK, preferred_element_type=wide)
 
 
 def weighted_sums(weights_XTS, v_XSK, *, decoding=False):
@@ -147,11 +148,16 @@ def weighted_sums(weights_XTS, v_XSK, *, decoding=False):
     weights_XTS = weights_XTS.astype(v_XSK.dtype)
     if cpu_products.enabled(v_XSK) and not decoding:
         return cpu_products.matmul(weights_XTS, v_XSK, False)
-    return _batched("XTS,XSK->XTK", weights_XTS, v_XSK)
+    product = _over_one_axis if decoding else jnp.einsum
+    return product("...TS,...SK->...TK", weights_XTS, v_XSK)
 
 
-def _batched(equation, a, b, **options):
-    """Return the einsum with one axis X for all leading ones: with more, XLA:CPU copies a cache."""
+def _over_one_axis(equation, a, b, **options):
+    """Return the einsum with one axis for all leading ones.
+
+    With more, XLA:CPU copies a cache in each step. In training the axes stay apart: heads may be
+    sharded, and would be gathered to be joined with examples.
+    """
     x, y = (array.reshape(-1, *array.shape[-2:]) for array in (a, b))
     out = jnp.einsum(equation, x, y, **options)
     return out.reshape(*a.shape[:-2], *out.shape[1:])
