@@ -25,8 +25,8 @@ def unchanged(here, name: str, x):
 class Here(flax.struct.PyTreeNode):
     """Where an equation of the model is applied.
 
-    An idea uses `c`, `p`, `x_BTD`, `layer`, `stream`, `tokens_BT`, `positions`, `segments`, and the
-    functions `tap`, `window`, `earlier`, `last`, `running_sum` and `recurrence`.
+    An idea uses `c`, `p`, `x_BTD`, `layer`, `depth`, `stream`, `tokens_BT`, `positions`, `segments`,
+    and the functions `tap`, `window`, `earlier`, `last`, `running_sum` and `recurrence`.
 
     Attributes:
         c: the model section of the config.

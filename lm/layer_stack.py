@@ -8,13 +8,14 @@ several times: `apply_layers` is called for each turn.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from lm import ideas
-from lm.config import ResolvedModel, layer_windows, looped_layers
+from lm.config import ResolvedModel, applied_layers, layer_windows, looped_layers
 from lm.declarations import Table, flat, nest
 from lm.here import Here
 from lm.layers.linear import PRODUCT
@@ -65,7 +66,7 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table, layers
             _rematerialized(functools.partial(_layer, block, like), here.c, scanned)
             for like in range(first, first + period)
         ]
-        names = tuple(f"{_path(here, like)}/" for like in range(first, first + period))
+        names = tuple(f"{layer_path(here.turn, like)}/" for like in range(first, first + period))
         own = {name: memory.pop(name) for name in list(memory) if name.startswith(names)}
         members = params[f"layers_{first}"]
         if not scanned:
@@ -87,7 +88,7 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table, layers
 
 
 def _layer(block: Callable, like: int, params: dict, here: Here, stream: dict, memory: dict, layer):
-    path = _path(here, like)
+    path = layer_path(here.turn, like)
     own = {name: x for name, x in memory.items() if name.startswith(f"{path}/")}
     here = here.replace(layer=layer, like=like, path=path, stream=dict(stream), memory=own)
     with jax.named_scope(path):
@@ -95,9 +96,9 @@ def _layer(block: Callable, like: int, params: dict, here: Here, stream: dict, m
     return _checked(stream, after), kept
 
 
-def _path(here: Here, like: int) -> str:
+def layer_path(turn: int, layer: int) -> str:
     """Return the name of a layer, another one for each turn of a loop."""
-    return f"turns/{here.turn}/layers/{like}" if here.turn else f"layers/{like}"
+    return f"turns/{turn}/layers/{layer}" if turn else f"layers/{layer}"
 
 
 def _checked(before: dict, after: dict) -> dict:
@@ -220,14 +221,17 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
 
 
 def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
-    """Return {name: values} of what layers keep, stacked over the layers that have the name.
+    """Return what layers keep by name: the values of all layers that have the name, stacked.
 
-    Of looped layers it is what the first turn keeps.
+    Those of a looped layer are of its last turn.
     """
     found: dict[str, dict[int, jax.Array]] = {}
-    for first, period, n in groups(c, table):
+    applied = applied_layers(c)
+    for turn, (first, period, n) in itertools.product(range(c.loops), groups(c, table)):
+        if (turn, first) not in applied:
+            continue
         for like in range(first, first + period):
-            prefix = f"layers/{like}/"
+            prefix = f"{layer_path(turn, like)}/"
             for path, x in memory.items():
                 if path.startswith(prefix):
                     rows = [x] if n == 1 else _rows(x)

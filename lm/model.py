@@ -506,7 +506,8 @@ def forward(
     passed_on = {name: p[name] for name in ideas.passed_on(c, "model")}
     for turn, layers in enumerate(turns(c)):
         here = here.replace(turn=turn)
-        here.stream["x"] = at("turn_input", here, here.stream["x"])
+        before = here.replace(path=f"turns/{turn}")
+        here.stream["x"] = at("turn_input", before, here.stream["x"])
         in_layers_here = here.replace(p=passed_on)
         layer_stack.apply_layers(block, params, in_layers_here, block_table(c), layers)
     x_BTD = at("last_residual", here, here.stream["x"])

@@ -7,6 +7,7 @@ import dataclasses
 import re
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,8 @@ from products import forward_flops
 from tiny import redrawn, tiny
 
 from lm import ideas, model, parameters
-from lm.config import Config, ModelConfig, checks, n_applied_layers, turns
-from lm.cost import flops
+from lm.config import MESH_AXES, Config, ModelConfig, checks, n_applied_layers, turns
+from lm.cost import communication, flops
 from lm.declarations import weight
 from lm.generation.kv_cache import Prefill, decode
 from lm.layers.linear import einsum
@@ -62,18 +63,66 @@ def test_macaron_is_its_equation():
     assert h_BTD.shape == (*TOKENS.shape, c.d_model)
 
 
-def test_a_loop_is_a_deeper_model_with_equal_layers(fresh_tables):
-    fresh_tables()
-    c = tiny(model=LOOPED).model
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"value_residual": "half"},
+        {"deep_supervision": 0.3},
+        {"residual": "depth_attention"},
+        {"residual": "hyper_connections", "residual_multiplier": 0.5},
+        {"ffn": "moe", "n_experts": 4, "conv_stream": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("loop_layers", [(1, 3), (0, 2)], ids=str)
+def test_a_loop_is_a_deeper_model_with_equal_layers(keys, loop_layers):
+    """In all that the stream has, and in what a step costs: ideas count the layers that are applied."""
+    config = tiny(model=LOOPED | keys | {"loop_layers": loop_layers})
+    c = config.model
     order = [layer for layers in turns(c) for layer in layers]
-    assert order == [0, 1, 2, 1, 2, 1, 2, 3]
+    first, end = loop_layers
+    looped = [*range(first, end)]
+    assert order == [*range(first), *looped * 3, *range(end, 4)]
     assert n_applied_layers(c) == len(order)
     deep = dataclasses.replace(c, loops=1, loop_layers=None, n_layers=len(order))
     params = redrawn(c)
     layers = jax.tree.map(lambda x: x[np.array(order)], params["layers"])
-    ours, theirs = hidden(c, params), hidden(deep, params | {"layers": layers})
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    ours, theirs = (
+        model.forward(params, c, TOKENS),
+        model.forward(params | {"layers": layers}, deep, TOKENS),
+    )
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert flops.flops_per_token(c, T) == flops.flops_per_token(deep, T)
+    deeper = dataclasses.replace(config, model=deep)
+    for axis in MESH_AXES[1:]:
+        sizes = dict.fromkeys(MESH_AXES, 1) | {axis: 2}
+        sent, of_deeper = (
+            {t.what: t.sent for t in communication.transfers(x, sizes)} for x in (config, deeper)
+        )
+        for what in sent:
+            # gradients are summed once per parameter, not once per turn
+            assert sent[what] == of_deeper[what] or "once per step" in what, what
+
+
+@pytest.mark.parametrize("branches", [("attention", "ffn"), ("attention", "attention", "ffn")])
+def test_the_first_values_are_those_of_the_first_layer_with_attention(branches):
+    keys = {"n_layers": 3, "mixers": ("latent", "attention", "attention"), "branches": branches}
+    found: dict = {}
+    for value_residual in ("none", "half"):
+        c = tiny(model=keys | {"value_residual": value_residual}).model
+        values = found[value_residual] = {}
+
+        def tap(here, name, x, values=values):
+            values[here.named(name)] = x
+            return x
+
+        model.hidden(redrawn(c), c, TOKENS, tap=tap)
+    first, second, *_ = (name for name in found["none"] if name.endswith("/v"))
+    assert first == "layers/1/attention/v"
+    np.testing.assert_array_equal(found["half"][first], found["none"][first])
+    mean = (found["none"][second] + found["none"][first]) / 2
+    np.testing.assert_allclose(found["half"][second], mean, rtol=1e-5, atol=1e-6)
 
 
 @ROWS
@@ -160,6 +209,9 @@ def test_a_mixer_owns_its_projections(monkeypatch, fresh_tables):
         ({"branches": ("ffn*half",)}, "has the branch 'ffn\\*half'"),
         ({"loops": 2, "loop_layers": (1, 9)}, "must be .first, end."),
         ({"loops": 2, "loop_layers": (1,)}, "must be .first, end."),
+        ({"loops": 2, "loop_layers": (1, 2, 0)}, "must be .first, end."),
+        ({"loops": 200, "n_layers": 6}, "turns, compiled one by one, .*or scan_layers = true$"),
+        ({"loops": 2**31, "scan_layers": True}, "turns, compiled one by one, .*use fewer$"),
     ],
 )
 def test_mistakes_in_blocks_are_named(keys, said):
@@ -168,15 +220,78 @@ def test_mistakes_in_blocks_are_named(keys, said):
     assert re.search(said, text), text
 
 
-def test_an_idea_between_turns_knows_the_turn(monkeypatch):
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"mixers": ("latent",), "attn_gate": "head"},
+            "attn_gate: head .* no layer has attention;",
+        ),
+        ({"mixers": ("rg_lru",), "window_pattern": (4,)}, "window_pattern: .* has no effect"),
+        ({"mixers": ("attention", "latent"), "n_layers": 1, "attn_softcap": 2.0}, None),
+        ({"branches": ("ffn",), "n_kv_heads": 1}, "n_kv_heads: 1 .* attention or talking_heads;"),
+        ({"branches": ("attention",), "d_ff": 8}, "d_ff: 8 has no effect, as no layer has ffn;"),
+        ({"query_scale": "log_n", "max_positions": 512}, None),
+    ],
+)
+def test_keys_that_no_layer_reads_have_no_effect(keys, said):
+    texts = [
+        text for _, text in checks.problems(Config(model=ModelConfig(**keys)), (checks.unused,))
+    ]
+    assert [said is not None and bool(re.search(said, text)) for text in texts] == [True] * (
+        said is not None
+    )
+
+
+def test_each_idea_of_a_module_is_read_where_the_module_is():
+    """Or the key would be ignored in silence."""
+    read_by = {f.name: f.metadata["read_by"] for f in dataclasses.fields(ModelConfig)}
+    for module in ("attention", "ffn"):
+        for site in ideas.MODULES[module]:
+            assert {read_by[key] for key in ideas.SITES[site]} <= {(module,)}
+    readers = {name for names in read_by.values() for name in names}
+    assert readers <= {*model.MIXERS, "ffn"}
+
+
+@pytest.mark.parametrize("mixer", sorted(ideas.MIXERS))
+def test_a_mixer_does_not_read_the_keys_that_are_not_its_own(mixer):
+    """Neither in its parameters nor in its outputs."""
+    other = {"qk_norm": True, "attn_bias": True, "attn_scale": 0.3, "attn_softcap": 0.5}
+    other |= {"n_kv_heads": 1, "window_pattern": (3,), "rope_theta": 5.0, "rope_pattern": (0,)}
+    read_by = {f.name: f.metadata["read_by"] for f in dataclasses.fields(ModelConfig)}
+    plain = tiny(model={"mixers": (mixer,), "d_head": 8}).model
+    params = redrawn(plain)
+    h_BTD = model.hidden(params, plain, TOKENS)
+    for key, value in other.items():
+        c = dataclasses.replace(plain, **{key: value})
+        same = parameters.parameter_table(c) == parameters.parameter_table(plain)
+        same = same and np.array_equal(model.hidden(params, c, TOKENS), h_BTD)
+        assert same == (mixer not in read_by[key]), key
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"mixers": ("latent", "attention"), "rope_scaling": "linear"}, "rotates by rope_theta"),
+        ({"mixers": ("talking_heads",), "parametrization": "mup"}, "no factor of the scores"),
+    ],
+)
+def test_mixers_refuse_what_they_would_do_in_another_way(keys, said):
+    ((_, text),) = checks.problems(Config(model=ModelConfig(**keys)), (checks.ideas,))
+    assert said in text
+
+
+def test_an_idea_between_turns_knows_the_turn_and_has_a_cache_in_each(monkeypatch, fresh_tables):
     turns_seen = []
 
     def apply(here, x_BTD):
         turns_seen.append(here.turn)
-        return x_BTD + here.turn
+        return x_BTD + here.turn * here.last("before", x_BTD, 2)[..., 0, :]
 
     idea = types.SimpleNamespace(apply=apply)
     monkeypatch.setitem(ideas.SITES["turn_input"], "norm_bias", idea)  # any key that is true
+    fresh_tables()
     c = tiny(model=LOOPED | {"d_ff": 52}).model
     model.hidden(redrawn(c), c, TOKENS)
     assert turns_seen == [0, 1, 2]
+    test_scanned_unrolled_and_cached_are_the_same(LOOPED | {"d_ff": 52})

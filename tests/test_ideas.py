@@ -805,6 +805,17 @@ def test_layers_that_do_not_exist_and_names_of_other_parameters_are_refused(
         parameters.parameter_table(tiny(model={"d_ff": 28}).model)
 
 
+def test_a_closed_gate_of_a_recurrence_has_finite_gradients():
+    """The input's factor is a root, whose derivative at 0 is not finite."""
+    config = tiny(model={"mixers": ("rg_lru",)})
+    state = state_of(config)
+    flat = parameters.flat(state.params)
+    closed = flat | {"layers/rg_lru/b_a_HK": flat["layers/rg_lru/b_a_HK"] - 200}
+    state = state.replace(params=parameters.nest(closed))
+    _, grads = jit_gradients(state, {"tokens": TOKENS % 19}, config)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(grads))
+
+
 def test_kinds_of_feed_forward_layers_do_not_share_names(monkeypatch):
     """The layers of the second kind would take the place of those of the first."""
     first = types.SimpleNamespace(table=model.glu_table, layers=lambda c: (0,), OTHERS="glu")

@@ -13,7 +13,16 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 
-from lm.config.schema import MESH_AXES, SPLITS, Config, ModelConfig, layer_windows, schema
+from lm.config.schema import (
+    MESH_AXES,
+    SPLITS,
+    Config,
+    ModelConfig,
+    layer_windows,
+    looped_layers,
+    present_mixers,
+    schema,
+)
 from lm.config.values import checked, close_match, divisors, short, show
 from lm.system.files import MAX_NAME, is_name
 
@@ -23,6 +32,7 @@ OTHER_STREAMS = (
     "depth_attention",
     "hyper_connections",
 )
+WITHOUT_MUP = ("latent", "talking_heads")  # mixers whose scores and rates muP here does not scale
 OF_ONE_STREAM = ("residual_scalars", "conv_stream")  # ideas that change it before each block
 Problem = tuple[str, str]
 
@@ -69,6 +79,7 @@ def unused(config: Config) -> Iterator[Problem]:
                     f" has no effect with {other} = {', '.join(values)}; use {use}",
                 )
     m = config.model
+    yield from unread(m)
     if m.ffn_bias and m.ffn == "moe" and not m.moe_first_layer:
         text = " has no effect with model.ffn = moe; use ffn_bias = false, or moe_first_layer = 1"
         yield "model.ffn_bias model.ffn model.moe_first_layer", text
@@ -87,14 +98,31 @@ def unused(config: Config) -> Iterator[Problem]:
             "window in some layers"
         )
         yield "model.rope_window_theta model.window_pattern model.n_layers", text
-    if m.max_positions is not None and not (
-        m.positions == "learned" or m.rope_scaling == "dynamic"
-    ):
+    if m.max_positions is not None and not reads_max_positions(m):
         text = (
             f" has no effect with model.positions = {m.positions}; use none, or model.positions "
             "= learned"
         )
         yield "model.max_positions model.positions model.rope_scaling", text
+
+
+def unread(m: ModelConfig) -> Iterator[Problem]:
+    """Yield the changed keys of parts of a layer that no layer has."""
+    kinds = {branch.partition("*")[0] for branch in m.branches}
+    present = kinds & {"ffn"}
+    if "attention" in kinds:
+        present.update(present_mixers(m))
+    for field in dataclasses.fields(m):
+        readers = field.metadata["read_by"]
+        if readers and getattr(m, field.name) != field.default and present.isdisjoint(readers):
+            text = f" has no effect, as no layer has {' or '.join(readers)}; use "
+            text += f"{show(field.default)}, or other mixers or branches"
+            yield f"model.{field.name} model.mixers model.branches model.n_layers", text
+
+
+def reads_max_positions(m: ModelConfig) -> bool:
+    """Return whether the function of a model depends on model.max_positions."""
+    return m.positions == "learned" or m.rope_scaling == "dynamic" or m.query_scale == "log_n"
 
 
 # ---- The model -----------------------------------------------------------------------------------
@@ -456,6 +484,13 @@ def blocks(config: Config) -> Iterator[Problem]:
         if len(m.loop_layers) != 2 or not 0 <= first < end <= m.n_layers:
             text = f" must be (first, end) with 0 <= first < end <= n_layers = {m.n_layers}"
             yield "model.loop_layers model.n_layers", text
+            return
+    # of layers that are scanned, each turn is compiled
+    n_compiled = m.loops * (1 if m.scan_layers else len(looped_layers(m)))
+    if m.loops > 1 and n_compiled > MAX_UNROLLED and not config.train.debug:
+        text = " turns, compiled one by one, would take minutes to days; use fewer"
+        text += "" if m.scan_layers or m.loops > MAX_UNROLLED else ", or scan_layers = true"
+        yield "model.loops model.loop_layers model.n_layers model.scan_layers train.debug", text
 
 
 def ideas(config: Config) -> Iterator[Problem]:
@@ -484,6 +519,16 @@ def ideas(config: Config) -> Iterator[Problem]:
     for name in of_scores if mixers else ():
         text = f", but layers of {mixers[0]} have no attention scores; use one of both"
         yield f"model.{name} model.{mixers[0]}", text
+    kinds = {*present_mixers(m)}
+    for field in changed if "latent" in kinds and m.positions == "rope" else ():
+        readers = {*field.metadata["read_by"]}
+        if field.name.startswith("rope_") and kinds & readers and "latent" not in readers:
+            text = ", but latent attention rotates by rope_theta alone, in all its layers; use "
+            yield f"model.{field.name} model.mixers", f"{text}{show(field.default)}"
+    if m.parametrization == "mup" and kinds & {*WITHOUT_MUP}:
+        text = f", but muP here has no factor of the scores of {' and '.join(WITHOUT_MUP)}; use "
+        text += "attention or rg_lru, or parametrization = standard"
+        yield "model.mixers model.parametrization", text
     if m.residual in OTHER_STREAMS and m.parametrization == "mup":
         text = (
             ", but muP here has no rate for weights of the streams; use parametrization = standard"

@@ -8,6 +8,7 @@ jax: a misspelled key must not cost two seconds.
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 MESH_AXES = ("replica", "fsdp", "tensor", "sequence")
@@ -20,7 +21,7 @@ MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 def key(
     default, doc, *, only=None, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False,
-    execution=False, whole=(), attention=None,
+    execution=False, whole=(), attention=None, read_by=(),
 ):  # fmt: skip
     """Declare a config key.
 
@@ -40,6 +41,8 @@ def key(
         whole: the values that need whole sequences on a device.
         attention: "scores" if the key changes attention scores, "replaced" if it puts another layer
             in the place of attention.
+        read_by: the mixers, or "ffn", that read the key. It has no effect in a model with none of
+            them. (): all models read it.
     """
     if default == ():
         raise ValueError(
@@ -67,9 +70,16 @@ def key(
         "path": path,
         "whole": whole,
         "attention": attention,
+        "read_by": read_by,
     }
     return dataclasses.field(default=default, metadata=others | limits)
 
+
+# What reads a key, see `key`.
+ATTENTION = ("attention",)
+HEADS = (*ATTENTION, "talking_heads")  # of queries, keys and values
+KEYS = (*HEADS, "latent")  # with keys at positions
+FFN = ("ffn",)
 
 # A table: each key begins with its default and its meaning.
 # fmt: off
@@ -82,7 +92,8 @@ class ModelConfig:
     d_model: int = key(256, "width of the residual stream", low=1)
     n_layers: int = key(4, "number of blocks", low=1)
     n_heads: int = key(4, "number of query heads", low=1)
-    n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1)
+    n_kv_heads: int | None = key(None, "number of key/value heads (grouped-query attention); none: n_heads", low=1,
+        read_by=HEADS)
     d_head: int | None = key(None, "width of a head; none: d_model / n_heads", low=1)
     vocab_size: int | None = key(None, "size of the vocabulary; none: the tokenizer's", low=2)
     norm: str = key("rms", "normalization by RMSNorm, LayerNorm or DyT", only="norm_placement!=none",
@@ -95,11 +106,11 @@ class ModelConfig:
     norm_placement: str = key("pre", "position of the norms in a block (output: x + norm(f(x)), as in OLMo 2)",
         choices=("pre", "post", "sandwich", "output", "parallel", "none"))
     ffn: str = key("glu", "feed-forward layer: two matrices, gated with three, or gated experts",
-        choices=("mlp", "glu", "moe"), whole=("moe",))
+        choices=("mlp", "glu", "moe"), whole=("moe",), read_by=FFN)
     activation: str = key("silu", "activation of the feed-forward layer",
-        choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"))
+        choices=("relu", "silu", "gelu", "gelu_tanh", "relu_squared", "sigmoid"), read_by=FFN)
     d_ff: int | None = key(None, "width of the feed-forward layer; none: 4 d_model (mlp), 8/3 d_model rounded to a "
-        "multiple of 64 (glu)", low=1)
+        "multiple of 64 (glu)", low=1, read_by=FFN)
     n_experts: int = key(8, "number of experts, each of width d_ff", only="ffn=moe", low=2)
     experts_per_token: int = key(2, "number of experts that a token uses", only="ffn=moe", low=1)
     normalize_experts: bool = key(True, "divide the weights of a token's experts by their sum", only="ffn=moe")
@@ -107,25 +118,25 @@ class ModelConfig:
     moe_first_layer: int = key(0, "first layer with experts; earlier ones are glu", only="ffn=moe", low=0)
     moe_balance: float = key(0.01, "weight of the balance of experts in the loss", only="ffn=moe", low=0.0)
     router_z: float = key(0.001, "weight of the router's log(Z)^2 in the loss", only="ffn=moe", low=0.0)
-    ffn_bias: bool = key(False, "add biases in the feed-forward layer")
-    attn_bias: bool = key(False, "add biases to the query, key and value projections")
+    ffn_bias: bool = key(False, "add biases in the feed-forward layer", read_by=FFN)
+    attn_bias: bool = key(False, "add biases to the query, key and value projections", read_by=ATTENTION)
     attn_out_bias: bool | None = key(None, "add a bias to the output projection of attention; none: the value of "
-        "attn_bias (Qwen2: false, with attn_bias)")
+        "attn_bias (Qwen2: false, with attn_bias)", read_by=ATTENTION)
     head_bias: bool = key(False, "add a bias to the output head")
     positions: str = key("rope", "position encoding", choices=("rope", "sinusoidal", "learned", "none"))
-    rope_theta: float = key(10_000.0, "base of the wavelengths", only="positions=rope", above=0.0)
+    rope_theta: float = key(10_000.0, "base of the wavelengths", only="positions=rope", above=0.0, read_by=KEYS)
     rope_window_theta: float | None = key(None, "base in layers with a window, without rope_scaling (Gemma 3, OLMo 3); "
-        "none: as in the others", only="positions=rope", above=0.0)
+        "none: as in the others", only="positions=rope", above=0.0, read_by=HEADS)
     rope_pairing: str = key("adjacent", "which features are rotated together", only="positions=rope",
-        choices=("adjacent", "halves"))
+        choices=("adjacent", "halves"), read_by=KEYS)
     rope_pattern: tuple[int, ...] = key((1,), "layers that rotate queries and keys (1) and layers that do not (0), "
-        "repeated over the depth", only="positions=rope", low=0, high=1)
+        "repeated over the depth", only="positions=rope", low=0, high=1, read_by=HEADS)
     rope_width: int | None = key(None, "number of the first features of a head that are rotated; none: d_head",
-        only="positions=rope", low=2)
+        only="positions=rope", low=2, read_by=HEADS)
     rope_scaling: str = key("none", "change the frequencies for a longer context. linear: divide all by rope_factor; "
         "llama3: divide the low ones (Llama 3.1); yarn: divide the low ones and scale queries and keys (YaRN); "
         "dynamic: raise the base with max_positions", only="positions=rope",
-        choices=("none", "linear", "llama3", "yarn", "dynamic"))
+        choices=("none", "linear", "llama3", "yarn", "dynamic"), read_by=HEADS)
     rope_factor: float = key(1.0, "divisor of the frequencies", only="rope_scaling!=none", low=1.0)
     rope_low_freq_factor: float = key(1.0, "frequencies of less than this many turns in rope_original_max_positions "
         "are divided", only="rope_scaling=llama3", above=0.0)
@@ -143,34 +154,39 @@ class ModelConfig:
         choices=("sine_first", "cosine_first"))
     max_positions: int | None = key(None, "rows of the table of learned positions, to train longer sequences from it "
         "later; context length with rope_scaling = dynamic; none: train.seq_len", low=1)
-    qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE")
+    qk_norm: bool = key(False, "apply RMSNorm to queries and keys, before RoPE", read_by=ATTENTION)
     qk_norm_over: str = key("head", "features normalized together: those of a head (Qwen 3), or of all heads (OLMo 2)",
         only="qk_norm!=false", choices=("head", "all_heads"))
     attn_gate: str = key("none", "gate of attention's output for each head or each feature (element): sigmoid(x W), or "
         "2 sigmoid(x W) from W = 0 (identity)",
-        choices=("none", "head", "element", "head_identity", "element_identity"))
+        choices=("none", "head", "element", "head_identity", "element_identity"), read_by=ATTENTION)
     attn_exclusive: str = key("none", "remove from attention's output its part along the token's own value: all of it, "
-        "or a learned part from 0", choices=("none", "full", "learned"))
-    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores")
+        "or a learned part from 0", choices=("none", "full", "learned"), read_by=ATTENTION)
+    attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores",
+        read_by=ATTENTION)
     attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,),
-        attention="scores")
+        attention="scores", read_by=ATTENTION)
     query_scale: str = key("none", "a learned factor of each head's queries, from 1; log_n: times the logarithm of the "
-        "position, 1 at the end of the context", choices=("none", "learned", "log_n"), attention="scores")
+        "position, 1 at the end of the context", choices=("none", "learned", "log_n"), attention="scores",
+        read_by=ATTENTION)
     attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values",
-        attention="scores")
+        attention="scores", read_by=ATTENTION)
     gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
-        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"), attention="replaced")
-    value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer")
+        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"), attention="replaced",
+        read_by=ATTENTION)
+    value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer",
+        read_by=ATTENTION)
     value_residual: str = key("none", "add the values of the first layer to those of each layer: half of each, or a "
-        "learned part from 0", choices=("none", "half", "learned"))
+        "learned part from 0", choices=("none", "half", "learned"), read_by=ATTENTION)
     residual: str = key("sum", "how branches read the residual stream and add to it: the plain sum, attention over the "
         "outputs of all earlier branches, four streams with learned mappings, or the sum of parallel branches: the "
         "feed-forward layer reads what attention reads (GPT-NeoX)",
         choices=("sum", "depth_attention", "hyper_connections", "parallel"))
     residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
     residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
-    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,))
-    conv_values: bool = key(False, "add such a convolution to the values", whole=(True,))
+    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,),
+        read_by=ATTENTION)
+    conv_values: bool = key(False, "add such a convolution to the values", whole=(True,), read_by=ATTENTION)
     conv_stream: bool = key(False, "add such a convolution to the residual stream before each layer", whole=(True,))
     token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
@@ -188,11 +204,11 @@ class ModelConfig:
     deep_supervision: float | None = key(None, "weight in the loss of the logits of the stream at half of the depth",
         above=0.0)
     window_pattern: tuple[int, ...] = key((0,), "sliding-window attention: keys a query sees (including itself) in "
-        "each layer, repeated over the depth; 0: all", low=0, attention="scores")
+        "each layer, repeated over the depth; 0: all", low=0, attention="scores", read_by=KEYS)
     attn_scale: float | None = key(None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / "
-        "sqrt(d_head)", above=0.0, attention="scores")
+        "sqrt(d_head)", above=0.0, attention="scores", read_by=ATTENTION)
     attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0,
-        attention="scores")
+        attention="scores", read_by=ATTENTION)
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
     logit_divisor: float = key(1.0, "divide the last hidden states, and so the logits, by this (Granite)", above=0.0)
     embed_scale: float = key(1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma",
@@ -508,6 +524,11 @@ def branches_of(model: ModelConfig) -> list[Branch]:
     return found
 
 
+def n_mixing_branches(model: ModelConfig) -> int:
+    """Return how many branches of a block have the mixer of the layer."""
+    return sum(branch.kind == "attention" for branch in branches_of(model))
+
+
 def looped_layers(model: ModelConfig) -> range:
     """Return the layers that config.model.loops repeats."""
     return range(*(model.loop_layers or (0, model.n_layers)))
@@ -525,9 +546,20 @@ def turns(model: ModelConfig) -> list[range]:
     return [range(*layers) for layers in zip(first, end, strict=True)]
 
 
-def n_applied_layers(model: ModelConfig) -> int:
-    """Return how many layers a token passes, each as often as it is applied."""
-    return sum(map(len, turns(model)))
+def applied_layers(model: ModelConfig) -> list[tuple[int, int]]:
+    """Return (turn, layer) of the layers that a token passes, in this order."""
+    return [(turn, layer) for turn, layers in enumerate(turns(model)) for layer in layers]
+
+
+def n_applied_layers(model: ModelConfig, of: Sequence[int] | None = None) -> int:
+    """Return how many layers a token passes, each as often as it is applied; `of`: of these alone.
+
+    >>> n_applied_layers(ModelConfig(n_layers=4, loops=3, loop_layers=(1, 3)), of=(0, 1))
+    4
+    """
+    if of is None:
+        return sum(map(len, turns(model)))
+    return sum(layer in layers for layers in turns(model) for layer in of)
 
 
 def width_factor(model: ModelConfig) -> float:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from lm import parameters
-from lm.config import Resolved, ResolvedModel, n_applied_layers
+from lm.config import Resolved, ResolvedModel, n_applied_layers, n_mixing_branches
 from lm.cost.devices import Device
 from lm.cost.memory import itemsizes, micro_batches_per_step, tokens_per_micro_batch
 from lm.optimizers import MATRIX_RULES
@@ -122,7 +122,9 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
         return p.size / (sizes["tensor"] if "tensor" in sharding.parameter_spec(p, sizes) else 1)
 
     sharded = {path: p for path, p in table.items() if "fsdp" in sharding.parameter_spec(p, sizes)}
-    layers = sum(size(p) for p in sharded.values() if p.layers is not None)
+    # a layer gathers them whenever it is applied
+    of_layers = [p for p in sharded.values() if p.layers]
+    layers = sum(size(p) * n_applied_layers(m, p.layers) / len(p.layers) for p in of_layers)
     # looked up in param_dtype
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
@@ -160,20 +162,21 @@ def _tensor_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple
     sum_x_BTD = ("all-reduce", ("tensor",), n_tokens * m.d_model * compute)
     inputs, outputs = _split_products(m, sizes)
     if m.remat == "block":
-        outputs += outputs - m.n_layers  # the last output of a block is not recomputed
+        outputs += outputs - n_applied_layers(m)  # the last output of a block is not recomputed
     yield "outputs of attention and feed-forward layers", *sum_x_BTD, n * outputs
     yield "gradients of their inputs", *sum_x_BTD, n * inputs
     if m.vocab_size % sizes["tensor"] == 0:
         yield "embeddings, and the gradient of the head's input", *sum_x_BTD, 2 * n
     if m.qk_norm and m.qk_norm_over == "all_heads":
         # One float32 number per token for queries and for keys, forward and backward.
-        times = n * n_applied_layers(m) * (4 + 2 * (m.remat != "none"))
+        times = n * n_applied_layers(m) * n_mixing_branches(m) * (4 + 2 * (m.remat != "none"))
         what = "squares of queries and keys, summed over heads"
         yield what, "all-reduce", ("tensor",), 4 * n_tokens, times
 
 
 def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
-    """Count the modules with outputs split over tensor, and the weights with inputs split.
+    """Count the modules with outputs split over tensor, and the weights with inputs split, each as
+    often as its layer is applied.
 
     The weights of one module that are split by their outputs have the same input.
     """
@@ -182,9 +185,10 @@ def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
     for path, p in parameters.parameter_table(m).items():
         if p.contract and p.layers is not None:
             spec = sharding.parameter_spec(p, sizes)
-            rows += len(p.layers) * any(spec[i] == "tensor" for i in p.rows)
+            times = n_applied_layers(m, p.layers)
+            rows += times * any(spec[i] == "tensor" for i in p.rows)
             if any(spec[i] == "tensor" for i in p.columns):
-                columns[path.rpartition("/")[0]] = len(p.layers)
+                columns[path.rpartition("/")[0]] = times
     return sum(columns.values()), rows
 
 
@@ -194,7 +198,8 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tup
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     width = m.n_kv_heads * m.d_head / sizes["tensor"]
     payload = n_tokens * width * itemsizes(config)[1]
-    times = 2 * n_applied_layers(m) * micro_batches_per_step(config, sizes)  # keys, and values
+    # keys, and values
+    times = 2 * n_applied_layers(m) * n_mixing_branches(m) * micro_batches_per_step(config, sizes)
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
     yield "keys and values", "all-gather", ("sequence",), payload, gathers * times
     yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, times

@@ -1,7 +1,14 @@
 """Exact counts of weights and operations from the declarations of a model, and MFU."""
 
 from lm import ideas
-from lm.config import ResolvedModel, branches_of, layer_windows, mixer_of, turns
+from lm.config import (
+    ResolvedModel,
+    layer_windows,
+    mixer_of,
+    n_applied_layers,
+    n_mixing_branches,
+    turns,
+)
 from lm.model import MIXERS
 from lm.parameters import parameter_table
 
@@ -12,13 +19,12 @@ def matmul_params(config: ResolvedModel) -> int:
     The head counts, tied to the embedding or not. The embedding lookup, biases, gains and learned
     positions do not. A layer that is applied several times counts as often.
     """
-    times = [sum(layer in layers for layers in turns(config)) for layer in range(config.n_layers)]
     total = 0
     for p in parameter_table(config).values():
         if p.layers is None:
             total += p.matmul_size
         else:
-            total += p.matmul_size * sum(times[layer] for layer in p.layers) // len(p.layers)
+            total += p.matmul_size * n_applied_layers(config, p.layers) // len(p.layers)
     return total
 
 
@@ -49,7 +55,7 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     n_products = matmul_params(config) + ideas.loss_products(config)
     n_products += ideas.products(config, None, seq_len)
     windows = layer_windows(config)
-    n_mixing = sum(branch.kind == "attention" for branch in branches_of(config))
+    n_mixing = n_mixing_branches(config)
     for layers in turns(config):
         for layer in layers:
             n_keys = seq_len if full_square else mean_attended_keys(seq_len, windows[layer])

@@ -21,6 +21,7 @@ from lm.config import (
     ResolvedModel,
     mixer_of,
     n_applied_layers,
+    n_mixing_branches,
     query_heads,
 )
 from lm.cost.devices import Device
@@ -230,16 +231,19 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
     lanes = 0.0
     if attention_implementation(config, device, sizes)[0] == "splash":
         # its arrays have heads of whole lanes
-        lanes = (-m.d_head % LANES) / m.d_head * (_features(config, sizes)["K"] + heads * m.d_head)
+        width = _features(config, sizes)["K"] / max(1, n_mixing_branches(m)) + heads * m.d_head
+        lanes = (-m.d_head % LANES) / m.d_head * width
     # keys and values
     gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
     mixers = [_other_mixer(m, layer) for layer in range(m.n_layers)]
-    kept = sum(mixer.activations(m) for mixer in mixers if hasattr(mixer, "activations"))
+    n_keys = config.train.seq_len
+    kept = sum(mixer.activations(m, n_keys) for mixer in mixers if hasattr(mixer, "activations"))
     mixed = float32 * kept / m.n_layers / sizes["tensor"]
-    return layer_activations(config, sizes) + lanes + gathered + scores + mixed
+    of_attention = n_mixing_branches(m) * (lanes + gathered + scores + mixed)
+    return layer_activations(config, sizes) + of_attention
 
 
 def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
@@ -250,7 +254,7 @@ def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
     branch may write.
     """
     m = config.model
-    attended = query_heads(m) * m.d_head / sizes["tensor"]
+    attended = n_mixing_branches(m) * query_heads(m) * m.d_head / sizes["tensor"]
     norms = 2 * len(m.branches) * m.d_model
     products = sum(_features(config, sizes).values())
     return norms + products + attended + 2 * carried_features(config)
@@ -302,27 +306,42 @@ def attention_implementation(
 ) -> tuple[str, str]:
     """Return the implementation of attention that runs, and why."""
     m = config.model
-    n_attending = len(_attending_layers(m))
-    if not n_attending:
+    attending = _attending_layers(m)
+    if not attending:
         return "none", "no layer has it"
+    mixers = dict.fromkeys(mixer_of(m, layer) for layer in attending)
+    (chosen, why), *others = (_implementation(config, device, sizes, mixer) for mixer in mixers)
+    for mixer, (other, _) in zip([*mixers][1:], others, strict=True):
+        if other != chosen:
+            why += f"; {other} in layers of {mixer}"
+    if len(attending) < m.n_layers:
+        why += f"; in {len(attending)} of {m.n_layers} layers"
+    return chosen, why
+
+
+def _implementation(
+    config: Resolved, device: Device, sizes: dict[str, int], mixer: str
+) -> tuple[str, str]:
+    """Return the implementation of attention in the layers of a mixer, and why."""
+    m = config.model
+    is_plain = mixer == "attention"
+    module: Any = MIXERS[mixer]
+    scores = ideas.SITES["scores"] if is_plain else ()
     try:
-        chosen, why = choose_implementation(
+        return choose_implementation(
             m.attention,
             platform=device.platform,
             dtype=m.compute_dtype,
-            d_head=m.d_head,
-            softcap=m.attn_softcap,
+            d_head=m.d_head if is_plain else module.query_width(m),
+            softcap=m.attn_softcap if is_plain else None,
             window="varies" if _window_varies(config) else None,
             segments=config.data.packing == "documents",
             contiguous=sizes["sequence"] == 1,
             n_queries=config.train.seq_len,
-            more_scores=any(ideas.is_on(getattr(m, key)) for key in ideas.SITES["scores"]),
+            more_scores=any(ideas.is_on(getattr(m, key)) for key in scores),
         )
     except ValueError as error:
         raise UserError(f"config.model.attention: {error}") from None
-    if n_attending < m.n_layers:
-        why += f"; in {n_attending} of {m.n_layers} layers"
-    return chosen, why
 
 
 def _window_varies(config: Resolved) -> bool:
@@ -343,27 +362,29 @@ def _other_mixer(m: ResolvedModel, layer: int) -> Any:
 
 
 def _attending_layers(m: ResolvedModel) -> list[int]:
-    return [layer for layer in range(m.n_layers) if _other_mixer(m, layer) is None]
+    """Return the layers that call `causal_attention`, which chooses an implementation."""
+    mixers = [_other_mixer(m, layer) for layer in range(m.n_layers)]
+    return [i for i, mixer in enumerate(mixers) if mixer is None or hasattr(mixer, "query_width")]
 
 
 def scores_per_query(config: Resolved, device: Device, sizes: dict[str, int]) -> float:
     """Return the number of keys whose scores attention keeps for a query, a mean over layers."""
     n = config.train.seq_len
-    implementation, _ = attention_implementation(config, device, sizes)
-    if implementation in ("cudnn", "splash"):
-        return 0
-    attending = _attending_layers(config.model)
-    if implementation != "chunked":
-        return n * len(attending) / config.model.n_layers
-    # A chunk of queries sees the keys up to its own end. A window only cuts keys off where it is
-    # known at compile time.
     size = chunk_size(n)
     windows = _windows(config)
     total = 0.0
-    for layer in attending:
-        keys = (n + size) / 2
-        window = windows[layer]
-        if window and not _window_varies(config):
-            keys = min(keys, size + window - 1)
+    for layer in _attending_layers(config.model):
+        mixer = mixer_of(config.model, layer)
+        implementation, _ = _implementation(config, device, sizes, mixer)
+        if implementation in ("cudnn", "splash"):
+            continue
+        keys: float = n
+        if implementation == "chunked":
+            # A chunk of queries sees the keys up to its own end. A window only cuts keys off where
+            # it is known at compile time.
+            keys = (n + size) / 2
+            window = windows[layer]
+            if window and not _window_varies(config):
+                keys = min(keys, size + window - 1)
         total += keys
     return total / len(windows)

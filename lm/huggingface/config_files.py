@@ -274,7 +274,7 @@ def normalized(c: ResolvedModel) -> dict[str, Any]:
         unused.add("norm_algorithm")
     if c.positions != "sinusoidal":
         unused.add("sinusoidal_order")
-    if c.positions != "learned":
+    if c.positions != "learned" and c.query_scale != "log_n":
         unused.add("max_positions")
     if not c.qk_norm:
         unused.add("qk_norm_over")

@@ -21,7 +21,7 @@ and `apply`:
         if a query sees n_keys keys in the mean; default: 0.
     loss_products(c) -> number
         Products of a token that only the loss needs, such as other logits; default: 0.
-    activations(c) -> number
+    activations(c, n_keys) -> number
         Of a mixer, or an idea in place of the softmax: float32 numbers of a token that one of its
         layers keeps for the backward pass.
 
@@ -255,8 +255,8 @@ def declared(c: ResolvedModel, module: str) -> dict[str, Parameter]:
     for idea in present:
         if module == "attention" and not layers_of(idea, c):
             raise UserError(
-                f"config.model.mixers: {', '.join(c.mixers)}, but {_name(idea)} changes attention, "
-                "which no layer has; use one of both"
+                f"config.model.mixers: {', '.join(c.mixers)}, but no layer of {_name(idea)} has "
+                "attention, which it changes; use one of both"
             )
     tables = _of_all(present, "table", c)
     if module == "model":
@@ -313,12 +313,13 @@ def products(c: ResolvedModel, layer: int | None, n_keys: float) -> float:
     """
     total = 0.0
     for module in MODULES:
-        n_branches = sum(branch.kind == module for branch in branches_of(c))
+        kinds = [branch.kind for branch in branches_of(c)]
+        times = 1 if module in ("model", "block") else kinds.count(module)
         for idea in active(c, module):
             if not hasattr(idea, "products") or (module == "model") != (layer is None):
                 continue
             if layer is None or layer in layers_of(idea, c):
-                total += idea.products(c, n_keys) * (n_branches or 1)
+                total += idea.products(c, n_keys) * times
     return total
 
 

@@ -7,6 +7,7 @@ square before the head. Evaluation does not change.
 
 import jax.numpy as jnp
 
+from lm.config import n_applied_layers
 from lm.layers.norms import rms_norm
 
 
@@ -15,7 +16,7 @@ def carry(c, x_BTD):
 
 
 def apply(here, x_BTD):
-    at_middle = here.layer == here.c.n_layers // 2
+    at_middle = here.depth == n_applied_layers(here.c) // 2
     deep_BTD = rms_norm(x_BTD, None, eps=here.c.norm_eps)
     here.stream["deep_BTD"] = jnp.where(at_middle, deep_BTD, here.stream["deep_BTD"])
     return x_BTD

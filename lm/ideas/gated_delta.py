@@ -48,7 +48,7 @@ def products(c, n_keys):
     return c.n_heads * (c.d_head * (3 * c.d_head + 4 * CHUNK) + (CHUNK**2 - 1) / 3)
 
 
-def activations(c):
+def activations(c, n_keys):
     """Queries, keys and outputs before and after their norms, values, and a state per chunk."""
     return c.n_heads * c.d_head * (7 + c.d_head / CHUNK)
 

@@ -41,10 +41,19 @@ def table(c):
     }
 
 
+def query_width(c):
+    return c.d_head + widths(c)[1]
+
+
+def activations(c, n_keys):
+    """Queries, keys and values of all heads, and what the cache holds, in the dtype of products."""
+    R, P = widths(c)
+    return (3 * c.n_heads * query_width(c) + 2 * (R + P)) * jnp.dtype(c.compute_dtype).itemsize / 4
+
+
 def products(c, n_keys):
     """Values are padded to the width of keys, for kernels that need equal widths."""
-    _, P = widths(c)
-    return 2 * c.n_heads * (c.d_head + P) * n_keys
+    return 2 * c.n_heads * query_width(c) * n_keys
 
 
 def apply(here, x_BTD):
@@ -63,7 +72,7 @@ def apply(here, x_BTD):
     kept_BTC = jnp.concatenate([c_BTR, k_BTP], axis=-1)
     kept_BSC, mask = here.earlier("latent", kept_BTC, window=here.window())
     c_BSR, k_BSP = kept_BSC[..., :R], kept_BSC[..., R:]
-    options = {"scale": 1 / math.sqrt(c.d_head + P), "implementation": c.attention}
+    options = {"scale": 1 / math.sqrt(query_width(c)), "implementation": c.attention}
     if x_BTD.shape[-2] == 1:
         q_BTHR = jnp.einsum("...HK,RHK->...HR", q_BTHK, p["w_k_RHK"].astype(q_BTHK.dtype))
         q_BTHC = jnp.concatenate([q_BTHR, q_BTHP], axis=-1)

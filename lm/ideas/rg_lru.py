@@ -21,6 +21,7 @@ from lm.layers.linear import einsum
 
 KERNEL = 4
 SHARPNESS = 8.0
+SMALLEST = 1e-12  # of 1 - a^2, whose root has no derivative at 0
 SLOWEST, FASTEST = 0.999, 0.9  # decays at r = 1
 
 
@@ -43,6 +44,11 @@ def products(c, n_keys):
     return 0
 
 
+def activations(c, n_keys):
+    """Eight vectors of the convolution and the gates, and four of the scan, at all its levels."""
+    return 12 * c.n_heads * c.d_head
+
+
 def apply(here, x_BTD):
     p = here.p
     u_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_in_DHK"])
@@ -55,7 +61,8 @@ def apply(here, x_BTD):
     r_BTHK = _gate(u_BTHK, p["w_a_HKC"], p["b_a_HK"])
     i_BTHK = _gate(u_BTHK, p["w_x_HKC"], p["b_x_HK"])
     log_a_BTHK = -SHARPNESS * _rates(p["decay_K"]) * r_BTHK
-    inputs_BTHK = jnp.sqrt(-jnp.expm1(2 * log_a_BTHK)) * i_BTHK * u_BTHK.astype(jnp.float32)
+    scale_BTHK = jnp.sqrt(jnp.maximum(-jnp.expm1(2 * log_a_BTHK), SMALLEST))
+    inputs_BTHK = scale_BTHK * i_BTHK * u_BTHK.astype(jnp.float32)
     state_HK = jnp.zeros(shape[-2:], jnp.float32)
     h_BTHK = here.recurrence("state", chunk, state_HK, (log_a_BTHK, inputs_BTHK), shape[-3])
     gate_BTHK = gelu(einsum("BTD,DHK->BTHK", x_BTD, p["w_gate_DHK"]))

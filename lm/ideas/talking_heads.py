@@ -33,6 +33,11 @@ def products(c, n_keys):
     return 2 * c.n_heads * (c.d_head + c.n_heads) * n_keys
 
 
+def activations(c, n_keys):
+    """Scores before and after their mixing, and weights likewise."""
+    return 4 * c.n_heads * n_keys
+
+
 def apply(here, x_BTD):
     c, p = here.c, here.p
     q_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_q_DHK"])

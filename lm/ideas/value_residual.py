@@ -1,6 +1,6 @@
 """Value residual: v_l <- (1 - a) v_l + a v_0, with the values v_0 of the first layer.
 
-Zhou et al. 2024, arXiv:2410.17897.
+It is the first layer that has attention, in its first turn. Zhou et al. 2024, arXiv:2410.17897.
 
 half     a = 1/2 in every layer
 learned  one a per layer, from 0: at step 0 the model is the one without the residual
@@ -8,6 +8,7 @@ learned  one a per layer, from 0: at step 0 the model is the one without the res
 
 import jax.numpy as jnp
 
+from lm.config import applied_layers, mixer_of
 from lm.declarations import small_weight
 
 
@@ -19,8 +20,16 @@ def carry(c, x_BTD):
     return {"v_first_BTGK": jnp.zeros((*x_BTD.shape[:-1], c.n_kv_heads, c.d_head), x_BTD.dtype)}
 
 
+def first_depth(c):
+    """Return how many layers were applied before the first one with attention."""
+    mixers = [mixer_of(c, layer) for _, layer in applied_layers(c)]
+    return mixers.index("attention")
+
+
 def apply(here, v_BTGK):
-    first_BTGK = jnp.where(here.layer == 0, v_BTGK, here.stream["v_first_BTGK"])
+    is_first_branch = here.path.endswith("/attention")  # a second one is attention_2
+    is_first = is_first_branch & (here.depth == first_depth(here.c))
+    first_BTGK = jnp.where(is_first, v_BTGK, here.stream["v_first_BTGK"])
     here.stream["v_first_BTGK"] = first_BTGK
     a = here.p["value_mix"].astype(v_BTGK.dtype) if here.c.value_residual == "learned" else 0.5
     return (1 - a) * v_BTGK + a * first_BTGK

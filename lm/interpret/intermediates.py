@@ -236,7 +236,7 @@ def _matches(pattern: str, c: ResolvedModel) -> list[str]:
     """Return the names of the intermediates that match a pattern; raises UserError if none does."""
     if matching := fnmatch.filter(_axes(c), pattern):
         return matching
-    known = dict.fromkeys(re.sub(r"^layers/\d+", "layers/*", name) for name in _axes(c))
+    known = dict.fromkeys(re.sub(r"(layers|turns)/\d+", r"\1/*", name) for name in _axes(c))
     close = close_match(pattern, [*_axes(c), *known])
     raise UserError(
         f"{pattern}: the model has no intermediate of this name{close}",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lm.config import query_heads
+from lm.config import branches_of, query_heads
 from lm.data.tokenizers import HFTokenizer, Tokenizer
 from lm.interpret.intermediates import applied_layers, capture, logit_lens, names
 from lm.system.errors import UserError
@@ -41,9 +41,10 @@ class Measurements:
     losses_T: np.ndarray  # loss of each token given those before it, in nats; NaN for the first
     next: Ranking
     lens: dict[str, Ranking]  # the same after each layer, by its name
-    weights: dict[int, np.ndarray]  # attention weights (H, T, T) of some layers
-    # Mean Euclidean norm over the tokens, (N + 1,): of the embedding and of each layer's residual
-    # stream, and of what attention and the feed-forward layer add to it (NaN for the embedding).
+    # attention weights (H, T, T) of some layers, in the last turn of a loop
+    weights: dict[int, np.ndarray]
+    # Mean Euclidean norm over the tokens, (N + 1,): of the embedding and of the residual stream
+    # after each layer that is applied, and of what branches add to it (NaN for the embedding).
     norms: dict[str, np.ndarray]
 
 
@@ -70,20 +71,22 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     known = names(run)
     rows = {"embedding": "embedding"}
     applied = applied_layers(run)
+    last_turn = {}  # of each layer
     for path in applied:
         turn, _, layer = path.removeprefix("turns/").rpartition("layers/")
         title = f"turn {turn.rstrip('/')}, layer {layer}" if turn else f"layer {layer}"
         rows[title] = f"{path}/residual"
+        last_turn[int(layer)] = path
     # what a branch adds to the stream, through its norm if it has one there
-    branches = []
-    for branch in ("attention", "ffn"):
-        normed = f"{branch}_post_norm/output"
-        branches.append(normed if f"layers/0/{normed}" in known else f"{branch}/output")
+    branches = {}
+    for branch in branches_of(run.config.model):
+        title = branch.name.replace("ffn", "feed-forward").replace("_", " ")
+        normed = f"{branch.name}_post_norm/output"
+        branches[title] = normed if f"layers/0/{normed}" in known else f"{branch.name}/output"
     # of those with attention
-    weights = {i: name for i in layers if (name := f"layers/{i}/attention/weights") in known}
+    weights = {i: name for i in layers if (name := f"{last_turn[i]}/attention/weights") in known}
     wanted = [*rows.values(), *weights.values()]
-    of_branches = [f"{path}/{branch}" for path in applied for branch in branches]
-    wanted += [name for name in of_branches if name in known]
+    wanted += [f"{path}/{output}" for path in applied for output in branches.values()]
     logits_TV, acts = capture(run, ids_T, wanted)
     if not jnp.isfinite(logits_TV).all():
         raise UserError(
@@ -97,9 +100,8 @@ def measure(run: TrainedModel, text: str, layers: Sequence[int] | None = None) -
     for of_layer in lens.values():
         shown.update(of_layer.ids_TR.flat)
     norms = {"residual stream": np.array([_mean_norm(acts[name]) for name in rows.values()])}
-    for title, branch in zip(("attention", "feed-forward"), branches, strict=True):
-        outputs = [acts.get(f"{path}/{branch}") for path in applied]
-        of_layers = [math.nan if x is None else _mean_norm(x) for x in outputs]
+    for title, output in branches.items():
+        of_layers = [_mean_norm(acts[f"{path}/{output}"]) for path in applied]
         norms[title] = np.array([math.nan, *of_layers])
     return Measurements(
         ids_T=ids_T,

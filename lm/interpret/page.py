@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 
+from lm.config import ResolvedModel
 from lm.interpret.measure import Measurements, Ranking
 from lm.system.text_tables import for_terminal, html_page
 from lm.trained_model import TrainedModel
@@ -28,8 +29,8 @@ def to_html(run: TrainedModel, m: Measurements) -> str:
         _section("loss", "Loss per token", LOSS.format(uniform=uniform), _text(m, uniform)),
         _section("next", "Likely next tokens", NEXT, '<div id="bars"></div>'),
         _section("lens", "Logit lens", LENS, GRID),
-        _section("attention", "Attention", _attention_help(m, c.n_layers), MAPS),
-        _section("norms", "Norms by layer", NORMS, norms_table(m.norms)),
+        _section("attention", "Attention", _attention_help(m, c), MAPS),
+        _section("norms", "Norms by layer", NORMS, norms_table(m)),
     ]
     files = resources.files("lm.interpret")
     style = files.joinpath("page.css").read_text(encoding="utf-8")
@@ -61,19 +62,21 @@ MAPS = (
     '<p id="sources"></p></div>'
 )
 NORMS = (
-    "The mean length of the vectors that attention and the feed-forward layer add to the residual "
+    "The mean length of the vectors that each branch of a layer adds to the residual "
     "stream, and of the residual stream after the layer: a short addition to a long stream changes "
     "little."
 )
 
 
-def _attention_help(m: Measurements, n_layers: int) -> str:
+def _attention_help(m: Measurements, c: ResolvedModel) -> str:
     left_out = ""
-    if len(m.weights) < n_layers:
+    if len(m.weights) < c.n_layers:
         left_out = (
-            f" Shown are {len(m.weights)} of {n_layers} layers; --layers chooses others that "
+            f" Shown are {len(m.weights)} of {c.n_layers} layers; --layers chooses others that "
             "have attention."
         )
+    if c.loops > 1:
+        left_out += " Those of looped layers are of the last turn."
     return (
         "Each small map is a head. Its rows are the tokens that read, its columns the tokens that "
         "are read. The darker, the larger the weight (a row adds up to 1). A dark line along the "
@@ -141,12 +144,12 @@ def pack(weights_HTT: np.ndarray) -> str:
     return base64.b64encode(triangles.tobytes()).decode()
 
 
-def norms_table(norms: dict[str, np.ndarray]) -> str:
+def norms_table(m: Measurements) -> str:
     """Return a table with a row for the embedding, which no branch adds to, and one for each layer."""
-    largest = max(np.nanmax(x) for x in norms.values()) or 1.0
-    rows = ["".join(f"<th>{name}</th>" for name in ("", *norms))]
-    for i, values in enumerate(zip(*norms.values(), strict=True)):
-        row = f"<th>{f'layer {i - 1}' if i else 'embedding'}</th>"
+    largest = max(np.nanmax(x) for x in m.norms.values()) or 1.0
+    rows = ["".join(f"<th>{name}</th>" for name in ("", *m.norms))]
+    for name, *values in zip(m.lens, *m.norms.values(), strict=True):
+        row = f"<th>{name}</th>"
         for value in values:
             bar = f'<i style="width:{10 * value / largest:.2f}rem"></i>{value:.4g}'
             row += f"<td>{'' if math.isnan(value) else bar}</td>"

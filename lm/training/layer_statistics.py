@@ -37,9 +37,10 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
                         ("layers"), the embeddings and the head
 
     Attention and activations are measured without dropout on the first N_EXAMPLES sequences of each
-    device's share of the batch, without padding; a model without layers has neither. A model with a
-    layer that does not call `Past.attend` has no attention here. Gradients are those of the full
-    batch, before clipping.
+    device's share of the batch, without padding; a model without layers has neither. They are those
+    of the first branch of its kind in a block, and of the last turn of a loop. A model with a layer
+    that does not call `Past.observed` has no attention here. Gradients are those of the full batch,
+    before clipping.
     """
     means, grads = losses_and_gradients(state, batch, config)
     updates, _ = optimizer(config).update(grads, state.opt_state, state.params, value=means["loss"])
@@ -113,6 +114,8 @@ def _forward_statistics(params: dict, fields: dict, config: Resolved) -> dict:
     @flax.struct.dataclass
     class Measured(Past):
         def observed(self, here, q_BTHK, k_BSGK, mask, options):
+            if not here.path.endswith("/attention"):  # of a later branch
+                return options
             max_logit_BTH, entropy_BTH, max_entropy_BT = attention_statistics(
                 q_BTHK, k_BSGK, mask, **options
             )

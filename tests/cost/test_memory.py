@@ -112,6 +112,13 @@ def test_the_state_has_the_bytes_of_compiled_programs_and_unrolled_layers_are_no
             4096,
             4096 / 4,
         ),
+        # rotated features beside those of a head make it wider than cuDNN's limit
+        (
+            "h100",
+            {"mixers": ("attention", "latent"), "compute_dtype": "bfloat16", "d_head": 128},
+            4096,
+            (4096 + 256) / 2 / 2,
+        ),
     ],
 )
 def test_scores_per_query(device, model, seq_len, keys):
@@ -146,6 +153,12 @@ def test_activations_and_logits_by_hand():
         remat = tiny(model={"attention": "einsum", "residual": residual, "remat": "block"})
         assert activation_bytes(remat, DEVICES["h100"], ONE) == 2 * (16 + carried) * 32 * 4
         assert layer_bytes(remat, DEVICES["h100"], ONE) == (layer + 2 * carried) * 32 * 4
+    # scores and weights, before and after their mixing
+    mixed = tiny(model={"mixers": ("talking_heads",)})
+    assert activation_bytes(mixed, DEVICES["h100"], ONE) == 2 * (LAYER + 4 * 4 * 8) * 32 * 4
+    twice = tiny(model={"attention": "einsum", "branches": ("attention", "attention", "ffn")})
+    more = 2 * 16 + (4 + 2 * 2) * 4 + 2 * 4 * 4 + (1 + 1) * 4 * 8
+    assert activation_bytes(twice, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
 

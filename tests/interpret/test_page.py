@@ -115,6 +115,32 @@ def test_losses_likely_tokens_and_the_logit_lens_are_those_of_the_logits(run, me
     assert np.abs(measured.lens["layer 0"].p_TR - last).max() > 0.01
 
 
+def test_a_page_of_a_loop_has_all_turns_and_of_a_block_all_branches():
+    keys = {
+        "vocab_size": TOKENIZER.vocab_size + 1,
+        "n_layers": 3,
+        "loops": 2,
+        "loop_layers": (0, 2),
+    }
+    config = tiny(model=keys | {"branches": ("ffn*0.5", "attention", "ffn*0.5")})
+    looped = TrainedModel("runs/b", 7, config, redrawn(config.model), TOKENIZER)
+    m = measure(looped, TEXT)
+    rows = [
+        "embedding",
+        "layer 0",
+        "layer 1",
+        "turn 1, layer 0",
+        "turn 1, layer 1",
+        "turn 1, layer 2",
+    ]
+    assert list(m.lens) == rows
+    np.testing.assert_allclose(m.lens[rows[-1]].p_TR, m.next.p_TR[:, : measuring.N_LENS], rtol=1e-5)
+    assert list(m.norms) == ["residual stream", "feed-forward", "attention", "feed-forward 2"]
+    assert list(m.weights) == [0, 1, 2]
+    titles = [text for _, text in Page(to_html(looped, m)).all("th")]
+    assert titles[-len(rows) :] == rows
+
+
 def test_norms_are_those_of_what_is_added_to_the_residual_stream(measured, captured):
     """In a sandwich a branch adds the output of its second norm."""
     acts = captured[1]

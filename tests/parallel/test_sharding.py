@@ -124,12 +124,15 @@ def test_bfloat16_losses_on_a_mesh_stay_close_to_those_of_one_device(tmp_path):
         np.testing.assert_allclose(found["losses"], reference["losses"], rtol=0, atol=0.03)
 
 
-@pytest.mark.slow
-def test_bfloat16_products_gather_nothing_over_tensor(tmp_path):
-    """The partitioner does not support layout constraints, and would gather a constrained array."""
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
+def test_products_gather_nothing_over_tensor(tmp_path, dtype):
+    """The partitioner does not support layout constraints, and would gather a constrained array.
+
+    It would also gather heads and scores that share an axis with the examples.
+    """
     case = {
         "mesh": [1, 4, 2, 1],
-        "sections": {"model": {"compute_dtype": "bfloat16", "vocab_size": 20}},
+        "sections": {"model": {"compute_dtype": dtype, "vocab_size": 20}},
         "hlo": True,
     }
     gathers = [

@@ -14,6 +14,7 @@ from running import python
 from tiny import redrawn, state_of, tiny
 
 from lm import model, parameters, step
+from lm.config import turns
 from lm.declarations import Parameter
 from lm.parameters import flat
 from lm.training import layer_statistics
@@ -73,6 +74,25 @@ def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     found = measured(redrawn(config.model), {"tokens": TOKENS}, config)
     assert found["attention"] == {}
     assert found["activations"]["layers/attention"].shape == (2,)
+
+
+@pytest.mark.parametrize("loop_layers", [None, (1, 3)])
+def test_a_looped_layer_has_the_statistics_of_its_last_turn(loop_layers):
+    """And a second branch of attention has no names among the activations."""
+    keys = {"n_layers": 4, "branches": ("attention", "attention", "ffn")}
+    config = tiny(model=keys | {"loops": 2, "loop_layers": loop_layers})
+    order = [layer for layers in turns(config.model) for layer in layers]
+    params = redrawn(config.model)
+    deeper = params | {"layers": jax.tree.map(lambda x: x[np.array(order)], params["layers"])}
+    deep = tiny(model=keys | {"n_layers": len(order)})
+    found = measured(params, {"tokens": TOKENS}, config)
+    expected = measured(deeper, {"tokens": TOKENS}, deep)
+    last = [len(order) - 1 - order[::-1].index(layer) for layer in range(4)]
+    assert found["activations"].keys() == {"layers/output", "layers/attention", "layers/ffn"}
+    assert found["attention"]
+    chex.assert_trees_all_close(
+        found, jax.tree.map(lambda x: x[np.array(last)], expected), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
