@@ -76,9 +76,8 @@ def test_macaron_is_its_equation():
     ids=str,
 )
 @pytest.mark.parametrize("loop_layers", [(1, 3), (0, 2)], ids=str)
-def test_a_loop_is_a_deeper_model_with_equal_layers(keys, loop_layers, fresh_tables):
+def test_a_loop_is_a_deeper_model_with_equal_layers(keys, loop_layers):
     """In all that the stream has, and in what a step costs: ideas count the layers that are applied."""
-    fresh_tables()
     config = tiny(model=LOOPED | keys | {"loop_layers": loop_layers})
     c = config.model
     order = [layer for layers in turns(c) for layer in layers]

@@ -59,15 +59,13 @@ def test_the_matched_width_is_the_nearest_of_all(target):
     assert off[found.model.d_ff] == min(off.values())
 
 
-def test_widths_that_cannot_match_are_refused(monkeypatch):
+def test_widths_that_cannot_match_are_refused(monkeypatch, fresh_tables):
     with pytest.raises(
         UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"
     ):
         matched(tiny(), tiny(model={"n_layers": 1, "d_ff": 1}))
-    for n_layers, shape in (
-        (7, lambda c: (c.d_ff, c.d_ff)),
-        (8, lambda c: (3, 3)),
-    ):  # tables of no other test
+    for n_layers, shape in ((7, lambda c: (c.d_ff, c.d_ff)), (8, lambda c: (3, 3))):
+        fresh_tables()
         table = lambda c, shape=shape: {"mine_XY": Parameter(shape(c), "XY", "weight", "X")}  # noqa: E731
         monkeypatch.setitem(model.FEED_FORWARDS, "glu", (table, model.glu))
         with pytest.raises(UserError, match=r"match_params: .* ffn = glu .* not linear"):
