@@ -4,11 +4,14 @@ A mistake is an idea of a few lines at a site, under a key that is true in all c
 """
 
 import dataclasses
+import subprocess
+import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
+from running import ROOT
 
 from lm import check, ideas
 from lm.checking import properties
@@ -132,7 +135,6 @@ MISTAKES = {
     "a parameter that nothing reads": (unread(), "the_loss_reads"),
     "a parameter that one layer reads": (read_in_one_layer(), "the_loss_reads"),
     "a term of the loss that is a mean": (term_that_is_a_mean(), "micro_batches"),
-    "a shift over devices": (at_values(shifted_by_one), "devices"),
 }
 
 
@@ -145,8 +147,6 @@ def property_of(name: str):
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=MISTAKES)
 def test_a_mistake_breaks_a_property(number, monkeypatch, fresh_tables):
     (site, idea), name = list(MISTAKES.values())[number]
-    if name == "devices" and len(jax.devices()) < 8:
-        pytest.skip("needs eight devices: python -m lm.check simulates them")
     monkeypatch.setitem(ideas.SITES[site], KEY, idea)
     fresh_tables()
     with pytest.raises((Broken, TypeError)):
@@ -190,6 +190,27 @@ def test_right_models_keep_all_properties(keys):
     )
     for holds in properties.PROPERTIES.values():
         assert holds(s)
+
+
+OVER_DEVICES = """
+import sys, types
+import jax.numpy as jnp
+from lm import check, ideas
+if "sum" in sys.argv:  # over the positions of a device
+    idea = types.SimpleNamespace(apply=lambda here, v: jnp.cumsum(v, axis=-3))
+    ideas.SITES["values"]["norm_bias"] = idea
+config = "configs/shakespeare_small.py"
+sys.exit(check.main(["--config", config, "--only", "devices"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("idea", "code", "said"), [("sum", 2, "BROKEN"), ("none", 0, "ok ")])
+def test_devices_are_simulated(idea, code, said):
+    command = [sys.executable, "-c", OVER_DEVICES, idea]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+    assert "not run" not in done.stdout
 
 
 def test_the_command_prints_a_card(capsys):

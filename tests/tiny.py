@@ -1,13 +1,11 @@
 """A tiny resolved config for tests, and random parameters and a train state for it."""
 
 import dataclasses
-import zlib
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from lm import parameters, step
+from lm.checking.subject import random_parameters
 from lm.config import Config, ModelConfig
 from lm.step import TrainState
 
@@ -36,19 +34,8 @@ def tiny(**sections) -> Config:
 
 
 def redrawn(c: ModelConfig, seed: int = 0) -> dict:
-    """Return random nonzero parameters, gains and biases included. The values depend on path, shape
-    and seed only.
-    """
-
-    def draw(path, p):
-        x = np.random.default_rng([zlib.crc32(path.encode()), seed]).standard_normal(p.shape)
-        fan_in = 1 if p.kind == "embedding" else p.fan_in
-        values = (p.kind == "norm") + x * (0.3 if p.kind in ("norm", "bias") else fan_in**-0.5)
-        # compiles nothing
-        return jnp.asarray(values.astype(np.float32).astype(jnp.dtype(c.param_dtype)))
-
-    table = parameters.parameter_table(c)
-    return parameters.nest({path: draw(path, p) for path, p in table.items()})
+    """Return random nonzero parameters, gains and biases included."""
+    return random_parameters(c, seed)
 
 
 def unstack_layers(params: dict) -> dict:

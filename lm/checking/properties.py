@@ -41,10 +41,10 @@ class Broken(Exception):
 
 def _equal(a, b, what: str, limit: float = ROUNDING) -> float:
     """Return the relative difference; raises Broken if it is more than the limit, or not a number."""
-    found = difference(a, b)
-    if not found <= limit:
-        raise Broken(f"{what} differ by {found:.2g} of the largest number (limit {limit:.0e})")
-    return found
+    error = difference(a, b)
+    if not error <= limit:
+        raise Broken(f"{what} differ by {error:.2g} of the largest number (limit {limit:.0e})")
+    return error
 
 
 def sees_earlier_tokens_of_its_document(s: Subject) -> str:
@@ -269,7 +269,7 @@ def flops_are_those_of_the_traced_program(s: Subject) -> str:
     positions = np.arange(n) % T  # a table of learned positions has T rows
     logits = functools.partial(model.logits, c=c, positions=positions)
     program = jax.make_jaxpr(lambda p, tokens: logits(p, tokens_BT=tokens))(shapes, tokens)
-    traced = _product_flops(program.jaxpr) / n
+    traced = product_flops(program.jaxpr) / n
     counted = flops.flops_per_token(c, n, full_square=True) / 3 - 2 * loss_products(c)
     ratio = counted / traced
     if not abs(ratio - 1) <= 0.01:
@@ -277,7 +277,7 @@ def flops_are_those_of_the_traced_program(s: Subject) -> str:
     return f"{ratio:.3f} of the traced operations"
 
 
-def _product_flops(program) -> int:
+def product_flops(program) -> int:
     """Return the operations of all products in a jaxpr, with the trip counts of its scans."""
     total = 0
     for eqn in program.eqns:
@@ -291,7 +291,7 @@ def _product_flops(program) -> int:
         times = eqn.params["length"] if name == "scan" else 1
         for inner in jax.tree.leaves(eqn.params, is_leaf=_is_program):
             if _is_program(inner):
-                total += times * _product_flops(getattr(inner, "jaxpr", inner))
+                total += times * product_flops(getattr(inner, "jaxpr", inner))
     return total
 
 

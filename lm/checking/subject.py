@@ -83,7 +83,8 @@ def random_parameters(c: ModelConfig, seed: int = 0) -> dict:
         std = 0.3 if p.kind in ("norm", "bias") else p.fan_in**-0.5
         if p.kind == "embedding":
             std = 1.0
-        return jnp.asarray((p.kind == "norm") + std * x, c.param_dtype)
+        values = ((p.kind == "norm") + std * x).astype(np.float32)
+        return jnp.asarray(values.astype(jnp.dtype(c.param_dtype)))  # compiles nothing
 
     table = parameters.parameter_table(c)
     return parameters.nest({path: draw(path, p) for path, p in table.items()})

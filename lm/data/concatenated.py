@@ -39,7 +39,7 @@ class ConcatenatedArray:
         out = np.empty(index.shape + self.shape[1:], self.dtype)
         if not index.size:
             return out
-        # The rows are windows, most of which lie in one part and are read in one go.
+        # The rows are windows. Most lie in one part and are read together.
         rows = index.reshape(-1, index.shape[-1] if index.ndim > 1 else 1)
         values = out.reshape(*rows.shape, *self.shape[1:])  # a view
         first, last = np.searchsorted(self.ends, [rows.min(1), rows.max(1)], side="right")

@@ -60,7 +60,7 @@ class Line:
     operations: list[str] = dataclasses.field(default_factory=list)  # of JAX
 
     def called(self, sources: list) -> "Line":
-        """Return the line that is reached through others: the one that goes on, or a new one."""
+        """Return the line at the end of these calls, a new one if it was not the last."""
         if not sources:
             return self
         if not self.calls or self.calls[-1].source != sources[0]:

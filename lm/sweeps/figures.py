@@ -37,7 +37,7 @@ plt.rcParams |= {
 
 
 def figures(a: Analysis) -> dict[str, Figure]:
-    """Return the figures by name, those of which the sweep has anything to show."""
+    """Return the figures by name. One without anything to show is left out."""
     drawn = {}
     if a.claims:
         drawn["differences"] = differences(a)

@@ -104,7 +104,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
 
 
 class _Problems(list):
-    """Mistakes in the variants, all of which are shown together."""
+    """Mistakes in the variants, to be shown together."""
 
     @contextlib.contextmanager
     def of(self, place: str) -> Iterator[None]:
