@@ -159,16 +159,18 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     def logits(of):
         return losses.head_logits(hidden(of), head)
 
-    def cross_entropy(targets, weights, *, of="x", z_loss=0.0):
+    def cross_entropy(targets, weights, *, of="x", **added):
         """Return the sums of the model's logits, or of those of another array of the stream."""
         if not chunk:
-            return losses.softmax_cross_entropy(logits(of), targets, weights, z_loss=z_loss)
+            return losses.softmax_cross_entropy(logits(of), targets, weights, **added)
         return losses.chunked_softmax_cross_entropy(
-            hidden(of), head, targets, weights, chunk_size=chunk, z_loss=z_loss
+            hidden(of), head, targets, weights, chunk_size=chunk, **added
         )
 
-    z_loss = 0.0 if progress is None else config.train.z_loss
-    sums = cross_entropy(fields["targets"], fields["weights"], z_loss=z_loss)
+    added = {}
+    if progress is not None:
+        added = {"z_loss": config.train.z_loss, "smoothing": config.train.label_smoothing}
+    sums = cross_entropy(fields["targets"], fields["weights"], **added)
     if progress is None:
         return sums, {}
     terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)

@@ -72,6 +72,30 @@ def test_the_z_loss_is_a_term_of_its_own():
     assert np.abs(grads["head"]["w_DV"] - plain_grads["head"]["w_DV"]).max() > 1e-4
 
 
+def test_label_smoothing_is_trained_on_and_not_logged():
+    """Gradients are those of the smoothed targets; losses and evaluations are those without."""
+    batch = batch_of(tiny())
+    smooth = tiny(model=ONE, train={"label_smoothing": 0.2})
+    parts = tiny(model=ONE, train={"label_smoothing": 0.2, "loss_chunk": 8, "micro_batch_size": 2})
+    plain = tiny(model=ONE)
+    (losses, grads), (_, part_grads), (plain_losses, _) = (
+        jax.device_get(jit_gradients(state_of(config), batch, config))
+        for config in (smooth, parts, plain)
+    )
+
+    def loss(params):
+        logits = model.logits(params, smooth.model, batch["tokens"][:, :-1])
+        p = optax.smooth_labels(jax.nn.one_hot(batch["tokens"][:, 1:], logits.shape[-1]), 0.2)
+        return optax.softmax_cross_entropy(logits, p).mean()
+
+    expected = jax.jit(jax.grad(loss))(redrawn(smooth.model))
+    chex.assert_trees_all_close(grads, expected, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(grads, part_grads, rtol=1e-4, atol=1e-6)
+    assert losses == plain_losses
+    sums = [jit_eval(redrawn(plain.model), None, batch, config)[0] for config in (smooth, plain)]
+    assert sums[0] == sums[1]
+
+
 def test_steps_per_dispatch_and_gathering_on_the_host_do_not_change_a_bit():
     """Compare 3 dispatches of up to 3 steps, gathered on the device, with 7 of one step, gathered
     on the host.

@@ -245,8 +245,8 @@ class DataConfig:
         "documentation, or synthetic text of known entropy)", only="mixture=none", forms=SOURCES, path=True)
     field: str = key("text", "the field or column with the text, or with chats: lists of turns",
         only="source=jsonl,csv,parquet,arrow,hf")
-    targets: str = key("all", "the tokens that are trained on and evaluated, of chats: all, or answers alone",
-        only="source=jsonl,parquet,arrow,hf", choices=("all", "assistant"))
+    targets: str = key("all", "the tokens that are trained on and evaluated, of chats and labeled parts: all, or "
+        "answers alone", only="source=jsonl,parquet,arrow,hf,tokens", choices=("all", "assistant"))
     data_dir: str | None = key(None, "folder of prepared TFDS data sets; none: TFDS_DATA_DIR, else TFDS's default",
         execution=True, path=True)
     offline: str | None = key(None, "fall back to this corpus, with a warning, if the source cannot be downloaded; "
@@ -335,6 +335,8 @@ class TrainConfig:
         "evaluated beside them; none: no average", above=0.0, below=1.0)
     z_loss: float = key(0.0, ("weight of the squared log-partition function in the loss, as "
                              "in PaLM"), low=0.0)
+    label_smoothing: float = key(0.0, "train on targets with the probability 1 - s, and s spread over all ids; the "
+        "logged loss is without it", low=0.0, below=1.0)
     micro_batch_size: int | None = key(None, "sequences per device at once, at most; gradients are summed over the "
         "micro-batches of a step; none: all", low=1, execution=True)
     steps_per_dispatch: int | None = key(None, "steps per call of the compiled program; none: 1 to 10, as many as take "

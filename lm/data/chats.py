@@ -6,6 +6,9 @@
     <|im_start|>assistant
     Fine.<|im_end|>
 
+A document may also be a list of parts of a text, {"text": ..., "label": true or false}, as axolotl's
+template-free format has them: it is their text, and the labeled parts are the answers.
+
 The two markers are special tokens if the tokenizer has them (Qwen's has; so has a BPE that is
 trained on chats), and text otherwise. What somebody wrote never becomes a marker: contents are
 encoded as text even with config.data.special_tokens, and where the markers are text, a marker in a
@@ -35,18 +38,23 @@ NO_TEMPLATE = (
     "--apply_chat_template: not supported; leave it out, and write what surrounds a question into "
     "the doc_to_text of the task"
 )
-# Keys of a turn that change what was said or what is learned, and the value with which they do not:
-# a turn with another value is refused.
-NOT_READ = dict.fromkeys(
-    ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"), ""
-) | {"weight": 1, "train": 1, "loss": 1, "loss_weight": 1, "mask": 0, "masked": 0}
+# Keys of a turn that change what was said: a turn that has one is refused.
+NOT_READ = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+# Keys of a turn that say whether it is learned, and the value with which it is.
+LEARNED = {"weight": 1, "train": 1, "loss": 1, "loss_weight": 1, "mask": 0, "masked": 0}
+
+IGNORED = (
+    "config.data.targets: all, but chats of {} say what is not learned, with a label or a weight; "
+    "use assistant"
+)
 
 
 class Turn(NamedTuple):
-    """What one side says."""
+    """What one side says; an answer may be said not to be learned."""
 
     role: str
     content: str
+    is_learned: bool = True
 
 
 class Part(NamedTuple):
@@ -61,9 +69,25 @@ class Chat(str):
     """A chat as a document: its text, as a tokenizer without markers encodes it, and its parts."""
 
     parts: list[Part]
+    is_marked: bool  # whether it says itself what is not learned
+    learns_end: bool = False  # whether the end of the document is a target
 
     def __new__(cls, turns: Iterable[Turn]) -> "Chat":
-        parts = [part for turn in turns for part in render(turn)]
+        turns = list(turns)
+        chat = cls._of_parts([part for turn in turns for part in render(turn)])
+        chat.is_marked = not all(turn.is_learned for turn in turns)
+        return chat
+
+    @classmethod
+    def of_labeled(cls, parts: list[Part]) -> "Chat":
+        """Return a document of parts without turns; its end is that of its last part."""
+        chat = cls._of_parts(parts)
+        chat.is_marked = not all(part.is_answer for part in parts)
+        chat.learns_end = parts[-1].is_answer
+        return chat
+
+    @classmethod
+    def _of_parts(cls, parts: list[Part]) -> "Chat":
         chat = super().__new__(cls, "".join(map(_as_text, parts)))
         chat.parts = parts
         return chat
@@ -75,7 +99,7 @@ def render(turn: Turn) -> list[Part]:
     >>> [part.text for part in render(Turn("user", "Hi"))]
     ['<|im_start|>', 'user\n', 'Hi', '<|im_end|>', '\n']
     """
-    is_answer = turn.role == "assistant"
+    is_answer = turn.role == "assistant" and turn.is_learned
     return [*opening(turn.role), Part(turn.content, is_answer), *ending(is_answer)]
 
 
@@ -102,12 +126,19 @@ def _as_text(part: Part) -> str:
 
 
 def parse(value: Any) -> Chat:
-    r"""Return the chat of a list of turns, as JSON has it; raises ValueError naming a bad turn.
+    r"""Return the chat of a list of turns, or of labeled parts, as JSON has it.
+
+    Raises ValueError naming a bad turn.
 
     >>> parse([{"from": "gpt", "value": "Hello"}])
     '<|im_start|>assistant\nHello<|im_end|>\n'
+    >>> parse([{"text": "1 + 1 = ", "label": False}, {"text": "2", "label": True}]).parts[1]
+    Part(text='2', is_answer=True, is_marker=False)
     """
-    return Chat(_parse_turn(turn, f"turn {i}") for i, turn in enumerate(_as_list(value), 1))
+    items = _as_list(value)
+    if any("label" in item for item in items):
+        return Chat.of_labeled([_parse_part(item, f"part {i}") for i, item in enumerate(items, 1)])
+    return Chat(_parse_turn(turn, f"turn {i}") for i, turn in enumerate(items, 1))
 
 
 def is_chat(value: Any) -> bool:
@@ -142,12 +173,16 @@ def _parse_turn(turn: dict, where: str) -> Turn:
             f"{where} has the {role_key} {short(role)}, which is not one of "
             f"{', '.join([*ROLES, *ALIASES])}; rename it, or leave the chat out"
         )
-    if unread := [
-        key for key, usual in NOT_READ.items() if turn.get(key) not in (None, [], {}, "", usual)
-    ]:
+    if unread := [key for key in NOT_READ if turn.get(key) not in (None, [], {}, "")]:
         raise ValueError(
             f"{where} has {unread[0]}, which is not read; remove it, or leave the chat out"
         )
+    marks = {key: turn[key] for key in LEARNED if turn.get(key) is not None}
+    if unknown := [key for key, mark in marks.items() if mark not in (0, 1)]:
+        raise ValueError(
+            f"{where} has the {unknown[0]} {short(marks[unknown[0]])}, which is not 0 or 1"
+        )
+    is_learned = all(mark == LEARNED[key] for key, mark in marks.items())
     content = turn.get(content_key)
     text = content
     if isinstance(content, list):
@@ -160,7 +195,18 @@ def _parse_turn(turn: dict, where: str) -> Turn:
             f"{where} has no text in {content_key} but {short(content)}; write a text, or leave "
             "the chat out"
         )
-    return Turn(name, text)
+    return Turn(name, text, is_learned)
+
+
+def _parse_part(part: dict, where: str) -> Part:
+    text = part.get("text")
+    label = part.get("label")
+    if not isinstance(text, str) or label not in (0, 1):
+        raise ValueError(
+            f"{where} has the text {short(text)} and the label {short(label)}; write a text, and "
+            "true or false"
+        )
+    return Part(text, bool(label))
 
 
 # ---- Encoding ------------------------------------------------------------------------------------

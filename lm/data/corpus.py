@@ -57,6 +57,11 @@ class Split:
         counted = self.targets or self
         return counted.n_bytes / counted.n_tokens if counted.n_bytes else None
 
+    @property
+    def target_fraction(self) -> float:
+        """Return which part of the tokens are targets."""
+        return self.targets.n_tokens / self.n_tokens if self.targets else 1.0
+
     def describe_chats(self) -> list[str]:
         """Return a line on the chats of the split, if it has any."""
         if not self.n_chats:

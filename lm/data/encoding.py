@@ -47,8 +47,9 @@ def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piec
     """Yield each piece and its tokens.
 
     The tokenizer's begin_of_text begins a document, and its end of text, or a newline if it has
-    none, ends it. All tokens of a text count as an answer; of a chat, both of these do not. Raises
-    UserError, which names the piece, if one cannot be encoded.
+    none, ends it. All tokens of a text count as an answer; of a chat, both of these do not, and of
+    labeled parts the end does as the last part. Raises UserError, which names the piece, if one
+    cannot be encoded.
     """
     for batch in _batches(pieces):
         for piece, encoded in zip(batch, _encode_batch(tokenizer, batch), strict=True):
@@ -61,13 +62,14 @@ def _surround(tokenizer: Tokenizer, piece: Piece, encoded: Encoded) -> Encoded:
     ids = tokenizer.begin(encoded.ids) if piece.begins else encoded.ids
     before = np.full(len(ids) - len(encoded.ids), is_text, np.uint8)
     ending = tokenizer.ending if piece.ends else ids[:0]
-    after = np.full(len(ending), is_text, np.uint8)
+    is_target = not isinstance(piece.text, Chat) or piece.text.learns_end
+    after = np.full(len(ending), is_target, np.uint8)
     newline = int(piece.ends and tokenizer.end_of_text is None)
     return Encoded(
         np.concatenate([ids, ending]),
         np.concatenate([before, encoded.is_answer, after]),
         encoded.n_bytes + newline,
-        encoded.answer_bytes + newline * is_text,
+        encoded.answer_bytes + newline * is_target,
     )
 
 

@@ -28,7 +28,7 @@ from lm.config import SPLITS
 from lm.config.values import short
 from lm.data import chats, hf_tokenizer, storage, tokenizers
 from lm.data.readers import Span, find_spans, read_documents
-from lm.data.shards import MANIFEST, MANIFEST_SHAPE, shard_records
+from lm.data.shards import MANIFEST, MANIFEST_SHAPE, MARKS, shard_records
 from lm.data.tokenizer_base import Tokenizer
 from lm.data.unit_shards import documents_of, hash_unit, spec_of_shards, write_unit
 from lm.system.errors import UserError
@@ -216,7 +216,9 @@ def _write_missing(o: argparse.Namespace, units: list[list[Span]], manifest: dic
 
     def is_there(shard: dict) -> bool:
         path = o.output / shard["file"]
-        return path.is_file() and path.stat().st_size == shard["size"]
+        marks = o.output / (shard["file"] + MARKS)
+        has_marks = "answers_sha256" not in shard or marks.is_file()
+        return path.is_file() and path.stat().st_size == shard["size"] and has_marks
 
     records = manifest["units"]
     missing = [

@@ -11,8 +11,9 @@ import numpy as np
 from lm.config import SPLITS
 from lm.config.values import short
 from lm.data import cache, tokenizers
+from lm.data.chats import IGNORED
 from lm.data.concatenated import ConcatenatedArray
-from lm.data.corpus import Corpus, Split
+from lm.data.corpus import Corpus, Split, Targets
 from lm.data.data_sets import splits_in
 from lm.data.text_files import shorten
 from lm.system.errors import UserError
@@ -28,6 +29,7 @@ from lm.system.files import (
 )
 
 MANIFEST = "manifest.json"  # written by lm.data.prepare
+MARKS = ".answers"  # after the name of a shard: which of its tokens are of answers
 SPLIT_IN_FILE_NAME = {"train": "train", "validation": "val", "test": "test"}
 RECORD = {
     "file": str,
@@ -37,7 +39,12 @@ RECORD = {
     "tokens": COUNT,
     "text_bytes": COUNT,
     "sha256": str,
+    # If the shard has chats; those that say themselves what is not learned.
     "chats?": COUNT,
+    "marked_chats?": COUNT,
+    "answer_tokens?": COUNT,
+    "answer_bytes?": COUNT,
+    "answers_sha256?": str,
 }
 MANIFEST_SHAPE = {
     "job": dict,  # the format and the options
@@ -71,7 +78,9 @@ SIGNATURES = (
 SAMPLE = 2**16  # ids, to guess a type
 
 
-def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) -> Corpus:
+def open_shards(
+    path: str, cache_dir: Path, say: Callable[[str], None] = print, *, marks: bool = False
+) -> Corpus:
     """Memory-map the token shards of a folder, a glob or one file, as a corpus without a tokenizer.
 
     A manifest lists the shards of its folder. Otherwise a shard's split is the word "train", "val"
@@ -81,10 +90,11 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
         path: as in config.data.source after "tokens:"; "~" is expanded.
         cache_dir: where the digests of large shards are cached.
         say: receives a line about which file belongs to which split.
+        marks: whether only answers of chats are targets (config.data.targets).
 
     Raises:
         UserError: there are no shards, one cannot be read, or one differs from the folder's
-            manifest.
+            manifest; or they have chats, of which `marks` asks for what they do not have.
     """
     location = Path(expanded(path))
     manifest = read_manifest(location) if location.is_dir() else None
@@ -117,14 +127,61 @@ def open_shards(path: str, cache_dir: Path, say: Callable[[str], None] = print) 
             listed = [records[file.name] for file in of_split]
             n_bytes = sum(record["text_bytes"] for record in listed)
             n_chats = sum(record.get("chats", 0) for record in listed)
-            splits[split] = Split(split, tokens, len(tokens), n_bytes, n_chats=n_chats)
+            targets = _targets(of_split, listed, marks)
+            splits[split] = Split(
+                split, tokens, len(tokens), n_bytes, targets=targets, n_chats=n_chats
+            )
             # The sha256 of a manifest are trusted, because reading all shards is slow.
             digests[split] = [record["sha256"] for record in listed]
+            if targets:
+                digests[split] += [record.get("answers_sha256", "") for record in listed]
         else:
             splits[split] = Split(split, tokens, len(tokens), n_bytes=None)
             digests[split] = [cache.digest_of(file, cache_dir) for file in of_split]
     record = {location.name: summary(manifest)} if manifest else None
     return Corpus(location.name, splits, None, cache.key_of("tokens", digests), record=record)
+
+
+def _targets(files: list[Path], records: list[dict], marks: bool) -> Targets | None:
+    """Return which tokens of a split count; None: all. For `marks` see `open_shards`."""
+    with_chats = [record for record in records if record.get("chats")]
+    name = files[0].parent.name
+    if not marks:
+        if any(record.get("marked_chats") for record in with_chats):
+            raise UserError(IGNORED.format(f"the shards in {name}"))
+        return None
+    if not with_chats:
+        return None
+    if not all("answers_sha256" in record for record in with_chats):
+        raise UserError(
+            f"config.data.targets: assistant, but the shards in {name} do not mark the answers of "
+            "their chats, as an older version wrote them; use all, or prepare them again"
+        )
+    is_target = []
+    for file, record in zip(files, records, strict=True):
+        n = record["tokens"]
+        of_shard: np.ndarray = np.broadcast_to(np.uint8(1), n)
+        if record.get("chats"):
+            path = file.with_name(file.name + MARKS)
+            of_shard = _open_marks(path)
+            if (of_shard.dtype, of_shard.shape) != (np.uint8, (n,)):
+                raise UserError(f"{path} is not as {MANIFEST} lists it; prepare the corpus again")
+        is_target.append(of_shard)
+    return Targets(
+        ConcatenatedArray(is_target),
+        sum(record.get("answer_tokens", record["tokens"]) for record in records),
+        sum(record.get("answer_bytes", record["text_bytes"]) for record in records),
+    )
+
+
+def _open_marks(path: Path) -> np.ndarray:
+    try:
+        open_regular(path).close()
+        return np.lib.format.open_memmap(path, mode="r")
+    except (FileNotFoundError, ValueError) as e:
+        raise UserError(
+            f"{path} is missing or damaged ({e}); restore it or prepare the corpus again"
+        ) from None
 
 
 def _find_files(location: Path, say: Callable[[str], None]) -> list[tuple[str, Path]]:
@@ -238,6 +295,11 @@ def verify(directory: Path) -> str:
             f"--verify: {directory} has no {MANIFEST} with shards; lm.data.prepare writes it"
         )
     recorded = {name: record["sha256"] for name, record in records.items()}
+    recorded |= {
+        name + MARKS: record["answers_sha256"]
+        for name, record in records.items()
+        if "answers_sha256" in record
+    }
     problems = [
         f"{directory / name} {problem}" for name, problem in cache.changes(directory, recorded)
     ]

@@ -7,6 +7,7 @@ source -> documents by split -> tokenizer -> tokens (memory-mapped) -> packed ro
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,16 @@ def _open_mixture(config, tokenizer: Tokenizer | None, say) -> Corpus:
                 say(f"the mixture has no {split} split, because {lacking[0]} has none")
             continue
         of_sources = [corpus.splits[split] for corpus in opened]
+        # Windows are drawn by their tokens, and the mean loss is over the targets in them.
+        of_targets = [
+            share * part.target_fraction for part, share in zip(of_sources, shares, strict=True)
+        ]
         start = 0
         parts = []
-        for name, part, share in zip(corpora, of_sources, shares, strict=True):
+        for name, part, share in zip(corpora, of_sources, of_targets, strict=True):
             n_tokens = len(part.tokens)
-            parts.append(mixtures.Part(name, start, n_tokens, share, part.bytes_per_token))
+            weight = share / (math.fsum(of_targets) or 1)
+            parts.append(mixtures.Part(name, start, n_tokens, weight, part.bytes_per_token))
             start += n_tokens
         splits[split] = join(split, of_sources, tuple(parts))
     return Corpus(
@@ -168,12 +174,9 @@ def _entry(config, kind: str, *parts) -> Path:
 
 def _open_token_shards(config, tokenizer: Tokenizer | None, say) -> Corpus:
     """Open tokens:PATH; a tokenizer, if given or configured, only decodes."""
-    corpus = shards.open_shards(config.source.partition(":")[2], user_cache(config.cache_dir), say)
-    if config.targets != "all" and any(split.n_chats for split in corpus.splits.values()):
-        raise UserError(
-            f"config.data.targets: {config.targets}, but the shards in {corpus.name} do not mark "
-            "the answers of their chats; use all, or the chats themselves as the source"
-        )
+    path = config.source.partition(":")[2]
+    marks = config.targets == "assistant"
+    corpus = shards.open_shards(path, user_cache(config.cache_dir), say, marks=marks)
     mismatch = f"config.data.source: the shards in {corpus.name} have tokens of another tokenizer"
     if tokenizer is None and config.tokenizer != "none":
         tokenizer = tokenizers.load(config.tokenizer, config.special_tokens, say)
@@ -307,6 +310,8 @@ def _write_split(
     are of answers.
     """
     n_chats = sum(isinstance(text, Chat) for text in documents)
+    if not marks and any(isinstance(text, Chat) and text.is_marked for text in documents):
+        raise UserError(chats.IGNORED.format(f"the {name} split"))
     n_bytes = 0
     answer_bytes = 0
     lengths: list[int] = []

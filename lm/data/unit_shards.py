@@ -14,10 +14,10 @@ import numpy as np
 
 from lm.config import SPLITS
 from lm.data import tokenizers
-from lm.data.chats import Chat
+from lm.data.chats import Chat, Encoded
 from lm.data.encoding import Piece, cut, encode
 from lm.data.readers import Span, read_documents
-from lm.data.shards import SPLIT_IN_FILE_NAME
+from lm.data.shards import MARKS, SPLIT_IN_FILE_NAME
 from lm.system.files import write_bytes
 
 PIECE = 2**17  # characters encoded by one thread, and the rest of a line
@@ -48,8 +48,11 @@ def write_unit(i: int, spans: list[Span], o: argparse.Namespace, kept: np.ndarra
     writers = {split: _Shards(o.output, split, i) for split in SPLITS}
     left_out = {"length": 0, "repeated": 0}
     for piece, encoded in encode(tokenizer, _pieces(spans, o, kept, left_out)):
-        writers[piece.split].n_chats += isinstance(piece.text, Chat)
-        writers[piece.split].add(encoded.ids, piece.ends, encoded.n_bytes)
+        writer = writers[piece.split]
+        if isinstance(piece.text, Chat):
+            writer.n_chats += 1
+            writer.n_marked += piece.text.is_marked
+        writer.add(encoded, piece.ends)
     records = []
     for writer in writers.values():
         writer.write()
@@ -119,37 +122,49 @@ class _Shards:
         self._begin()
 
     def _begin(self) -> None:
-        self.pieces: list[tuple[np.ndarray, bool, int]] = []  # of the next shard
-        self.n_tokens = self.n_chats = 0
+        self.pieces: list[tuple[Encoded, bool]] = []  # of the next shard, and whether each ends
+        self.n_tokens = 0
+        self.n_chats = 0
+        self.n_marked = 0
 
-    def add(self, ids: np.ndarray, ends: bool, n_bytes: int) -> None:
-        self.pieces.append((ids, ends, n_bytes))
-        self.n_tokens += len(ids)
+    def add(self, encoded: Encoded, ends: bool) -> None:
+        self.pieces.append((encoded, ends))
+        self.n_tokens += len(encoded.ids)
         if self.n_tokens >= SHARD:
             self.write()
 
     def write(self) -> None:
         if not self.pieces:
             return
-        ids, ends, sizes = zip(*self.pieces, strict=True)
-        buffer = io.BytesIO()
-        np.save(buffer, np.concatenate(ids))
-        content = buffer.getvalue()
+        pieces, ends = zip(*self.pieces, strict=True)
         name = f"{SPLIT_IN_FILE_NAME[self.split]}_{self.i:06}"
         if self.records:
             name += f"_{len(self.records):03}"
         name += ".npy"
-        write_bytes(self.output / name, content)
+        size, digest = self._save(name, [piece.ids for piece in pieces])
         record = {
             "file": name,
             "split": self.split,
-            "size": len(content),
+            "size": size,
             "documents": sum(ends),
             "tokens": self.n_tokens,
-            "text_bytes": sum(sizes),
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "text_bytes": sum(piece.n_bytes for piece in pieces),
+            "sha256": digest,
         }
         if self.n_chats:
+            is_answer = [piece.is_answer for piece in pieces]
             record["chats"] = self.n_chats
+            record["marked_chats"] = self.n_marked
+            record["answer_tokens"] = int(sum(marks.sum() for marks in is_answer))
+            record["answer_bytes"] = sum(piece.answer_bytes for piece in pieces)
+            _, record["answers_sha256"] = self._save(name + MARKS, is_answer)
         self.records.append(record)
         self._begin()
+
+    def _save(self, name: str, arrays: list[np.ndarray]) -> tuple[int, str]:
+        """Write arrays to a file, joined, and return its bytes and its sha256."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.concatenate(arrays))
+        content = buffer.getvalue()
+        write_bytes(self.output / name, content)
+        return len(content), hashlib.sha256(content).hexdigest()

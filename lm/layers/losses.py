@@ -45,13 +45,16 @@ def head_logits(h_BTD, head: Head):
 class Sums(NamedTuple):
     """Sums over targets, each times its weight, float32 scalars."""
 
-    objective: jax.Array  # of nll + z_loss * log(Z)^2; only this one passes gradients
+    # of nll, or with label smoothing, + z_loss * log(Z)^2; only this one passes gradients
+    objective: jax.Array
     nll: jax.Array  # of log(Z) minus the target's logit
     square_log_z: jax.Array  # of log(Z)^2
     weight: jax.Array  # of the weights
 
 
-def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0) -> Sums:
+def softmax_cross_entropy(
+    logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0, smoothing=0.0
+) -> Sums:
     """Return the `Sums` over targets from all logits at once.
 
     Args:
@@ -60,18 +63,22 @@ def softmax_cross_entropy(logits_BTV, targets_BT, weights_BT=None, *, z_loss=0.0
         weights_BT: (...), or None for 1.
         z_loss: weight of log(Z)^2, which keeps log(Z), the logsumexp of the logits, near 0 (PaLM,
             arXiv:2204.02311, section 5).
+        smoothing: s, with which the objective is the cross-entropy with (1 - s) times the target
+            plus s times the uniform distribution (Szegedy et al. 2016, arXiv:1512.00567, section
+            7).
 
     >>> sums = softmax_cross_entropy(jnp.zeros((3, 8)), jnp.array([0, 5, 7]), jnp.array([1.0, 1.0, 0.0]))
     >>> round(float(sums.nll / sums.weight), 4), float(sums.weight)  # log(8) for each token
     (2.0794, 2.0)
     """
     weights_BT = _weights(weights_BT, targets_BT)
-    objective, nll, square_log_z = _sums(logits_BTV, targets_BT, weights_BT, z_loss)[0]
+    added = Added(z_loss, smoothing)
+    objective, nll, square_log_z = _sums(logits_BTV, targets_BT, weights_BT, added)[0]
     return Sums(objective, nll, square_log_z, jnp.sum(weights_BT))
 
 
 def chunked_softmax_cross_entropy(
-    h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0
+    h_BTD, head: Head, targets_BT, weights_BT=None, *, chunk_size, z_loss=0.0, smoothing=0.0
 ) -> Sums:
     """Return softmax_cross_entropy(head_logits(h, head), ...), some tokens at a time.
 
@@ -83,7 +90,7 @@ def chunked_softmax_cross_entropy(
     Args:
         h_BTD: hidden states (..., D).
         head: the output head.
-        targets_BT, weights_BT, z_loss: see `softmax_cross_entropy`.
+        targets_BT, weights_BT, z_loss, smoothing: see `softmax_cross_entropy`.
         chunk_size: tokens per chunk: max(1, chunk_size // B) positions of each of the B examples.
 
     >>> head = Head(jnp.zeros((3, 8)))
@@ -93,7 +100,7 @@ def chunked_softmax_cross_entropy(
     """
     weights_BT = _weights(weights_BT, targets_BT)
     chunks = _chunks(chunk_size, h_BTD, targets_BT, weights_BT)
-    objective, nll, square_log_z = _chunked_loss(chunks, head, z_loss)
+    objective, nll, square_log_z = _chunked_loss(chunks, head, Added(z_loss, smoothing))
     return Sums(objective, *jax.lax.stop_gradient((nll, square_log_z)), jnp.sum(weights_BT))
 
 
@@ -120,12 +127,22 @@ def _weights(weights, targets):
     return jnp.ones(targets.shape, jnp.float32) if weights is None else weights.astype(jnp.float32)
 
 
-def _sums(logits, targets, weights, z_loss):
+class Added(NamedTuple):
+    """What the objective has besides the cross-entropy, numbers; see `softmax_cross_entropy`."""
+
+    z_loss: float
+    smoothing: float
+
+
+def _sums(logits, targets, weights, added: Added):
     """Return the first three of `Sums`, and the derivative of the objective by the weights."""
     nll, log_z = token_losses(logits, targets)
     losses = nll
-    if z_loss:
-        losses = nll + z_loss * jnp.square(log_z)
+    if added.smoothing:
+        of_uniform = log_z - jnp.mean(logits.astype(log_z.dtype), axis=-1)
+        losses = (1 - added.smoothing) * nll + added.smoothing * of_uniform
+    if added.z_loss:
+        losses = losses + added.z_loss * jnp.square(log_z)
     objective = jnp.sum(weights * losses)
     sum_of_nll = jnp.sum(weights * jax.lax.stop_gradient(nll))
     square_log_z = jnp.sum(weights * jax.lax.stop_gradient(jnp.square(log_z)))
@@ -133,24 +150,24 @@ def _sums(logits, targets, weights, z_loss):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _chunked_loss(chunks, head, z_loss):
+def _chunked_loss(chunks, head, added):
     """chunks: hidden states (C, B, t, D), targets (C, B, t), weights (C, B, t)."""
 
     def step(totals, chunk):
         h, targets, weights = chunk
-        sums, _ = _sums(head_logits(h, head), targets, weights, z_loss)
+        sums, _ = _sums(head_logits(h, head), targets, weights, added)
         return jax.tree.map(jnp.add, totals, sums), None
 
     return jax.lax.scan(step, _zeros(chunks), chunks)[0]
 
 
-def _chunked_loss_forward(chunks, head, z_loss):
+def _chunked_loss_forward(chunks, head, added):
     def step(carry, chunk):
         totals, d_head = carry
         h, targets, weights = chunk
 
         def objective(h, head):
-            sums, losses = _sums(head_logits(h, head), targets, weights, z_loss)
+            sums, losses = _sums(head_logits(h, head), targets, weights, added)
             return sums[0], (sums, losses)
 
         (_, (sums, losses)), (d_h, d_head_chunk) = jax.value_and_grad(
@@ -170,7 +187,7 @@ def _zeros(chunks):
     return (jnp.zeros((), jnp.promote_types(chunks[0].dtype, jnp.float32)),) * 3
 
 
-def _chunked_loss_backward(z_loss, saved, g):
+def _chunked_loss_backward(added, saved, g):
     d_h, d_weights, d_head = jax.tree.map(lambda a: (a * g[0]).astype(a.dtype), saved)
     return (d_h, None, d_weights), d_head
 

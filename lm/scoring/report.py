@@ -38,12 +38,16 @@ def weighted_mean(results: list[TextResult]) -> Estimate | None:
 
     The texts of the sources are independent, so the squares of the weighted standard errors add up.
     """
-    pairs = [(r.text.weight, r.plain.loss) for r in results if r.text.weight is not None]
-    if not pairs or not math.isclose(sum(weight for weight, _ in pairs), 1):
+    weights = [(r.text.weight, r) for r in results if r.text.weight is not None]
+    if not weights or not math.isclose(sum(weight for weight, _ in weights), 1):
         return None
-    errors = [weight * loss.error for weight, loss in pairs if loss.error is not None]
-    error = math.hypot(*errors) if len(errors) == len(pairs) else None
-    return Estimate(math.fsum(weight * loss.value for weight, loss in pairs), error)
+    # as in a run: windows are drawn by their tokens, and the mean is over the targets in them
+    counts = [(weight * r.text.split.target_fraction, r) for weight, r in weights]
+    total = math.fsum(n for n, _ in counts)
+    parts = [r.plain.loss.scaled(n / total) for n, r in counts]
+    errors = [part.error for part in parts if part.error is not None]
+    error = math.hypot(*errors) if len(errors) == len(parts) else None
+    return Estimate(math.fsum(part.value for part in parts), error)
 
 
 def _cells(scores: Scores) -> tuple[str, ...]:

@@ -153,9 +153,9 @@ def test_one_file_may_have_texts_and_chats(tmp_path):
         ({"role": "user", "content": [{"type": "image", "url": "x"}]}, "turn 2 has no text in content but [{'type'"),
         ({"role": "user", "content": [{"type": "text", "text": None}]}, "turn 2 has no text in content but [{'type'"),
         ({"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}, "turn 2 has tool_calls, which is not read"),
-        ({"role": "assistant", "content": "x", "weight": 0}, "turn 2 has weight, which is not read"),
-        ({"role": "assistant", "content": "x", "train": False}, "turn 2 has train, which is not read"),
-        ({"role": "assistant", "content": "x", "mask": 1}, "turn 2 has mask, which is not read"),
+        ({"role": "assistant", "content": "x", "weight": 0.5}, "turn 2 has the weight 0.5, which is not 0 or 1"),
+        ({"role": "assistant", "content": "x", "mask": "no"}, "turn 2 has the mask 'no', which is not 0 or 1"),
+        ({"text": "x", "label": "yes"}, "part 1 has the text None"),
         ({"role": "assistant", "content": "x", "thinking": "y"}, "turn 2 has thinking, which is not read"),
         ("x", "is neither a text nor a list of turns with role and content"),
     ],
@@ -292,6 +292,47 @@ def test_answers_with_their_end_are_the_targets(tmp_path, packing, tokenizer):
         assert split.targets.n_bytes == n * (len("Hello, café!?".encode()) + markers)
         assert split.bytes_per_token == split.targets.n_bytes / is_target.sum()
         assert split.n_chats == n
+
+
+LABELED = [{"text": "1 + 1 = ", "label": False}, {"text": "two", "label": True}]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("weight", 0), ("train", False), ("mask", 1), ("masked", True)]
+)
+def test_an_answer_that_is_not_to_be_learned_is_no_target(tmp_path, key, value):
+    turns = [*TURNS[:2], TURNS[2] | {key: value}, *TURNS[3:]]
+    split = open_chats(tmp_path, [turns] * 12).split("train")
+    assert split.targets.n_tokens == 6 * len(ANSWERS[1])
+    with pytest.raises(UserError, match=r"config.data.targets: all, but chats of the train split"):
+        open_chats(tmp_path, [turns] * 12, targets="all")
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe:300", "char"])
+def test_labeled_parts_are_the_targets_and_the_end_belongs_to_the_last(tmp_path, tokenizer):
+    corpus = open_chats(tmp_path, [LABELED] * 12, tokenizer=tokenizer)
+    split = corpus.split("train")
+    tokens, is_target = np.asarray(split.tokens), np.asarray(split.targets.is_target)
+    has_end = corpus.tokenizer.end_of_text is not None
+    end = "<|endoftext|>" if has_end else "\n"
+    answers = f"two{end}" * 5 + "two"  # the last document has no end
+    assert corpus.tokenizer.decode(tokens[is_target > 0]) == answers
+    assert split.targets.n_bytes == len(answers.replace("<|endoftext|>", ""))
+    first = [LABELED[::-1]] * 12
+    split = open_chats(tmp_path, first, tokenizer="byte").split("train")
+    assert split.targets.n_tokens == split.targets.n_bytes == 6 * len("two")
+
+
+def test_a_mean_over_a_mixture_is_that_of_the_targets(tmp_path):
+    """Windows are drawn by tokens, and a loss is a mean over the targets in them."""
+    (tmp_path / "novel.txt").write_text("It was a dark night. " * 40)
+    chat = write_jsonl(tmp_path / "chats.jsonl", [TURNS] * 12)
+    mixture = (("chat", chat, 1.0), ("novel", f"text:{tmp_path}/novel.txt", 3.0))
+    split = open_chats(tmp_path, mixture=mixture).split("validation")
+    is_target = np.asarray(split.targets.is_target)
+    marked = [is_target[p.start : p.start + p.n_tokens].mean() for p in split.parts]
+    expected = np.array([0.25 * marked[0], 0.75 * marked[1]])
+    np.testing.assert_allclose([p.weight for p in split.parts], expected / expected.sum())
 
 
 def test_a_chat_is_in_one_split_and_none_is_lost(tmp_path):
@@ -468,11 +509,38 @@ def test_prepared_shards_of_chats(tmp_path, command):
     with pytest.raises(UserError, match='chats is "40"'):
         open_shards(str(tmp_path / "out"), tmp_path, lambda line: None)
     manifest.write_text(manifest.read_text().replace('"chats": "40"', '"chats": 40'))
-    mixed = {
-        "mixture": (("a", f"tokens:{tmp_path / 'out'}", 1.0), ("b", source, 1.0)),
-        "tokenizer": "byte",
+    shards = {
+        "source": f"tokens:{tmp_path / 'out'}",
+        "tokenizer": f"hf:{tmp_path}/out/tokenizer.json",
+        "splits": None,
     }
+    split = open_chats(tmp_path, **shards).split("train")
+    assert tokenizer.decode(ids[np.asarray(split.targets.is_target) > 0]) == "".join(ANSWERS) * 40
+    assert split.targets.n_bytes == 40 * len("Hello, café!?".encode())
+    assert open_chats(tmp_path, **shards, targets="all").split("train").targets is None
+    assert "shards with" in command(main, f"--verify={tmp_path / 'out'}")[1]
+    marks = tmp_path / "out" / "train_000000.npy.answers"
+    content = marks.read_bytes()
+    marks.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"npy.answers is missing or damaged"):
+        open_chats(tmp_path, **shards)
+    marks.write_bytes(content)
+    manifest.write_text(manifest.read_text().replace('"answers_sha256"', '"another"'))
     with pytest.raises(
         UserError, match=r"config.data.targets: assistant, but the shards in out do not mark"
     ):
-        open_chats(tmp_path, **mixed)
+        open_chats(tmp_path, **shards)
+
+
+def test_prepared_shards_of_labeled_parts(tmp_path, command):
+    from lm.data.prepare import main
+
+    source = write_jsonl(tmp_path / "a.jsonl", [LABELED] * 40)
+    options = ("--tokenizer=byte", "--field=messages", "--validation=0", f"--output={tmp_path}/out")
+    code, output = command(main, f"--input={source}", *options)
+    assert code == 0, output
+    shards = {"source": f"tokens:{tmp_path / 'out'}", "splits": None}
+    split = open_chats(tmp_path, **shards).split("train")
+    assert split.targets.n_tokens == int(split.targets.is_target[:].sum()) == 40 * len("two\n")
+    with pytest.raises(UserError, match=r"all, but chats of the shards in out say what is not"):
+        open_chats(tmp_path, **shards, targets="all")

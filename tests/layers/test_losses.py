@@ -21,12 +21,14 @@ WEIGHTS = np.float32(RNG.integers(0, 5, size=(B, T)) / 4)
 assert (WEIGHTS == 0).any()
 
 
-def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0):
+def reference(h, w, bias, weights, *, softcap=None, z_loss=0.0, smoothing=0.0):
     logits = np.asarray(h, np.float64) @ w + bias
     if softcap is not None:
         logits = softcap * np.tanh(logits / softcap)
     log_z = np.log(np.exp(logits).sum(-1))
-    nll = log_z - np.take_along_axis(logits, TARGETS[..., None], -1)[..., 0]
+    n = logits.shape[-1]
+    p = (1 - smoothing) * np.eye(n)[TARGETS] + smoothing / n
+    nll = -np.sum(p * (logits - log_z[..., None]), axis=-1)
     return np.sum(weights * (nll + z_loss * log_z**2))
 
 
@@ -37,17 +39,15 @@ def nll(logits_V, target):
     return softmax_cross_entropy(logits_V, target)[0]
 
 
-def whole(h, w, bias, weights, *, softcap=None, z_loss=0.0, transposed=False):
+def whole(h, w, bias, weights, *, softcap=None, transposed=False, **added):
     logits = head_logits(h, Head(w, bias, softcap, transposed))
-    sums = softmax_cross_entropy(logits, TARGETS, weights, z_loss=z_loss)
+    sums = softmax_cross_entropy(logits, TARGETS, weights, **added)
     return sums.objective, sums.weight
 
 
-def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, z_loss=0.0, transposed=False):
+def chunked(h, w, bias, weights, *, chunk_size=6, softcap=None, transposed=False, **added):
     head = Head(w, bias, softcap, transposed)
-    sums = chunked_softmax_cross_entropy(
-        h, head, TARGETS, weights, chunk_size=chunk_size, z_loss=z_loss
-    )
+    sums = chunked_softmax_cross_entropy(h, head, TARGETS, weights, chunk_size=chunk_size, **added)
     return sums.objective, sums.weight
 
 
@@ -70,7 +70,9 @@ def sums_and_gradients(f, **options):
     return jax.jit(both)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"softcap": 3.0, "z_loss": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 2.0}, {"softcap": 3.0, "z_loss": 0.1, "smoothing": 0.3}]
+)
 def test_whole_and_chunked_equal_float64_with_finite_difference_gradients(
     options, finite_difference
 ):
