@@ -10,9 +10,11 @@ from lm.config.values import short
 from lm.sweeps import cpu_memory
 from lm.sweeps.addition import add_change
 from lm.sweeps.plan import load_sweep
+from lm.sweeps.repetition import PAIRS, finish_repeat, plan_repeat
 from lm.system import runtime
 from lm.system.errors import UserError, lasting_output, with_exit_code
 from lm.system.files import refuse_url
+from lm.system.text_tables import say
 
 
 @with_exit_code
@@ -23,7 +25,10 @@ def main(argv: list[str] | None = None) -> int:
         refuse_url(arguments.workdir, "--workdir")
         if arguments.together is not None and arguments.together < 1:
             raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
-        if arguments.study:
+        if arguments.repeat:
+            options = (arguments.cell, arguments.seed, arguments.pairs or PAIRS)
+            plan, published = plan_repeat(arguments.study, arguments.repeat, *options)
+        elif arguments.study:
             plan, published = add_change(arguments.study, arguments.add, arguments.set)
         else:
             plan = load_sweep(arguments.config, arguments.budget)
@@ -33,7 +38,10 @@ def main(argv: list[str] | None = None) -> int:
 
         workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
         options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
-        return run_sweep(plan, workdir, arguments.together, **options)
+        code = run_sweep(plan, workdir, arguments.together, **options)
+        if code == 0 and arguments.repeat and not arguments.dry_run:
+            say(finish_repeat(arguments.study, workdir))
+        return code
 
 
 def start_jax(config: Config, platform: str | None) -> None:

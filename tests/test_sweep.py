@@ -15,6 +15,7 @@ from sweeping import SWEEP, changed, command, results, run
 
 from lm import report, sweep
 from lm.sweeps.plan import draw_seeds
+from lm.sweeps.repetition import read_repeats
 
 SEEDS = draw_seeds("tiny_sweep", 2)
 
@@ -305,6 +306,7 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert "Not preregistered" in text
     assert text.count("was trained again with seed") == 2
     assert "WARNING" not in text
+    _check_a_repeat(bench, before)
     for name, setting, advice in (
         ("glu", "model.ffn=glu", "choose another"), ("new", "optimizer.learning_rate=1.0", "leave it out"),
         ("new", "modl.ffn=glu", "did you mean"), ("new", "train.steps=960", "write a sweep file"),
@@ -335,10 +337,46 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     assert (code, "tokens: 513 -> 512" in output, "FLOPs" in output) == (2, True, False)
 
 
+def _check_a_repeat(bench, before):
+    """A published change and its control train again, with other seeds and without tuning."""
+    again = ("--study", "demo", "--repeat", "glu", "--pairs", "2")
+    code, output = run(bench, *again, "--seed", "7", "--workdir", "again", config=None)
+    assert code == 0, output
+    assert "tuning 1/" not in output
+    found = results(bench.base / "again")
+    points = {key[1]: key[2] for key in before if key[0] == "final" and key[1].endswith("one")}
+    assert {key[:1] + key[3:] for key in found} == {("final", 7), ("final", 8)}
+    assert {(key[1], key[2]) for key in found} == {
+        (name, points[name]) for name in ("glu, one", "mlp, one")
+    }
+    (line,) = read_repeats(bench.base / "again" / "repeat.csv")
+    losses = {(key[1], key[3]): run_of.test_loss for key, run_of in found.items()}
+    expected = [losses["glu, one", seed] - losses["mlp, one", seed] for seed in (7, 8)]
+    assert line[:5] == ("demo", "glu", "mlp", "one", 7)
+    assert line.differences == pytest.approx(expected, abs=1e-6)
+    published = [
+        before["final", "glu, one", points["glu, one"], seed].test_loss
+        - before["final", "mlp, one", points["mlp, one"], seed].test_loss
+        for seed in sorted({key[3] for key in before if key[:2] == ("final", "mlp, one")})
+    ]
+    assert f"published  {sum(published) / 5:+.4f}" in output
+    used = min(key[3] for key in before if key[0] == "final")
+    for wrong, advice in (
+        (("--repeat", "gl"), "did you mean glu?"), (("--cell", "on"), "did you mean one?"),
+        (("--seed", str(used)), "leave it out to draw them"), (("--pairs", "1"), "--pairs must be"),
+    ):  # fmt: skip
+        code, output = run(bench, *again, *wrong, config=None)
+        assert (code, advice in output) == (2, True), output
+
+
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
         (("--study", "x", "--add", "y", "--set", "model.ffn=mlp"), "published: "),
+        (("--study", "x", "--repeat", "y"), "published: "),
+        (("--study", "x", "--repeat", "y", "--add", "z"), "leave out --add"),
+        (("--config", str(SWEEP), "--repeat", "y"), "--repeat belongs to --study"),
+        (("--config", str(SWEEP), "--pairs", "3"), "--pairs belongs to --study"),
         (("--study", "x", "--add", "y"), "--set model.key=value"),
         (("--study", "", "--add", "y", "--set", "model.ffn=mlp"), "--set model.key=value"),
         (("--config", str(SWEEP), "--add", ""), "--study"),

@@ -16,6 +16,7 @@ examples:
   python -m lm.sweep --config configs/sweeps/swiglu_vs_silu.py --budget quick
   python -m lm.report sweeps/swiglu_vs_silu-quick
   python -m lm.sweep --study changes_2026 --add ReGLU --set model.activation=relu
+  python -m lm.sweep --study changes_2026 --repeat "token shift"
 
 Rerun the same command to resume after an interruption. Several processes that run the same command divide the runs
 among them, on one machine or on several of one kind that share the directory.
@@ -36,7 +37,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     what.add_argument(
         "--study",
         metavar="NAME",
-        help="a published study: train the change of --add, and compare it with the baseline",
+        help="a published study: add a change to it (--add), or repeat one of its changes (--repeat)",
     )
     add("--add", metavar="CHANGE", help="with --study: the name of the change")
     add(
@@ -45,6 +46,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="with --study: a config value of the change",
     )
+    add("--repeat", metavar="CHANGE", help="with --study: train a change and its control again")
+    add("--cell", metavar="CELL", help="with --repeat: the size or text (default: the smallest)")
+    add("--seed", type=int, metavar="N", help="with --repeat: the first seed (default: random)")
+    add("--pairs", type=int, metavar="N", help="with --repeat: pairs of runs (default: 10)")
     add(
         "--budget",
         choices=BUDGETS,
@@ -75,10 +80,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help=("required kind of device; stop if JAX finds none (default: any)"),
     )
     arguments = parser.parse_args(argv)
-    if arguments.study is None and (arguments.add is not None or arguments.set):
-        parser.error("--add and --set belong to --study; a sweep file has its changes in variants")
-    if arguments.study is not None and not (arguments.study and arguments.add and arguments.set):
-        parser.error('--study NAME needs --add "my change" and at least one --set model.key=value')
+    _check_study(arguments, parser)
     if arguments.measure and not arguments.dry_run:
         parser.error(
             "--measure belongs to --dry-run; add --dry-run, or leave out --measure to train"
@@ -87,3 +89,23 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--study: the published runs have the full budget; leave out --budget")
     arguments.budget = arguments.budget or "quick"
     return arguments
+
+
+def _check_study(arguments: argparse.Namespace, parser: Parser) -> None:
+    """Refuse options of one kind of sweep with another kind."""
+    of_repeat = {"--cell": arguments.cell, "--seed": arguments.seed, "--pairs": arguments.pairs}
+    given = [name for name, value in of_repeat.items() if value is not None]
+    if arguments.study is None and (arguments.add is not None or arguments.set):
+        parser.error("--add and --set belong to --study; a sweep file has its changes in variants")
+    if given and arguments.repeat is None:
+        parser.error(f'{given[0]} belongs to --study NAME --repeat "a change"')
+    if arguments.study is None and arguments.repeat is not None:
+        parser.error("--repeat belongs to --study NAME; a sweep file runs with --config")
+    if arguments.repeat is not None and (arguments.add is not None or arguments.set):
+        parser.error("--repeat trains a published change; leave out --add and --set")
+    adds = arguments.add and arguments.set
+    if arguments.study is not None and not (arguments.study and (adds or arguments.repeat)):
+        parser.error(
+            '--study NAME needs --add "my change" and at least one --set model.key=value, or '
+            '--repeat "a change"'
+        )

@@ -43,7 +43,7 @@ class Published(NamedTuple):
         `record` is the `sweep_record` of the plan.
         """
         git = self.record["starts"][-1].get("git") or {}
-        for name in dict.fromkeys(run.variant for run in self.runs):
+        for name in filter(record["variants"].__contains__, self.record["variants"]):
             was, now = self.record["variants"][name], record["variants"][name]
             if other := variant_differences(
                 was, now, only_shared=True
@@ -61,16 +61,8 @@ class Published(NamedTuple):
             append_runs(workdir, [run for run in self.runs if run.key not in known])
 
 
-def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
-    """Return the plan of a study's baseline and one more change, and the published runs of the
-    baseline.
-
-    The settings of the change are config values, "model.key=value" each. Parameters are matched to
-    the baseline's through model.d_ff, unless the change sets it.
-
-    Raises:
-        UserError: there is no such study, it has a change of this name, or the values are wrong.
-    """
+def published_study(study: str) -> tuple[Path, Path]:
+    """Return the file of a study and the folder of its page; raises UserError without them."""
     paths = {
         path.stem: path
         for path in sorted(STUDIES.glob("*/*.py"))
@@ -81,8 +73,21 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         raise UserError(
             f"--study: there is no published study {short(study)} here; published: {known}"
         )
-    page = RESULTS / study
-    sweep = read_sweep(str(paths[study]))
+    return paths[study], RESULTS / study
+
+
+def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
+    """Return the plan of a study's baseline and one more change, and the published runs of the
+    baseline.
+
+    The settings of the change are config values, "model.key=value" each. Parameters are matched to
+    the baseline's through model.d_ff, unless the change sets it.
+
+    Raises:
+        UserError: there is no such study, it has a change of this name, or the values are wrong.
+    """
+    path, page = published_study(study)
+    sweep = read_sweep(str(path))
     record = read_page_record(page)
     base = sweep.baseline
     if name in (*sweep.variants, PLACEBO):
@@ -106,7 +111,7 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         variants={base: sweep.variants[base], name: {"model.d_ff": match_params(base)} | values},
         comparisons=((name, base),),
     )
-    plan = plan_sweep(str(paths[study]), sweep, "full")
+    plan = plan_sweep(str(path), sweep, "full")
     variants = {full_name: v for full_name, v in plan.variants.items() if v.cell in record["cells"]}
     plan = dataclasses.replace(
         plan,

@@ -69,7 +69,7 @@ def run_sweep(
     if published:
         published.check(sweep_record(plan, variants, {}))
     progress.say(describe_variants(plan, variants))
-    if published:
+    if published and published.runs:
         progress.say(
             f"{plural(len(published.runs), 'run')} of these are published and reused; one of the "
             "baseline in each cell is trained again, to compare its loss"
@@ -95,7 +95,7 @@ def run_sweep(
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         runner = _Runner(variants, record, workdir, together, progress.say, signals)
-        return runner.run(again=bool(published))
+        return runner.run(again=bool(published and published.runs))
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:

@@ -55,6 +55,19 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(float(x.mean()), se, n - 1, n)
 
 
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """Return the first of two independent estimates minus the second: Welch's t test (1947).
+
+    >>> e = difference(estimate([0.1, 0.2, 0.6]), estimate([0.3, 0.4]))
+    >>> [round(x, 4) for x in (e.mean, e.se, e.df)]
+    [-0.05, 0.1607, 2.3969]
+    """
+    variances = np.array([first.se, second.se]) ** 2
+    total = float(variances.sum())
+    df = total**2 / float((variances**2 / np.array([first.df, second.df])).sum())
+    return Estimate(first.mean - second.mean, math.sqrt(total), df, first.n)
+
+
 def holm_factors(p_values: Sequence[float]) -> list[float]:
     """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for nan.
 
