@@ -361,11 +361,11 @@ def _check_a_repeat(bench, before):
     ]
     assert f"published  {sum(published) / 5:+.4f}" in output
     used = min(key[3] for key in before if key[0] == "final")
-    for wrong, advice in (
-        (("--repeat", "gl"), "did you mean glu?"), (("--cell", "on"), "did you mean one?"),
-        (("--seed", str(used)), "leave it out to draw them"), (("--pairs", "1"), "--pairs must be"),
+    for name, wrong, advice in (
+        ("gl", (), "did you mean glu?"), ("glu", ("--cell", "on"), "did you mean one?"),
+        ("glu", ("--seed", str(used)), "leave it out"), ("glu", ("--pairs", "1"), "--pairs must be"),
     ):  # fmt: skip
-        code, output = run(bench, *again, *wrong, config=None)
+        code, output = run(bench, "--study", "demo", "--repeat", name, *wrong, config=None)
         assert (code, advice in output) == (2, True), output
 
 
