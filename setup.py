@@ -1,4 +1,5 @@
-"""Refuse old versions of Python with a clear message; everything else is in pyproject.toml.
+"""Refuse old versions of Python with a clear message, and put configs/ into wheels; everything else
+is in pyproject.toml.
 
 pip checks requires-python, but pip 23.0 (bundled with Python 3.10) first complains about a
 dependency.
@@ -12,6 +13,29 @@ if sys.version_info < (3, 11):  # noqa: UP036
         f"{sys.version.split()[0]}."
     )
 
-from setuptools import setup
+from pathlib import Path
 
-setup()
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildWithConfigs(build_py):
+    """Put configs/ inside lm: in site-packages a folder of that name would belong to everyone.
+
+    A package-dir for it in pyproject.toml would make `pip install -e .` write an import hook.
+    """
+
+    def run(self):
+        super().run()
+        if self.editable_mode:
+            return
+        for file in Path("configs").rglob("*.py"):
+            target = Path(self.build_lib, "lm", file)
+            self.mkpath(str(target.parent))
+            self.copy_file(str(file), str(target))
+
+    def get_source_files(self):  # of the source archive, from which a wheel can be built
+        return super().get_source_files() + [str(file) for file in Path("configs").rglob("*.py")]
+
+
+setup(cmdclass={"build_py": BuildWithConfigs})

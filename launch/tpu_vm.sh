@@ -49,10 +49,10 @@ case $action in
     fi
     run git archive --format=tgz --prefix=lm/ -o "$archive" "$tree"
     tpu scp "$archive" "$name:lm.tgz" --worker=all
-    python='(command -v python3.11 || (sudo apt-get update -q && sudo apt-get install -yq python3.11-venv))'
+    venv='python3 -m pip install -q --user uv && python3 -m uv venv -q --seed --python 3.13 .venv'
     pip='.venv/bin/pip install -q'
     install="$pip --require-hashes -r launch/requirements-tpu.lock && $pip --no-deps -e ."
-    on_all "$name" "$python && tar xzf lm.tgz && cd lm && python3.11 -m venv .venv && $install"
+    on_all "$name" "tar xzf lm.tgz && cd lm && $venv && $install"
     ;;
   start)
     [ $# -ge 3 ] && [ "$2" = -- ] || usage

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lm
 from lm.config import checks
 from lm.config.convert import flatten, from_flat, suggestion, to_dict
 from lm.config.schema import Config, OptimizerConfig, schema
@@ -59,7 +60,7 @@ def load(
     problems: dict[str, str] = {}
     warnings: list[str] = []
     try:
-        in_file = _get_config(path)
+        in_file = _get_config(path, warnings.append)
     except UserError as error:
         problems["--config"] = str(error)
     given, wrong = parse_settings(overrides, "--config.")
@@ -106,7 +107,9 @@ def load_values(
     Keys without effect are not reported: the variants of a sweep share them, and a sweep compares
     their programs.
     """
-    return _merged(_get_config(path), values, note, {}, [])
+    warnings: list[str] = []
+    in_file = _get_config(path, warnings.append)
+    return _merged(in_file, values, note, {}, warnings)
 
 
 def _merged(
@@ -150,17 +153,42 @@ def _merged(
     return config
 
 
-def run_file(path: str, function: str, folder: str) -> Any:
+def locate(path: str) -> str:
+    """Return where a config file is: at this path, else, of `configs/...`, with the package.
+
+    A wheel has the folder `configs` of the repository within the package.
+    """
+    path = expanded(path)
+    first, *others = Path(path).parts or [""]
+    if first != "configs" or os.path.exists(path):
+        return path
+    package = Path(lm.__file__).parent
+    in_wheel = package / "configs"
+    folder = in_wheel if in_wheel.is_dir() else package.parent / "configs"
+    shipped = str(folder.joinpath(*others))
+    return shipped if os.path.exists(shipped) else path
+
+
+def run_file(
+    path: str, function: str, folder: str, note: Callable[[str], None] = print_note
+) -> Any:
     """Return what a function of a Python file, whose name is a key of COMMANDS, returns.
 
-    `folder` is where such files usually are; an error suggests one with a similar name.
+    Args:
+        path: of the file; see `locate`.
+        function: a key of COMMANDS.
+        folder: where such files usually are; an error suggests one with a similar name.
+        note: receives a line if the file is that of the package.
 
     Raises:
         UserError: there is no such file or function, or it raises an exception.
     """
-    path = expanded(path)
+    given = expanded(path)
+    path = locate(path)
+    if path != given:
+        note(f"--config: there is no {given} in this folder; {path} is used")
     if not os.path.isfile(path):
-        names = [file.name for file in Path(folder).glob("*.py")]
+        names = [file.name for file in Path(locate(folder)).glob("*.py")]
         hint = ""
         if os.path.isfile(os.path.join(path, "config.json")):
             hint = f"; did you mean hf:{path}?"
@@ -206,14 +234,17 @@ def _message(error: BaseException) -> str:
     return text if len(text) <= 2000 else f"{text[:2000]}..."
 
 
-def _get_config(path: str) -> dict[str, Any]:
-    """Return what get_config() of the file returns, or the config in hf:DIR, by dotted name."""
+def _get_config(path: str, note: Callable[[str], None]) -> dict[str, Any]:
+    """Return what get_config() of the file returns, or the config in hf:DIR, by dotted name.
+
+    `note` receives a line if the file is that of the package.
+    """
     if path.startswith("hf:"):
         try:
             return flatten(to_dict(read_training_config(expanded(path.removeprefix("hf:")))))
         except UserError as error:
             raise UserError(*(f"--config: {problem}" for problem in error.problems)) from None
-    config = run_file(path, "get_config", "configs")
+    config = run_file(path, "get_config", "configs", note)
     try:
         return flatten(dict(config))
     except (TypeError, ValueError, RecursionError):  # the last of a dict that contains itself

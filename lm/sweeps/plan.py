@@ -18,7 +18,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from lm.command_line.loading import load_values, print_note, run_file
+from lm.command_line.loading import load_values, locate, print_note, run_file
 from lm.command_line.sweeping import BUDGETS
 from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
@@ -26,7 +26,7 @@ from lm.config.values import checked, close_match, short
 from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
 from lm.sweeps.tuning import LEARNING_RATE
 from lm.system.errors import UserError
-from lm.system.files import MAX_NAME, expanded, is_name
+from lm.system.files import MAX_NAME, is_name
 
 MIN_SEEDS = 5  # of the full budget
 MAX_SEEDS = 1000  # fresh ones, and for tuning
@@ -139,7 +139,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
     for note in dict.fromkeys(notes):  # once for all variants
         print_note(note)
-    background = ast.get_docstring(ast.parse(Path(expanded(path)).read_bytes())) or ""
+    background = ast.get_docstring(ast.parse(Path(locate(path)).read_bytes())) or ""
     pairs = tuple(
         (in_cell(a, cell), in_cell(b, cell)) for a, b in sweep.comparisons for cell in cells
     )

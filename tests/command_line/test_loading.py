@@ -13,6 +13,7 @@ from tiny import with_keys
 from lm.command_line.loading import load, load_values
 from lm.config import Config, flatten, from_dict, schema, to_dict
 from lm.config.convert import from_flat
+from lm.sweeps.plan import load_sweep
 from lm.system.errors import UserError
 
 
@@ -203,6 +204,23 @@ def test_files_that_cannot_be_loaded(tmp_path, config_file, problems, the_proble
     broken = config_file("raise RuntimeError('no such thing')")
     assert "RuntimeError: no such thing" in the_problem(broken)
     assert len(problems(broken, "train.stpes=3", "train.steps=x")) == 3
+
+
+def test_configs_of_the_package_are_found_from_any_folder(tmp_path, monkeypatch, the_problem):
+    """The file of the working directory comes first, and the one that is used is named."""
+    monkeypatch.chdir(tmp_path)
+    name = "configs/shakespeare_small.py"
+    notes = []
+    here = ROOT / name
+    assert load(name, [], notes.append) == load(str(here), [])
+    assert notes == [f"--config: there is no {name} in this folder; {here} is used"]
+    sweep = "configs/sweeps/norms.py"  # its base is the file above
+    assert load_sweep(sweep, "quick").variants == load_sweep(str(ROOT / sweep), "quick").variants
+    assert "did you mean configs/shakespeare_small.py?" in the_problem(f"{name[:-4]}.py")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / name).write_text(here.read_text().replace("return config", "return {}"))
+    assert load(name, []) != load(str(here), [])
+    assert "there is no file elsewhere/" in the_problem("elsewhere/shakespeare_small.py")
 
 
 BROKEN_FILES = [

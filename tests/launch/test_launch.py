@@ -285,8 +285,8 @@ def test_the_image_runs_as_the_user_of_the_pods_and_has_the_commit(launch, monke
     assert f"\nUSER {pod['securityContext']['fsGroup']}\n" in image
     assert "ENV LM_COMMIT=$COMMIT" in image
     checks = "\n".join(line.removeprefix("RUN ") for line in image.splitlines() if "exit 1" in line)
-    base, commit = f"python:3.11-slim@sha256:{'0' * 64}", "0a1b2c"
-    for env, code in (((base, commit), 0), (("python:3.11-slim", commit), 1), ((base, ""), 1)):
+    base, commit = f"python:3.13-slim@sha256:{'0' * 64}", "0a1b2c"
+    for env, code in (((base, commit), 0), (("python:3.13-slim", commit), 1), ((base, ""), 1)):
         environment = dict(zip(("BASE", "COMMIT"), env, strict=True))
         assert (
             subprocess.run(["sh", "-ec", checks], env=environment, capture_output=True).returncode
@@ -392,10 +392,10 @@ def test_slurm_refuses_the_workdir_of_another_experiment_at_submission(launch, t
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Return the version of each package that a lock file pins for Python 3.11."""
+    """Return the version of each package that a lock file pins for Python 3.13."""
     lines = [line for line in path.read_text().splitlines() if line[:1].isalnum()]
     pins = [Requirement(line.removesuffix("\\").strip()) for line in lines]
-    here = {"python_version": "3.11", "python_full_version": "3.11.9", "sys_platform": "linux"}
+    here = {"python_version": "3.13", "python_full_version": "3.13.0", "sys_platform": "linux"}
     return {
         canonicalize_name(p.name): str(p.specifier)
         for p in pins
