@@ -9,7 +9,7 @@ import jinja2
 
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
-from lm.sweeps.results import RUNS, choice_of, final_runs, read_runs
+from lm.sweeps.results import RUNS, choices_of, final_runs, read_runs
 from lm.system.errors import UserError, first_line, with_exit_code
 from lm.system.parser import Parser
 from lm.system.text_tables import say
@@ -89,11 +89,11 @@ def read_finished(directory: Path) -> Analysis:
     record = read_record(directory)
     runs = read_runs(directory)
     failed = read_failures(directory)
+    choices = choices_of(record, runs, failed)
     lacking = {
         name: about["cell"]
         for name, about in record["variants"].items()
-        if choice_of(record, runs, name).missing
-        or len(final_runs(record, runs, name)) < len(about["seeds"])
+        if len(final_runs(record, runs, name, choices[name].point)) < len(about["seeds"])
     }
     # others were trained since
     failed = {name: error for name, error in failed.items() if name in lacking}

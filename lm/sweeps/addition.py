@@ -16,7 +16,7 @@ from lm.config.values import short
 from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, read_page_record, variant_differences
-from lm.sweeps.results import Run, append_runs, read_runs, runs_from_csv
+from lm.sweeps.results import Run, append_runs, read_runs, rule_of, runs_from_csv, shapes_of
 from lm.system.errors import UserError
 from lm.system.locks import lock
 
@@ -89,6 +89,7 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     path, page = published_study(study)
     sweep = read_sweep(str(path))
     record = read_page_record(page)
+    runs = runs_from_csv(page / "runs.csv")
     base = sweep.baseline
     if name in (*sweep.variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
@@ -119,8 +120,8 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         background=f"Not preregistered: this change was added to the study {study} after its results were known. The "
         f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
         variants=variants,
+        rule=rule_of(record),
+        shapes=shapes_of(record, runs),
         comparisons=tuple(pair for pair in plan.comparisons if variants.keys() >= set(pair)),
     )
-    return plan, Published(
-        record, [run for run in runs_from_csv(page / "runs.csv") if run.variant in variants]
-    )
+    return plan, Published(record, [run for run in runs if run.variant in variants])

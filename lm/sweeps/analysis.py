@@ -16,9 +16,9 @@ import numpy as np
 
 from lm.sweeps import statistics
 from lm.sweeps.declare import in_cell
-from lm.sweeps.results import Run, choice_of, final_runs, stuck_above
+from lm.sweeps.results import Run, choices_of, errors_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
-from lm.sweeps.tuning import Choice
+from lm.sweeps.tuning import Choice, Error
 
 # Kinds of comparisons.
 CLAIM = "claim"
@@ -56,6 +56,7 @@ class Variant:
     about: dict  # its entry in sweep.json
     choice: Choice
     runs: dict[int, Run]  # by seed
+    tuning: Error  # of its mean loss
 
     @property
     def point(self) -> dict[str, Any]:
@@ -66,6 +67,14 @@ class Variant:
     def losses(self) -> dict[int, float]:
         """Return the test losses by seed; nan if the run diverged."""
         return {seed: _test_loss(run) for seed, run in self.runs.items()}
+
+    @functools.cached_property
+    def validation_losses(self) -> dict[int, float]:
+        """Return the validation losses by seed; nan if the run diverged or the page has none."""
+        return {
+            seed: math.nan if run.val_loss is None else run.val_loss
+            for seed, run in self.runs.items()
+        }
 
     @property
     def n_diverged(self) -> int:
@@ -107,11 +116,17 @@ class Claim:
     variant: str  # names without the cell
     against: str
     cell: str  # the size or text, MEAN, or "" without cells
-    difference: Estimate | None = None  # None: there is none, see `missing`
+    # with the error of tuning in its standard error; None: there is none, see `missing`
+    difference: Estimate | None = None
     differences: tuple[float, ...] = ()  # of each seed; of each cell for a mean
+    tuning: Error = dataclasses.field(default_factory=Error)  # of the difference
+    # the same difference on the validation split, on which the values were tuned with other seeds
+    validation: Estimate | None = None
     p_holm: float = math.nan  # after Holm's correction; nan for a placebo
     holm_low: float = -math.inf  # the interval that excludes 0 if and only if p_holm is below 0.05
     holm_high: float = math.inf
+    # the smallest true difference that is found with a power of 80 % at the level of that interval
+    detectable: float = math.nan
     verdict: str = NO_RESULT  # or NO_CONCLUSION, or one of statistics.VERDICTS
     missing: str = ""  # why there is no difference
     tau: float = math.nan  # of a mean, see `statistics.MeanOverCells`
@@ -179,7 +194,10 @@ class Analysis:
             losses = [(ours, theirs) for ours, theirs in both if ours and theirs]
             for source in losses[0][0] if len(losses) > 1 else ():
                 key = (a.about["arm"], b.about["arm"], source)
-                difference = statistics.estimate([x[source] - y[source] for x, y in losses])
+                difference = statistics.with_error(
+                    statistics.estimate([x[source] - y[source] for x, y in losses]),
+                    *_error_of_difference(a, b),
+                )
                 by_cell.setdefault(key, {})[a.about["cell"]] = difference
         rows = []
         has_cells = len({v.about["cell"] for v in self.variants.values()}) > 1
@@ -244,11 +262,13 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     Runs and failures of variants that are not in the record, which is sweep.json, are left out.
     """
     failed = {name: error for name, error in (failed or {}).items() if name in record["variants"]}
-    variants = {
-        name: Variant(name, about, choice_of(record, runs, name), final_runs(record, runs, name))
-        for name, about in record["variants"].items()
-        if name not in failed
-    }
+    choices = choices_of(record, runs, failed)
+    errors = errors_of(record, choices)
+    variants = {}
+    for name, about in record["variants"].items():
+        if name not in failed:
+            runs_of_variant = final_runs(record, runs, name, choices[name].point)
+            variants[name] = Variant(name, about, choices[name], runs_of_variant, errors[name])
     kind = CELL if record["axis"] else CLAIM
     comparisons = [_comparison(record, variants, pair, kind) for pair in record["comparisons"]]
     if record["axis"] == "size":
@@ -290,11 +310,30 @@ def _comparison(
         return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
     if a.n_stuck == len(a.losses) or b.n_stuck == len(b.losses):
         return dataclasses.replace(claim, missing="all runs of a variant got stuck")
-    differences = tuple(a.losses[seed] - b.losses[seed] for seed in _common_seeds(a, b))
-    if not differences:
+    seeds = _common_seeds(a, b)
+    if not seeds:
         return dataclasses.replace(claim, missing="no common seeds")
-    difference = statistics.estimate(differences)
-    return dataclasses.replace(claim, difference=difference, differences=differences)
+    differences = tuple(a.losses[seed] - b.losses[seed] for seed in seeds)
+    of_validation = [a.validation_losses[seed] - b.validation_losses[seed] for seed in seeds]
+    tuning = _error_of_difference(a, b)
+    return dataclasses.replace(
+        claim,
+        difference=statistics.with_error(statistics.estimate(differences), *tuning),
+        differences=differences,
+        tuning=tuning,
+        validation=_with_tuning(of_validation, tuning),
+    )
+
+
+def _error_of_difference(a: Variant, b: Variant) -> Error:
+    """Return the error of tuning in a difference: the variances of both sides, estimated together."""
+    return Error(a.tuning.variance + b.tuning.variance, min(a.tuning.df, b.tuning.df))
+
+
+def _with_tuning(differences: Sequence[float], tuning: Error) -> Estimate | None:
+    if np.isnan(differences).any():
+        return None
+    return statistics.with_error(statistics.estimate(differences), *tuning)
 
 
 def _common_seeds(a: Variant, b: Variant) -> list[int]:
@@ -318,9 +357,17 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     differences = [c.difference for c in group if c.difference]
     over_cells = statistics.mean_over_cells(differences)
     difference = over_cells.mean
+    # Independent in each cell.
+    variances = [c.tuning.variance for c in group]
+    tuning = Error(sum(variances) / len(group) ** 2, min(c.tuning.df for c in group))
     if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
         # An earlier page: all cells have the same seeds, so that their differences are correlated.
-        difference = statistics.estimate(np.mean([c.differences for c in group], axis=0))
+        by_seed = statistics.estimate(np.mean([c.differences for c in group], axis=0))
+        difference = statistics.with_error(by_seed, *tuning)
+    validations = [c.validation for c in group if c.validation]
+    validation = None
+    if len(validations) == len(group):
+        validation = statistics.mean_over_cells(validations).mean
     multipliers = [c.log_multiplier for c in group if c.log_multiplier]
     log_multiplier = None
     if len(multipliers) == len(group):
@@ -329,6 +376,8 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
         claim,
         difference=difference,
         differences=tuple(d.mean for d in differences),
+        tuning=tuning,
+        validation=validation,
         tau=over_cells.tau,
         prediction=over_cells.prediction,
         log_multiplier=log_multiplier,
@@ -350,7 +399,8 @@ def _with_multipliers(variants: Mapping[str, Variant], group: list[Claim]) -> li
         texts |= {v.about["data"]["fingerprint"] for v in pair}
     if len(texts) > 1 or not np.all(compute_S2):
         return group
-    log_multipliers = statistics.log_multipliers(np.array(compute_S2, float), losses_S2N)
+    errors_S = [c.tuning for c in group]
+    log_multipliers = statistics.log_multipliers(np.array(compute_S2, float), losses_S2N, errors_S)
     if log_multipliers is None:
         return group
     return [
@@ -367,11 +417,18 @@ def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
     for claim, factor, p_holm in zip(family, factors, statistics.holm(p_values), strict=True):
         if claim.difference:
             factor = 1.0 if math.isnan(factor) else factor
-            low, high = claim.difference.interval(1 - (1 - LEVEL) / factor)
+            level = 1 - (1 - LEVEL) / factor
+            low, high = claim.difference.interval(level)
             verdict = NO_CONCLUSION
             if record["budget"] == "full":
                 verdict = statistics.verdict(low, high, record["margin"])
-            claim = dataclasses.replace(claim, holm_low=low, holm_high=high, verdict=verdict)
+            claim = dataclasses.replace(
+                claim,
+                holm_low=low,
+                holm_high=high,
+                verdict=verdict,
+                detectable=statistics.detectable(*claim.difference[1:3], level),
+            )
             if claim.kind != PLACEBO:
                 claim = dataclasses.replace(claim, p_holm=p_holm)
         judged.append(claim)

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import inspect
 import itertools
-import math
 import types
 import typing
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from lm.config import Config, flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import checked, close_match, short
 from lm.sweeps.declare import PLACEBO, PLACEBO_KEYS, Budget, Match, Sweep, Values, in_cell
-from lm.sweeps.tuning import LEARNING_RATE
+from lm.sweeps.tuning import CURVE, LEARNING_RATE
 from lm.system.errors import UserError
 from lm.system.files import MAX_NAME, is_name
 
@@ -57,8 +56,7 @@ class PlannedVariant:
     @property
     def n_points(self) -> int:
         """Return the number of points that are tuned before any extension; 0 if nothing is tuned."""
-        n = math.prod(map(len, self.lists.values()))
-        return n if n > 1 else 0
+        return sum(len(values) for values in self.lists.values() if len(values) > 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +72,9 @@ class Plan:
     variants: dict[str, PlannedVariant]
     # pairs of full names; each pair in all cells before the next pair
     comparisons: tuple[tuple[str, str], ...]
+    rule: str = CURVE  # where the final runs train; an addition has that of its study
+    # by cell, that of a published study, which a change that is added must not alter
+    shapes: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:

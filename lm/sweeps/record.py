@@ -8,6 +8,7 @@ from pathlib import Path
 from lm.config import flatten, to_dict
 from lm.config.schema import schema
 from lm.config.values import short
+from lm.sweeps.tuning import CURVE, GRID, VERTEX
 from lm.system.errors import UserError
 from lm.system.files import COUNT, SCALAR, is_file_name, is_name, read_json, to_json, write_text
 from lm.system.locks import lock
@@ -39,7 +40,7 @@ _RECORD = {
     "name": str, "budget": str, "question": str, "background": str, "base": str, "baseline": str,
     "axis": ("cell", "size", "text", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
     "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT}, "starts": [_START],
-    "unfinished?": [str], "minutes?": float,
+    "unfinished?": [str], "minutes?": float, "design?": (GRID, VERTEX, CURVE), "shapes?": {str: float},
 }  # fmt: skip
 
 
@@ -95,6 +96,8 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "placebos": plan.placebos,
         "margin": float(sweep.margin),
         "tune": list(sweep.lists),
+        "design": plan.rule,
+        "shapes": plan.shapes,
         "values": {key: str(value) for key, value in (sweep.values | plan.budget.values).items()},
         "variants": described,
         "starts": [start],
@@ -219,7 +222,8 @@ def open_sweep(workdir: Path, record: dict) -> dict:
 
 def _differences(old: dict, record: dict) -> list[str]:
     """Return the differences between two sweeps, a line each."""
-    fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune")
+    fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune", "design")
+    old = {"design": VERTEX} | old  # of sweeps that were started before December 2026
     changed = [key for key in fixed if old[key] != record[key]]
     lines = [f"{key}: {old[key]} -> {record[key]}" for key in changed]
     before = old["variants"]

@@ -28,7 +28,7 @@ from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.record import read_page_record
-from lm.sweeps.results import STUCK, choice_of, runs_from_csv, runs_to_csv
+from lm.sweeps.results import STUCK, choices_of, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.system.errors import UserError
 from lm.system.files import is_file_name, make_folder, to_json, write_bytes, write_text
@@ -455,7 +455,7 @@ def read_page(page: Path) -> Analysis:
     """Analyze a published page again, from its sweep.json and runs.csv."""
     record = read_page_record(page)
     runs = runs_from_csv(page / "runs.csv")
-    if lacking := [name for name in record["variants"] if choice_of(record, runs, name).missing]:
+    if lacking := [name for name, c in choices_of(record, runs).items() if c.missing]:
         raise UserError(
             f"{page / 'runs.csv'} lacks tuning runs of {', '.join(lacking[:5])} in sweep.json; "
             "restore both"

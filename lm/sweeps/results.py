@@ -15,12 +15,21 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lm.config.values import short
-from lm.sweeps.tuning import Choice, Outcome, choose, outcome
+from lm.sweeps.tuning import (
+    CURVE,
+    VERTEX,
+    Choice,
+    Error,
+    Outcome,
+    choose_in_cell,
+    outcome,
+    tuning_errors,
+)
 from lm.system.errors import UserError
 from lm.system.files import (
     COUNT,
@@ -234,30 +243,77 @@ def stuck_above(about: dict, split: str) -> float:
 def outcomes_of(record: dict, runs: Iterable[Run], variant: str) -> dict[tuple, Outcome]:
     """Return the outcome of each point of a variant all of whose tuning runs are finished."""
     about = record["variants"][variant]
+    seeds = about["tuning_seeds"]
     losses: dict[tuple, dict[int, float | None]] = {}
     for run in runs:
-        if run.phase == "tuning" and run.variant == variant and run.seed in about["tuning_seeds"]:
+        if run.phase == "tuning" and run.variant == variant and run.seed in seeds:
             losses.setdefault(point_of(about, run), {})[run.seed] = run.val_loss
     limit = stuck_above(about, "validation")
     return {
-        point: outcome(tuple(by_seed.values()), limit)
+        point: outcome([by_seed[seed] for seed in seeds], limit)
         for point, by_seed in losses.items()
-        if len(by_seed) == len(about["tuning_seeds"])
+        if len(by_seed) == len(seeds)
     }
 
 
-def choice_of(record: dict, runs: Iterable[Run], variant: str) -> Choice:
-    """Return which values a variant's tuning runs chose, or which points they lack."""
-    # Pages of the design "grid" were published before final runs were trained at the vertex.
-    at_vertex = record.get("design") != "grid"
-    outcomes = outcomes_of(record, runs, variant)
-    return choose(record["variants"][variant]["tune"], outcomes, at_vertex)
+def rule_of(record: dict) -> str:
+    """Return how the values of a sweep are tuned: see `lm.sweeps.tuning`."""
+    return record.get("design", VERTEX)
 
 
-def final_runs(record: dict, runs: Sequence[Run], variant: str) -> dict[int, Run]:
+def choices_of(record: dict, runs: Iterable[Run], failed: Iterable[str] = ()) -> dict[str, Choice]:
+    """Return by variant which values its tuning runs chose, or which points they lack.
+
+    A variant that failed before its tuning was finished has no part in the shape of its cell.
+    """
+    by_variant: dict[str, list[Run]] = {}
+    for run in runs:
+        by_variant.setdefault(run.variant, []).append(run)
+    choices: dict[str, Choice] = {}
+    for cell in record["cells"]:
+        lists = {n: v["tune"] for n, v in record["variants"].items() if v["cell"] == cell}
+        outcomes = {name: outcomes_of(record, by_variant.get(name, ()), name) for name in lists}
+        shape = record.get("shapes", {}).get(cell)
+        found = choose_in_cell(lists, outcomes, rule_of(record), shape)
+        lost = {name: found[name] for name in failed if name in found and found[name].missing}
+        if lost:
+            lists = {name: of_variant for name, of_variant in lists.items() if name not in lost}
+            found = choose_in_cell(lists, outcomes, rule_of(record), shape) | lost
+        choices |= found
+    return {name: choices[name] for name in record["variants"]}
+
+
+def shapes_of(record: dict, runs: Iterable[Run]) -> dict[str, float]:
+    """Return by cell the shape of the curves at whose vertices a finished sweep trained."""
+    if rule_of(record) != CURVE:
+        return {}
+    choices = choices_of(record, runs)
+    return {
+        record["variants"][name]["cell"]: choice.shape
+        for name, choice in choices.items()
+        if choice.lines
+    }
+
+
+def errors_of(record: dict, choices: Mapping[str, Choice]) -> dict[str, Error]:
+    """Return by variant the error of tuning in its mean loss."""
+    errors: dict[str, Error] = {}
+    for cell in record["cells"]:
+        lines = {
+            name: choice.lines
+            for name, choice in choices.items()
+            if record["variants"][name]["cell"] == cell
+        }
+        shapes = [choices[name].shape for name in lines if lines[name]]
+        errors |= tuning_errors(lines, shapes[0] if shapes else 0.0, rule_of(record))
+    return errors
+
+
+def final_runs(
+    record: dict, runs: Iterable[Run], variant: str, chosen: tuple | None
+) -> dict[int, Run]:
     """Return a variant's finished runs at the chosen values by fresh seed, in their order."""
     about = record["variants"][variant]
-    chosen = choice_of(record, runs, variant).point
     own = [run for run in runs if (run.phase, run.variant) == ("final", variant)]
     by_seed = {run.seed: run for run in own if point_of(about, run) == chosen}
     return {seed: by_seed[seed] for seed in about["seeds"] if seed in by_seed}

@@ -21,9 +21,16 @@ import jax
 from lm.cost.units import duration
 from lm.sweeps.plan import Plan
 from lm.sweeps.record import PATIENCE, SWEEP, open_sweep, sweep_record
-from lm.sweeps.results import Run, append_runs, drop_damaged_lines, outcomes_of, read_runs
+from lm.sweeps.results import (
+    Run,
+    append_runs,
+    drop_damaged_lines,
+    outcomes_of,
+    read_runs,
+    rule_of,
+)
 from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
-from lm.sweeps.tuning import Outcome, choose
+from lm.sweeps.tuning import Outcome, choose_in_cell
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
 from lm.system.files import to_json, without_links, write_text
 from lm.system.locks import InUse, lock
@@ -137,7 +144,8 @@ class _Runner:
         each cell.
         """
         for cell in self.record["cells"]:
-            points = self.tune([name for name, v in self.variants.items() if v.plan.cell == cell])
+            names = [name for name, v in self.variants.items() if v.plan.cell == cell]
+            points = self.tune(names, self.record.get("shapes", {}).get(cell))
             final = []
             for name, point in points.items():
                 plan = self.variants[name].plan
@@ -161,8 +169,10 @@ class _Runner:
         self.say(f"finished; next: python -m lm.report {self.workdir}")
         return 0
 
-    def tune(self, names: list[str]) -> dict[str, tuple]:
-        """Train the tuning runs of these variants, and return the chosen points.
+    def tune(self, names: list[str], shape: float | None) -> dict[str, tuple]:
+        """Train the tuning runs of the variants of a cell, and return the chosen points.
+
+        The shape of their curves is estimated from them if it is None.
 
         A variant some of whose runs failed has none. The rounds are the same in all processes,
         whatever has finished, because groups of runs are claimed by their content.
@@ -171,10 +181,12 @@ class _Runner:
         while True:
             if self.signals.received:
                 return {}
-            choices = {
-                name: choose(self.record["variants"][name]["tune"], outcomes)
-                for name, outcomes in known.items()
-            }
+            choices = choose_in_cell(
+                {name: self.record["variants"][name]["tune"] for name in known},
+                known,
+                rule_of(self.record),
+                shape,
+            )
             keys = []
             for name, choice in choices.items():
                 seeds = self.variants[name].plan.tuning_seeds

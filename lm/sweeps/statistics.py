@@ -68,6 +68,35 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(first.mean - second.mean, math.sqrt(total), df, first.n)
 
 
+def with_error(e: Estimate, variance: float, df: float) -> Estimate:
+    """Return an estimate whose standard error contains an error that its values share.
+
+    The degrees of freedom of the sum of both variances are Satterthwaite's (1946).
+
+    >>> e = with_error(Estimate(0.01, 0.004, 9, 10), 0.003**2, 36)
+    >>> round(e.se, 6), round(e.df, 2), e.mean
+    (0.005, 20.36, 0.01)
+    """
+    if not (variance > 0 and e.df > 0):
+        return e
+    total = e.se**2 + variance
+    return e._replace(se=math.sqrt(total), df=total**2 / (e.se**4 / e.df + variance**2 / df))
+
+
+def detectable(se: float, df: float, level: float = LEVEL, power: float = 0.8) -> float:
+    """Return the smallest true difference that is found with this power.
+
+    The test excludes 0 from the t interval of the level. The formula is that of Bloom (1995,
+    Evaluation Review 19:547): the sum of two quantiles of t, times the standard error.
+
+    >>> round(detectable(0.004, 27), 4), round(detectable(0.004, 27, 1 - 0.05 / 29), 4)
+    (0.0116, 0.0173)
+    """
+    if not (se > 0 and df > 0):
+        return math.nan
+    return float(stats.t.ppf(0.5 + level / 2, df) + stats.t.ppf(power, df)) * se
+
+
 def holm_factors(p_values: Sequence[float]) -> list[float]:
     """Return by how much Holm's correction multiplies each p-value (Holm 1979); nan for nan.
 
@@ -131,7 +160,9 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     """Return the unweighted mean of independent estimates, one per cell; at least 2 cells.
 
     The degrees of freedom of the mean are Satterthwaite's (1946). The prediction is that of one
-    more draw from the normal distribution of the estimates.
+    more draw from the normal distribution of the estimates. Its variance is that between the cells,
+    but at least the one that the seeds alone must give: the mean of the cells' squared standard
+    errors. A few cells that agree by chance would else predict more precisely than each is known.
     """
     k = len(cells)
     effects = np.array([c.mean for c in cells], float)
@@ -146,7 +177,8 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
         df_of_mean = float(df.sum())
     mean = float(effects.mean())
     between = float(effects.var(ddof=1))
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(between * (1 + 1 / k))
+    of_one_cell = max(between, total / k)
+    half = float(stats.t.ppf(0.5 + LEVEL / 2, k - 1)) * math.sqrt(of_one_cell * (1 + 1 / k))
     return MeanOverCells(
         Estimate(mean, math.sqrt(total) / k, df_of_mean, k),
         tau=math.sqrt(max(0.0, between - total / k)),
@@ -154,7 +186,9 @@ def mean_over_cells(cells: Sequence[Estimate]) -> MeanOverCells:
     )
 
 
-def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] | None:
+def log_multipliers(
+    compute_S2: np.ndarray, losses_S2N: list, errors_S: Sequence[tuple[float, float]] = ()
+) -> list[Estimate] | None:
     """Return ln m at each size: the second variant needs m times the training compute of the first
     for its loss.
 
@@ -165,6 +199,7 @@ def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] 
     Args:
         compute_S2: training FLOPs per run at each size, of the two variants.
         losses_S2N: test losses by size, variant and seed; the seeds of a size are paired.
+        errors_S: variance and degrees of freedom of the error of tuning in each difference.
 
     Returns:
         None if there are fewer than 2 sizes, or if the loss does not fall from each size to the
@@ -178,9 +213,15 @@ def log_multipliers(compute_S2: np.ndarray, losses_S2N: list) -> list[Estimate] 
     if not (secants > 0).all():
         return None
     slopes = [np.mean(secants[max(0, i - 1) : i + 1]) for i in range(len(means_S))]
-    return [
+    multipliers = [
         estimate((np.asarray(b) - np.asarray(a)) / slope + (x[1] - x[0]))
         for (a, b), slope, x in zip(losses_S2N, slopes, x_S2, strict=True)
+    ]
+    if not errors_S:
+        return multipliers
+    return [
+        with_error(m, variance / slope**2, df)
+        for m, slope, (variance, df) in zip(multipliers, slopes, errors_S, strict=True)
     ]
 
 

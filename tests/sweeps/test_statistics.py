@@ -84,7 +84,7 @@ def test_the_mean_over_two_cells_is_welchs_test():
 
 def test_the_spread_over_cells():
     """The effects 1, 2, 3 have variance 1. Standard errors of 1 explain all of it, and errors of 0
-    nothing.
+    nothing. Equal effects are predicted no better than the seeds allow.
     """
     exact = statistics.mean_over_cells([Estimate(x, 0.0, 4, 5) for x in (1.0, 2.0, 3.0)])
     noisy = statistics.mean_over_cells([Estimate(x, 1.0, 4, 5) for x in (1.0, 2.0, 3.0)])
@@ -92,6 +92,26 @@ def test_the_spread_over_cells():
     # of the prediction of one more draw from a normal distribution
     half = stats.t.ppf(0.975, 2) * math.sqrt(1 + 1 / 3)
     assert exact.prediction == noisy.prediction == pytest.approx((2 - half, 2 + half))
+    equal = statistics.mean_over_cells([Estimate(2.0, 1.0, 4, 5)] * 3)
+    assert equal.prediction == pytest.approx((2 - half, 2 + half))
+
+
+def test_an_error_that_values_share_widens_the_interval_and_keeps_the_test_right():
+    draw = np.random.default_rng(4)
+    values = draw.normal(0, 1, (4000, 10)) + draw.normal(0, 0.3, (4000, 1))
+    plain = [estimate(row) for row in values]
+    wider = [statistics.with_error(e, 0.3**2, 40) for e in plain]
+    assert np.mean([e.p < 0.05 for e in plain]) > 0.09
+    assert np.mean([e.p < 0.05 for e in wider]) == pytest.approx(0.05, abs=0.012)
+    assert all(w.se > e.se for w, e in zip(wider, plain, strict=True))
+
+
+def test_the_detectable_difference_is_detected_in_4_of_5():
+    """The exact power of the t test, by the noncentral t distribution."""
+    for df, level in ((9, 0.95), (27, 1 - 0.05 / 29)):
+        limit = stats.t.ppf(0.5 + level / 2, df)
+        found = statistics.detectable(0.004, df, level)
+        assert stats.nct.sf(limit, df, found / 0.004) == pytest.approx(0.8, abs=0.025)
 
 
 def test_multipliers_of_a_known_power_law():
