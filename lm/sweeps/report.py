@@ -330,7 +330,9 @@ def claim_rows(a: Analysis) -> list[dict]:
         d = c.difference or none
         m = c.log_multiplier or none
         low, high = d.interval()
+        v = c.validation or none
         m_low, m_high = m.interval()
+        v_low, v_high = v.interval()
         row = {
             "kind": c.kind,
             "variant": c.variant,
@@ -351,6 +353,11 @@ def claim_rows(a: Analysis) -> list[dict]:
             "tau": c.tau,
             "prediction_low": c.prediction[0],
             "prediction_high": c.prediction[1],
+            "tuning_variance": c.tuning.variance,
+            "detectable": c.detectable,
+            "validation_mean": v.mean,
+            "validation_low": v_low,
+            "validation_high": v_high,
             "log_multiplier": m.mean,
             "log_multiplier_low": m_low,
             "log_multiplier_high": m_high,
