@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     given = {name: getattr(a, name) for name in OPTIONS}
     options.check_options(given, options.flag)
     run = lm.load(a.workdir, a.step)
+    run.require_next_token("a chat")
     from lm.generation.chat import Conversation
     from lm.generation.filters import Sampling  # imports jax
 

@@ -64,6 +64,7 @@ def inspect(a: argparse.Namespace) -> int:
     if a.output:
         check_output(output, "--output", ".html", ".htm")
     run = lm.load(a.workdir, a.step)
+    run.require_next_token("a page of next tokens")
     from lm.interpret.measure import measure  # these import jax
     from lm.interpret.page import to_html
     from lm.training.memory import report_out_of_memory

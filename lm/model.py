@@ -495,7 +495,8 @@ def forward(
     )
 
     with jax.named_scope("embedding"):
-        x_BTD = p["embedding"][tokens_BT].astype(c.compute_dtype)
+        embedding_VD = at("token_embeddings", here, p["embedding"])
+        x_BTD = embedding_VD[tokens_BT].astype(c.compute_dtype)
         x_BTD = x_BTD if c.embed_scale == 1 else x_BTD * c.embed_scale
         x_BTD = x_BTD if added is None else x_BTD + added.astype(x_BTD.dtype)
     x_BTD = here.dropout(here.tap("embedding", x_BTD), place=0)

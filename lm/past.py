@@ -41,8 +41,9 @@ class Past:
             k_segments = collectives.gather_sequence(self.segments, -1)
         # Positions are given with segments, and start again in each of them, or in decoding.
         in_order = self.positions is None or self.segments is not None
-        contiguous = in_order and positions.shape == k_positions.shape
-        return Mask(positions, k_positions, self.segments, k_segments, window, contiguous)
+        ahead = here.c.masked_diffusion
+        contiguous = in_order and positions.shape == k_positions.shape and not ahead
+        return Mask(positions, k_positions, self.segments, k_segments, window, contiguous, ahead)
 
     def observed(self, here, q_BTHK, k_BSGK, mask: Mask, options: dict) -> dict:
         """Return the options of `causal_attention`; observers measure here, or add a tap."""

@@ -19,15 +19,18 @@ import jax.numpy as jnp
 import optax
 
 from lm import ideas, model, parameters, spikes
-from lm.config import Resolved, width_factor
+from lm.config import Resolved, ResolvedModel, width_factor
 from lm.config.values import divisors
 from lm.data.batches import gather
+from lm.ideas import masked_diffusion
 from lm.layers import losses
 from lm.optimizers import averaged, learning_rate_schedule, make_optimizer
 from lm.parallel import collectives
 
-# separates the keys of dropout from those of the initial values, which use the same seed
+# These separate the keys of dropout and of masked diffusion from those of the initial values, which
+# use the same seed.
 _DROPOUT = 0x64726F70
+_NOISE = 0x6E6F6973
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -135,6 +138,23 @@ def batch_fields(batch: dict) -> dict:
     return fields
 
 
+def fields_read(batch: dict, c: ResolvedModel, key=None) -> dict:
+    """Return `batch_fields` as the model reads them.
+
+    Masked diffusion reads its targets but the hidden ones, which `key` draws (None: in an
+    evaluation). "weights" are then those of the loss, and "counts" the weights of all targets.
+    """
+    fields = batch_fields(batch)
+    if not c.masked_diffusion:
+        return fields
+    if "segments" in batch:
+        segments = batch["segments"][:, 1:]
+        fields |= {"segments": segments, "positions": _document_positions(segments)}
+    counts = fields["weights"]
+    inputs, weights = masked_diffusion.hide(c, fields["targets"], counts, key)
+    return fields | {"inputs": inputs, "weights": weights, "counts": counts}
+
+
 def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
     """Return the sums of the cross-entropy over this device's targets, and the terms of the loss.
 
@@ -171,6 +191,8 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
     if progress is not None:
         added = {"z_loss": config.train.z_loss, "smoothing": config.train.label_smoothing}
     sums = cross_entropy(fields["targets"], fields["weights"], **added)
+    if "counts" in fields:
+        sums = sums._replace(weight=jnp.sum(fields["counts"]))
     if progress is None:
         return sums, {}
     terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
@@ -189,7 +211,7 @@ def loss_sum(params: dict, batch: dict, config: Resolved):
         return collectives.sum_over_batch((sums.nll, sums.weight))
 
     table = parameters.parameter_table(config.model)
-    return collectives.map_over_batch(local, table)(params, batch_fields(batch))
+    return collectives.map_over_batch(local, table)(params, fields_read(batch, config.model))
 
 
 def n_micro_batches(n_sequences: int, micro_batch_size: int | None) -> int:
@@ -250,8 +272,12 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
     """
     t = config.train
     table = parameters.parameter_table(config.model)
-    fields = batch_fields(batch)
-    n_targets = jnp.maximum(jnp.sum(fields["weights"]), 1)
+    noise = None
+    if config.model.masked_diffusion:
+        noise = jax.random.fold_in(jax.random.key(state.seed), _NOISE)
+        noise = jax.random.fold_in(noise, state.step)
+    fields = fields_read(batch, config.model, noise)
+    n_targets = jnp.maximum(jnp.sum(fields.get("counts", fields["weights"])), 1)
     progress = state.step / max(t.steps, 1)
     if config.model.dropout:
         key = jax.random.fold_in(jax.random.key(state.seed), _DROPOUT)

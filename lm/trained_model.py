@@ -20,11 +20,13 @@ from lm.data.hf_tokenizer import HFTokenizer
 from lm.data.tokenizers import Tokenizer
 from lm.generation import log_probabilities, options
 from lm.generation.decoding import Decoder, make_decoder
+from lm.generation.diffusion import make_sampler
 from lm.generation.filters import Sampling
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.config_files import is_checkpoint, read_config
 from lm.huggingface.tokenizer_files import find_end_ids, load_tokenizer, read_settings
 from lm.huggingface.weights import load_params
+from lm.ideas import masked_diffusion
 from lm.system.errors import UserError
 from lm.system.files import expanded
 from lm.system.text_tables import say
@@ -111,6 +113,7 @@ class TrainedModel:
         Raises:
             UserError: if the text is empty or longer than the context.
         """
+        self.require_next_token("a logit of the next token")
         ids = self.encode(text)
         if not 0 < len(ids) <= self.seq_len:
             raise UserError(f"text: {len(ids)} tokens; this model accepts 1 to {self.seq_len}")
@@ -118,6 +121,10 @@ class TrainedModel:
         padded_1T = np.zeros((1, self.seq_len), np.int32)
         padded_1T[0, : len(ids)] = ids
         return np.asarray(_logits(self.params, padded_1T, self.config.model)[0, : len(ids)])
+
+    def require_next_token(self, what: str) -> None:
+        """Raise UserError if the model does not predict the next token, which `what` needs."""
+        masked_diffusion.refuse(self.config.model, what)
 
     def loss(self, text: str | Sequence[int]) -> float:
         """Return the mean loss of a text in nats per token, over all tokens but the first.
@@ -206,7 +213,9 @@ class TrainedModel:
     def decoder(self) -> Decoder:
         """Return the model prepared for generation; see lm/generation/decoding.py."""
         n_ids = self.tokenizer.vocab_size if self.tokenizer else None
-        return make_decoder(self.params, self.config.model, seq_len=self.seq_len, n_ids=n_ids)
+        c = self.config.model
+        make = make_sampler if c.masked_diffusion else make_decoder
+        return make(self.params, c, seq_len=self.seq_len, n_ids=n_ids)
 
     @property
     def _tokenizer(self) -> Tokenizer:

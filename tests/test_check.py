@@ -181,6 +181,7 @@ def test_a_mistake_in_the_mask_or_the_cache_breaks_a_property(monkeypatch):
         {"mixers": ("rg_lru", "attention"), "loops": 2, "loop_layers": (1, 3)},
         {"branches": ("ffn*0.5", "attention", "ffn*0.5"), "mixers": ("latent",)},
         {"ffn": "moe", "residual": "hyper_connections", "gated_delta": "three_of_four"},
+        {"masked_diffusion": True, "mixers": ("latent", "attention"), "window_pattern": (0, 5)},
     ],
 )
 def test_right_models_keep_all_properties(keys):

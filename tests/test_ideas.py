@@ -242,6 +242,7 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     keys = {key for site in ideas.SITES.values() for key in site}
     tested = {key for row in VARIANTS.values() for key in row.keys}
     tested |= {"multi_token_prediction", "deep_supervision"}  # below; neither changes evaluation
+    tested |= {"masked_diffusion"}  # tests/generation/test_diffusion.py: it looks ahead
     assert keys <= tested
     default = tiny().model
     assert not any(is_on(getattr(default, key)) for key in keys)

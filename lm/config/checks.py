@@ -541,6 +541,24 @@ def ideas(config: Config) -> Iterator[Problem]:
         )
 
 
+def diffusion(config: Config) -> Iterator[Problem]:
+    m = config.model
+    if not m.masked_diffusion:
+        return
+    # What mixes positions otherwise than attention looks back only; experts do not mix them.
+    causal = [name for name in need_whole_sequences(m) if name != "ffn"]
+    for name in causal:
+        text = ", but masked_diffusion reads tokens before and after; use one of both"
+        yield f"model.{name} model.masked_diffusion", text
+    if m.value_embeddings:
+        text = ", but tokens that masked_diffusion hides have no such embedding; use one of both"
+        yield "model.value_embeddings model.masked_diffusion", text
+    for name in ("probes", "harness_tasks"):
+        if getattr(config.eval, name):
+            text = " are of the next token, which masked_diffusion does not predict; use none"
+            yield f"eval.{name} model.masked_diffusion", text
+
+
 # ---- Input and output ----------------------------------------------------------------------------
 
 
@@ -608,6 +626,7 @@ OF_THE_MODEL = (
     depth,
     head_and_width,
     ideas,
+    diffusion,
 )
 CHECKS = (
     *OF_THE_MODEL, names, mixture, source_and_tokenizer, splits, order_and_packing, update_rule, schedule, debugging,

@@ -203,6 +203,8 @@ class ModelConfig:
         low=0)
     deep_supervision: float | None = key(None, "weight in the loss of the logits of the stream at half of the depth",
         above=0.0)
+    masked_diffusion: bool = key(False, "hide random tokens and predict them from those before and after, as in LLaDA "
+        "and MDLM; losses are bounds")
     window_pattern: tuple[int, ...] = key((0,), "sliding-window attention: keys a query sees (including itself) in "
         "each layer, repeated over the depth; 0: all", low=0, attention="scores", read_by=KEYS)
     attn_scale: float | None = key(None, "factor of attention scores, query_pre_attn_scalar^-0.5 in Gemma 2; none: 1 / "

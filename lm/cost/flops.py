@@ -59,6 +59,8 @@ def flops_per_token(config: ResolvedModel, seq_len: int, *, full_square: bool = 
     for layers in turns(config):
         for layer in layers:
             n_keys = seq_len if full_square else mean_attended_keys(seq_len, windows[layer])
+            if config.masked_diffusion and not full_square:
+                n_keys = 2 * n_keys - 1  # as many after a query as before it
             mixer = mixer_of(config, layer)
             if mixer != "attention" or ideas.in_place_of_softmax(config, layer) is None:
                 n_products += n_mixing * MIXERS[mixer].products(config, n_keys)

@@ -336,7 +336,7 @@ def _implementation(
             softcap=m.attn_softcap if is_plain else None,
             window="varies" if _window_varies(config) else None,
             segments=config.data.packing == "documents",
-            contiguous=sizes["sequence"] == 1,
+            contiguous=sizes["sequence"] == 1 and not m.masked_diffusion,
             n_queries=config.train.seq_len,
             more_scores=any(ideas.is_on(getattr(m, key)) for key in scores),
         )

@@ -23,6 +23,7 @@ from lm.config import Resolved, ResolvedModel
 from lm.generation.filters import Sampling, draw
 from lm.generation.kv_cache import Prefill, decode
 from lm.generation.log_probabilities import padded
+from lm.ideas import masked_diffusion
 from lm.layers.losses import head_logits
 from lm.parallel.sharding import replicate_inside
 from lm.past import OwnPosition, Past
@@ -97,7 +98,7 @@ class Decoder:
             # Decode until the longest text fills the cache.
             n_more = min(n_tokens - n_drawn - 1, self.seq_len - max(lengths_B))
             while True:
-                _check_finite(ids_BT)
+                check_finite(ids_BT)
                 n_drawn += ids_BT.shape[1]
                 for text, ids in zip(texts, ids_BT.tolist(), strict=True):
                     text.extend(ids)
@@ -123,7 +124,7 @@ class Decoder:
         return prompts_BT, lengths_B
 
 
-def _check_finite(ids_BT) -> None:
+def check_finite(ids_BT) -> None:
     """Raise UserError if a token could not be drawn."""
     if (ids_BT < 0).any():
         raise UserError(
@@ -171,7 +172,7 @@ class CachedText:
             self._state, _ = _decode(self.decoder, state, np.int32(1), self._draws)
         self._n_read = len(self.ids)
         token_B = np.asarray(self._state.tokens_B)
-        _check_finite(token_B)
+        check_finite(token_B)
         self.ids.append(int(token_B[0]))
         return self.ids[-1]
 
@@ -184,8 +185,9 @@ def make_decoder(
     The context has seq_len tokens. Only ids below n_ids are drawn; None: all of the vocabulary.
     Raises UserError if the model mixes positions in a way that has no cache.
     """
-    c = _generating(c)
-    params = _unstack(params, c)
+    masked_diffusion.refuse(c, "a cache of earlier tokens")
+    c = generating(c)
+    params = unstacked(params, c)
     _check_positions(params, c, seq_len)
     return Decoder(params, c, seq_len, n_ids or c.vocab_size)
 
@@ -198,9 +200,10 @@ def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str,
     Returns:
         {"prefill" or "decode": (a jitted function, its arguments, its static arguments)}.
     """
-    c = _generating(config.model)
+    masked_diffusion.refuse(config.model, "a plan of decoding")
+    c = generating(config.model)
     T = config.train.seq_len
-    decoder = Decoder(jax.eval_shape(functools.partial(_unstack, c=c), params), c, T, c.vocab_size)
+    decoder = Decoder(jax.eval_shape(functools.partial(unstacked, c=c), params), c, T, c.vocab_size)
     array = jax.ShapeDtypeStruct
     sampling = Sampling(array((), np.float32))  # type: ignore[arg-type]
     draws = (sampling, array((), np.uint32), array((n_texts,), np.uint32))
@@ -215,12 +218,14 @@ def abstract_programs(params: dict, config: Resolved, n_texts: int) -> dict[str,
     }
 
 
-def _generating(c: ResolvedModel) -> ResolvedModel:
+def generating(c: ResolvedModel) -> ResolvedModel:
+    """Return the config of a model that generates."""
     return dataclasses.replace(c, scan_layers=False, remat="none", dropout=0.0, attention="auto")
 
 
 @functools.partial(jax.jit, static_argnames="c")
-def _unstack(params: dict, c: ResolvedModel) -> dict:
+def unstacked(params: dict, c: ResolvedModel) -> dict:
+    """Return the parameters layer by layer, in the dtype of computation."""
     table = parameters.parameter_table(c)
     flat = parameters.flat(params)
     for path, x in flat.items():
@@ -276,7 +281,9 @@ def _prefill(decoder: Decoder, prompts_BT, lengths_B, n_drawn, draws, *, n_slots
     h_BTD, cache = _apply(decoder, {}, prompts_BT, Prefill(lengths_B=lengths_B, n_slots=n_slots))
     h_BD = jnp.take_along_axis(h_BTD, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
     time = jnp.max(lengths_B)
-    return State(cache, time, time - lengths_B, _draw(decoder, h_BD, n_drawn, draws), n_drawn + 1)
+    return State(
+        cache, time, time - lengths_B, draw_tokens(decoder, h_BD, n_drawn, draws), n_drawn + 1
+    )
 
 
 @functools.partial(jax.jit, donate_argnames="state")
@@ -287,7 +294,7 @@ def _decode(decoder: Decoder, state: State, n_tokens, draws) -> tuple[State, jax
         state, ids_BT = carry
         past = decode(state.time, state.starts_B)
         h_B1D, cache = _apply(decoder, state.cache, state.tokens_B[:, None], past)
-        tokens_B = _draw(decoder, h_B1D[:, 0], state.n_drawn, draws)
+        tokens_B = draw_tokens(decoder, h_B1D[:, 0], state.n_drawn, draws)
         state = State(cache, state.time + 1, state.starts_B, tokens_B, state.n_drawn + 1)
         return state, jax.lax.dynamic_update_slice_in_dim(ids_BT, tokens_B[:, None], i, axis=1)
 
@@ -316,7 +323,7 @@ def _apply(decoder: Decoder, cache: dict, tokens_BT, past: Past):
     return h_BTD, memory
 
 
-def _draw(decoder: Decoder, h_BD, n_drawn, draws):
+def draw_tokens(decoder: Decoder, h_BD, n_drawn, draws):
     """Draw one token per text, int32 (B,), with a key from seed, sample index and token index.
 
     It is -1 if the largest logit is not finite.

@@ -10,8 +10,9 @@ import numpy as np
 
 from lm import model
 from lm.config import ResolvedModel
+from lm.ideas import masked_diffusion
 from lm.layers.losses import head_logits, token_losses
-from lm.step import batch_fields
+from lm.step import fields_read
 
 LOGITS = 2**25  # in a batch, unless its size is given
 MAX_LOGITS = 2**26  # at most about this many logits exist at a time
@@ -20,8 +21,12 @@ MAX_LOGITS = 2**26  # at most about this many logits exist at a time
 def score_batch(
     params: dict, batch: dict, c: ResolvedModel
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weight and loss of each target, and whether it is the likeliest token: (B, T) each."""
-    weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
+    """Return weight and loss of each target, and whether it is the likeliest token: (B, T) each.
+
+    Of masked diffusion these are its terms of the bound, and whether it is the likeliest token
+    times the same weight: 0 where the model reads the token.
+    """
+    counts_BT, weights_BT, targets_BT, h_BTD = _hidden(params, batch, c)
     B, T = targets_BT.shape
     n = max(1, min(T, MAX_LOGITS // (B * c.vocab_size)))  # positions at a time
     losses = []
@@ -30,16 +35,22 @@ def score_batch(
         part = _score_targets(params, h_BTD[:, i : i + n], targets_BT[:, i : i + n], c)
         losses.append(np.asarray(part[0]))
         hits.append(np.asarray(part[1]))
-    return np.asarray(weights_BT), np.concatenate(losses, 1), np.concatenate(hits, 1)
+    losses_BT = np.concatenate(losses, 1)
+    hits_BT = np.concatenate(hits, 1)
+    if c.masked_diffusion:
+        losses_BT = losses_BT * np.asarray(weights_BT)
+        hits_BT = hits_BT * np.asarray(weights_BT)
+    return np.asarray(counts_BT), losses_BT, hits_BT
 
 
 @functools.partial(jax.jit, static_argnames="c")
 def _hidden(params, batch, c):
-    fields = batch_fields(batch)
+    fields = fields_read(batch, c)
     # of packed rows
     documents = {name: fields[name] for name in ("segments", "positions") if name in fields}
     h_BTD = model.hidden(params, c, fields["inputs"], **documents)
-    return fields["weights"], fields["targets"], h_BTD
+    counts_BT = fields.get("counts", fields["weights"])
+    return counts_BT, fields["weights"], fields["targets"], h_BTD
 
 
 @functools.partial(jax.jit, static_argnames="c")
@@ -104,6 +115,7 @@ def score(
             64.
         progress: called with the number of windows of each finished batch.
     """
+    masked_diffusion.refuse(c, "the probability of a text")
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
     scores: dict[int, Score] = {}
     # memory runs out in the first batch or never

@@ -54,6 +54,7 @@ from lm.ideas import (
     gated_delta,
     hyper_connections,
     latent_attention,
+    masked_diffusion,
     moe,
     multi_token_prediction,
     parallel_branches,
@@ -72,6 +73,7 @@ from lm.system.errors import UserError
 # By site, the ideas that attach there (modules or objects with the functions above) by their key of
 # config.model.
 SITES: dict[str, dict[str, Any]] = {
+    "token_embeddings": {"masked_diffusion": masked_diffusion},  # embedding_VD, the table
     "embedding": {"token_shift": token_shift},  # x_BTD, the stream before the first block
     "turn_input": {},  # x_BTD, before each turn of the looped layers; here.turn
     "block_input": {  # x_BTD, at the start of each block
@@ -103,7 +105,7 @@ SITES: dict[str, dict[str, Any]] = {
 # The sites of each module, which declares the parameters. Those of an idea in several modules are
 # of the first one.
 MODULES = {
-    "model": ("embedding", "turn_input", "last_residual", "logits"),
+    "model": ("token_embeddings", "embedding", "turn_input", "last_residual", "logits"),
     "block": ("block_input",),
     "attention": ("queries_keys", "values", "scores", "softmax", "heads"),
     "ffn": ("ffn_hidden",),

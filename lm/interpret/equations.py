@@ -116,7 +116,7 @@ class Trace:
             self.readers.setdefault(i, []).append(self.root)
 
     def _loss(self, params: dict, batch: dict, numbers: dict, keys_B):
-        fields = step.batch_fields(batch)
+        fields = step.fields_read(batch, self.config.model)
         if self.config.model.dropout:
             fields["dropout_keys_B"] = keys_B
         return step.objective(parameters.nest(params), fields, self.config, **numbers)

@@ -32,6 +32,7 @@ class Mask:
             positions of tokens of one segment differ by as much as their indices. This allows
             "chunked" attention, which skips keys that no query of a chunk sees, and "cudnn" and
             "splash", which build their own causal mask.
+        ahead: keys at later positions are seen, too (and in the window from p on, after p).
 
     Raises:
         ValueError: only one of the segments is given, or `window` is less than 1.
@@ -43,6 +44,7 @@ class Mask:
     k_segments: Any = None
     window: Any = None
     contiguous: bool = False
+    ahead: bool = False
 
     def __post_init__(self):
         if (self.q_segments is None) != (self.k_segments is None):
@@ -69,6 +71,8 @@ class Mask:
             jnp.asarray(self.q_positions)[..., :, None]
             - jnp.asarray(self.k_positions)[..., None, :]
         )
+        if self.ahead:
+            distance = jnp.abs(distance)
         mask = (distance >= 0) & (jnp.asarray(self.k_positions) >= 0)[..., None, :]
         if self.window is not None:
             mask &= distance < self.window

@@ -46,6 +46,8 @@ def score_split(
         starts_B, weights_BT = eval_windows(split, config, first // B, stride)
         batch = gather(split.arrays, starts_B, T)
         contexts_BT = context_lengths(batch)
+        if config.model.masked_diffusion:  # which reads tokens before and after
+            contexts_BT = np.full_like(contexts_BT, T)
         batch["weights"] = weights_BT
         weights_BT, losses_BT, hits_BT = score_batch(params, batch, config.model)
         block_B = np.minimum(first + np.arange(B), n - 1) * n_blocks // n

@@ -83,6 +83,8 @@ def footnotes(results: list[TextResult]) -> list[str]:
         lines.append(
             "Of chats, only answers are predicted and counted (config.data.targets = assistant)."
         )
+    if any(result.is_bound for result in results):
+        lines.append("The model's loss is a bound: masked diffusion, one mask for each window.")
     if any(result.baselines for result in results):
         lines.append("Baselines: n-gram models of the train split of the run.")
     blocks = {result.plain.blocks for result in results}

@@ -47,6 +47,7 @@ class TextResult:
     sliding: Scores | None  # in sliding windows; None without a stride
     # losses of unigram to trigram models of the run's train split, in nats per token
     baselines: dict[str, float]
+    is_bound: bool = False  # of masked diffusion
 
 
 def evaluate(
@@ -108,12 +109,13 @@ def score_text(
         scores = score_split(
             run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title
         )
-        check_loss(text.split, scores.loss.value, scores.tokens)
+        is_estimate = run.config.model.masked_diffusion
+        check_loss(text.split, scores.loss.value, scores.tokens, is_estimate=is_estimate)
         return scores
 
     plain = score(None, f"windows of {run.seq_len}")
     sliding = None if stride is None else score(stride, f"stride {stride}")
-    return TextResult(text, plain, sliding, baselines)
+    return TextResult(text, plain, sliding, baselines, run.config.model.masked_diffusion)
 
 
 def with_seq_len(run: TrainedModel, seq_len: int | None) -> TrainedModel:

@@ -349,7 +349,8 @@ class StackedRuns:
         counts = [int(count_R[0]) for count_R in counts_R]
         if split in self.corpus.splits:
             lowest = np.fmin.reduce([math.fsum(row) / sum(counts) for row in sums])  # ignores NaN
-            check_loss(self.corpus.split(split), lowest, sum(counts))
+            is_estimate = self.config.model.masked_diffusion
+            check_loss(self.corpus.split(split), lowest, sum(counts), is_estimate=is_estimate)
         return {"step": step, "split": split, "sums": sums, "counts": counts}
 
     def _result(self, i: int, halted_at: int, evaluations: list[dict]) -> dict:

@@ -46,7 +46,8 @@ def evaluate(
         sums.append(jit_eval_step(params, source.resident, inputs, source.config))
     split = source.split
     loss, losses, n_predicted = mean_losses(split, source.config, sums, max_batches)
-    best = check_loss(split, loss, n_predicted)
+    is_estimate = source.config.model.masked_diffusion
+    best = check_loss(split, loss, n_predicted, is_estimate=is_estimate)
     metrics: dict[str, Any] = {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),

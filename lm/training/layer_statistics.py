@@ -9,7 +9,7 @@ from lm import layer_stack, model, parameters
 from lm.config import Resolved
 from lm.parallel import collectives
 from lm.past import Past
-from lm.step import TrainState, batch_fields, losses_and_gradients, optimizer
+from lm.step import TrainState, fields_read, losses_and_gradients, optimizer
 from lm.training.attention_statistics import attention_statistics
 
 N_EXAMPLES = 4  # of each device's share of a batch, on which activations are measured
@@ -63,7 +63,7 @@ def layer_statistics(state: TrainState, batch: dict, config: Resolved) -> dict:
             return _forward_statistics(params, fields, config)
 
         measure = collectives.map_over_batch(forward, table)
-        statistics |= measure(state.params, batch_fields(batch))
+        statistics |= measure(state.params, fields_read(batch, config.model))
     return statistics
 
 
