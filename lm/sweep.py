@@ -8,7 +8,7 @@ from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
 from lm.sweeps import cpu_memory
-from lm.sweeps.addition import add_change
+from lm.sweeps.addition import add_change, finish_addition
 from lm.sweeps.plan import load_sweep
 from lm.sweeps.repetition import PAIRS, finish_repeat, plan_repeat
 from lm.system import runtime
@@ -39,8 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
         options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
         code = run_sweep(plan, workdir, arguments.together, **options)
-        if code == 0 and arguments.repeat and not arguments.dry_run:
-            say(finish_repeat(arguments.study, workdir))
+        if code == 0 and arguments.study and not arguments.dry_run:
+            finish = finish_repeat if arguments.repeat else finish_addition
+            say(finish(arguments.study, workdir))
         return code
 
 

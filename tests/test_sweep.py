@@ -305,6 +305,7 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
     text = (bench.base / "sweeps" / "demo+tied_head-full" / "report.md").read_text()
     assert "Not preregistered" in text
     assert text.count("was trained again with seed") == 2
+    assert "at level 0.0013; 1 tried, " in text
     assert "WARNING" not in text
     _check_a_repeat(bench, before)
     for name, setting, advice in (

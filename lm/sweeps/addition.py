@@ -2,8 +2,8 @@
 --set model.key=value
 
 The change is tuned and trained in the published cells with the study's seeds, and compared with the
-published baseline. As a check, one run of the baseline in each cell is trained again. This module
-does not import jax.
+published baseline. As a check, one run of the baseline in each cell is trained again. A ledger beside
+the sweep's directory counts what was tried (lm/sweeps/ledger.py). This module does not import jax.
 """
 
 import dataclasses
@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from lm.command_line.loading import parse_settings
 from lm.config.values import short
+from lm.sweeps import ledger
+from lm.sweeps.analysis import CLAIM, analyze
 from lm.sweeps.declare import PLACEBO, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
-from lm.sweeps.record import PATIENCE, read_page_record, variant_differences
+from lm.sweeps.record import PATIENCE, read_page_record, read_record, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, rule_of, runs_from_csv, shapes_of
 from lm.system.errors import UserError
 from lm.system.locks import lock
@@ -35,6 +37,7 @@ class Published(NamedTuple):
 
     record: dict
     runs: list[Run]
+    added: tuple[str, ...] = ()  # the name and the settings of the change that is added
 
     def check(self, record: dict) -> None:
         """Raise UserError if the present code or data make another experiment of the published
@@ -54,8 +57,11 @@ class Published(NamedTuple):
                     f"{git.get('commit', 'of the page')}"
                 )
 
-    def copy_to(self, workdir: Path) -> None:
-        """Append the runs that a sweep's directory lacks."""
+    def begin(self, workdir: Path) -> None:
+        """Enter a change into the ledger, and append the runs that a sweep's directory lacks."""
+        if self.added:
+            change, *settings = self.added
+            ledger.register(ledger.path_beside(workdir, self.record["name"]), change, settings)
         with lock(workdir, timeout=PATIENCE):
             known = {run.key for run in read_runs(workdir)}
             append_runs(workdir, [run for run in self.runs if run.key not in known])
@@ -124,4 +130,13 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         shapes=shapes_of(record, runs),
         comparisons=tuple(pair for pair in plan.comparisons if variants.keys() >= set(pair)),
     )
-    return plan, Published(record, [run for run in runs if run.variant in variants])
+    shared = [run for run in runs if run.variant in variants]
+    return plan, Published(record, shared, (name, *settings))
+
+
+def finish_addition(study: str, workdir: Path) -> str:
+    """Enter the result of a change that was added into the ledger; return its verdict there."""
+    (claim,) = analyze(read_record(workdir), read_runs(workdir)).of_kind(CLAIM)
+    path = ledger.path_beside(workdir, study)
+    ledger.finish(path, claim.variant, claim.difference)
+    return f"{claim.variant}: {ledger.describe(path, claim.variant)} ({path})"

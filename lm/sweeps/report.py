@@ -22,7 +22,7 @@ from markupsafe import Markup
 from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
-from lm.sweeps import statistics
+from lm.sweeps import ledger, statistics
 from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
@@ -155,12 +155,15 @@ def _significant(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
 
 
-def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = ()) -> str:
+def to_markdown(
+    a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = (), of_ledger: str = ""
+) -> str:
     """Return the report as Markdown.
 
     Args:
         drawn: the paths of its figures by name.
         findings: what others found.
+        of_ledger: the ledger's verdict on a change that was added to a study.
     """
 
     def both(claim: Claim, field: str) -> str:
@@ -216,6 +219,8 @@ def to_markdown(a: Analysis, drawn: Mapping[str, str], findings: Sequence[Findin
         cells=a.of_kind(CELL),
         placebos=a.of_kind(PLACEBO),
         by_source=a.by_source(),
+        of_ledger=of_ledger,
+        ALPHA=ledger.ALPHA,
         n_tests=sum(not math.isnan(claim.p) for claim in claims),
         figures={name: Markup(path) for name, path in drawn.items()},
         captions=CAPTIONS,
@@ -409,7 +414,12 @@ def write_report(a: Analysis, directory: Path) -> list[Path]:
     drawn = figures(a)
     _write_figures(drawn, directory / "figures")
     paths = {name: f"figures/{name}.png" for name in drawn}
-    text = to_markdown(a, paths)
+    of_ledger = ""
+    study, plus, _ = a.record["name"].partition("+")
+    if plus and a.of_kind(CLAIM):
+        path = ledger.path_beside(directory, study)
+        of_ledger = ledger.describe(path, a.of_kind(CLAIM)[0].variant)
+    text = to_markdown(a, paths, of_ledger=of_ledger)
     svgs = {paths[name]: to_bytes(figure, "svg") for name, figure in drawn.items()}
     contents = {
         "report.html": to_html(text, a.record["name"], svgs),

@@ -98,7 +98,7 @@ def run_sweep(
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record)
     if published:
-        published.copy_to(workdir)
+        published.begin(workdir)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         runner = _Runner(variants, record, workdir, together, progress.say, signals)
