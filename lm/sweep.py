@@ -7,7 +7,7 @@ from pathlib import Path
 from lm.command_line.sweeping import parse_arguments
 from lm.config import Config
 from lm.config.values import short
-from lm.sweeps import cpu_memory
+from lm.sweeps import cpu_memory, replication
 from lm.sweeps.addition import add_change, finish_addition
 from lm.sweeps.plan import load_sweep
 from lm.sweeps.repetition import PAIRS, finish_repeat, plan_repeat
@@ -25,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
         refuse_url(arguments.workdir, "--workdir")
         if arguments.together is not None and arguments.together < 1:
             raise UserError(f"--together must be at least 1, not {short(arguments.together)}")
+        if arguments.replicate:
+            say(replication.describe(Path(arguments.replicate)))
+            return 0
         if arguments.repeat:
             options = (arguments.cell, arguments.seed, arguments.pairs or PAIRS)
             plan, published = plan_repeat(arguments.study, arguments.repeat, *options)

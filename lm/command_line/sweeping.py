@@ -39,6 +39,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="NAME",
         help="a published study: add a change to it (--add), or repeat one of its changes (--repeat)",
     )
+    what.add_argument(
+        "--replicate",
+        metavar="FILE",
+        help="compare a finished sweep with the numbers of a paper, as in configs/replications/",
+    )
     add("--add", metavar="CHANGE", help="with --study: the name of the change")
     add(
         "--set",

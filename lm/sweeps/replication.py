@@ -1,0 +1,188 @@
+"""Compare a sweep with the numbers of a paper: python -m lm.sweep --replicate FILE.toml
+
+A file names a sweep, a source and the losses or differences that the source reports, in nats per
+token: see configs/replications/. A size may differ with the model and the text, so the verdict is on
+the direction, from the interval at Holm's level for the arms of the file:
+
+    replicated      wholly on the source's side of 0; if the source's difference is within the margin,
+                    wholly within the margin
+    contradicted    wholly on the other side of 0, or within the margin though the source's
+                    difference is beyond it; if that is within the margin, wholly beyond the margin
+    undecided       none of these
+
+The power is the probability of "replicated" if the true difference here is that of the source. This
+module does not import jax.
+"""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy import stats
+
+from lm.config.values import close_match, short
+from lm.sweeps import statistics
+from lm.sweeps.analysis import CLAIM, Analysis, analyze
+from lm.sweeps.record import read_page_record, read_record
+from lm.sweeps.results import RUNS, read_runs, runs_from_csv
+from lm.sweeps.statistics import LEVEL, Estimate
+from lm.system.errors import UserError
+from lm.system.files import NUMBER, check_shape, read_bytes
+from lm.system.text_tables import table
+
+REPLICATED = "replicated"
+CONTRADICTED = "contradicted"
+UNDECIDED = "undecided"
+_ARM = {
+    "variant": str, "against": str, "difference?": NUMBER, "losses?": [NUMBER], "sds?": [NUMBER],
+    "runs?": int, "url?": str, "note?": str,
+}  # fmt: skip
+_FILE = {"sweep": str, "source": str, "url?": str, "arm": [_ARM]}
+
+
+class Comparison(NamedTuple):
+    """A difference of a source beside that of the sweep."""
+
+    variant: str
+    against: str
+    theirs: Estimate  # its standard error is nan if the source does not have it
+    ours: Estimate
+    level: float  # of the interval of the verdict
+    verdict: str
+    power: float
+    url: str
+    note: str
+
+    @property
+    def size(self) -> str:
+        """Return how the sizes compare; "agrees" if they may be equal."""
+        se = math.hypot(self.ours.se, 0.0 if math.isnan(self.theirs.se) else self.theirs.se)
+        low, high = self.ours._replace(mean=self.ours.mean - self.theirs.mean, se=se).interval()
+        if low <= 0 <= high:
+            return "agrees"
+        if self.ours.mean * self.theirs.mean < 0:
+            return "other sign"
+        return "smaller" if abs(self.ours.mean) < abs(self.theirs.mean) else "larger"
+
+
+def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
+    """Return the content of a file and its comparisons; raises UserError if it is wrong."""
+    try:
+        content = tomllib.loads(read_bytes(path).decode())
+        check_shape(content, _FILE)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--replicate {path}: {error}; configs/replications/ has examples"
+        ) from None
+    a = read_results(Path(content["sweep"]))
+    found = []
+    for arm in content["arm"]:
+        claims = {(c.variant, c.against): c for c in a.of_kind(CLAIM)}
+        key = arm["variant"], arm["against"]
+        if key not in claims:
+            names = [" − ".join(pair) for pair in claims]
+            hint = close_match(" − ".join(key), names)
+            raise UserError(
+                f"--replicate {path}: {content['sweep']} has no {short(' − '.join(key))}{hint}; it "
+                f"has {'; '.join(names)}"
+            )
+        if ours := claims[key].difference:
+            found.append((arm, _reported(arm, path), ours))
+    factors = statistics.holm_factors([ours.p for _, _, ours in found])
+    margin = a.record["margin"]
+    comparisons = []
+    for (arm, theirs, ours), factor in zip(found, factors, strict=True):
+        level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
+        verdict = judge(ours.interval(level), theirs.mean, margin)
+        chance = power(ours, theirs.mean, margin, level)
+        url = arm.get("url", content.get("url", ""))
+        names = arm["variant"], arm["against"]
+        note = arm.get("note", "")
+        comparisons.append(Comparison(*names, theirs, ours, level, verdict, chance, url, note))
+    return content, comparisons
+
+
+def read_results(directory: Path) -> Analysis:
+    """Analyze the sweep of a directory, or a published page."""
+    if (directory / RUNS).is_file():
+        return analyze(read_record(directory), read_runs(directory))
+    return analyze(read_page_record(directory), runs_from_csv(directory / "runs.csv"))
+
+
+def _reported(arm: dict[str, Any], path: Path) -> Estimate:
+    """Return the difference that a source reports, with its standard error if it has one."""
+    losses = arm.get("losses", ())
+    sds = arm.get("sds", ())
+    if (len(losses) != 2 and "difference" not in arm) or len(sds) not in (0, 2):
+        raise UserError(
+            f"--replicate {path}: {arm['variant']} needs difference = -0.01, or losses = [its own, "
+            "that of against]; with sds = [two standard deviations] and runs = their number"
+        )
+    mean = arm.get("difference", losses[0] - losses[1] if losses else math.nan)
+    n = arm.get("runs", 1)
+    se = math.hypot(*sds) / math.sqrt(n) if sds else math.nan
+    return Estimate(float(mean), se, n - 1, n)
+
+
+def judge(interval: tuple[float, float], theirs: float, margin: float) -> str:
+    """Return the verdict of an interval on a difference that a source reports.
+
+    >>> [judge(ends, -0.02, 0.005) for ends in ((-0.05, -0.01), (0.001, 0.02), (-0.004, 0.003), (-0.02, 0.01))]
+    ['replicated', 'contradicted', 'contradicted', 'undecided']
+    >>> [judge(ends, 0.003, 0.005) for ends in ((-0.004, 0.001), (-0.03, -0.02), (-0.03, -0.002))]
+    ['replicated', 'contradicted', 'undecided']
+    """
+    low, high = interval
+    within = -margin < low and high < margin
+    if abs(theirs) <= margin:
+        beyond = high < -margin or low > margin
+        replicated, contradicted = within, beyond
+    else:
+        replicated = low > 0 if theirs > 0 else high < 0
+        contradicted = within or (high < 0 if theirs > 0 else low > 0)
+    if contradicted:
+        return CONTRADICTED
+    return REPLICATED if replicated else UNDECIDED
+
+
+def power(ours: Estimate, theirs: float, margin: float, level: float) -> float:
+    """Return the probability of "replicated" if the true difference is `theirs`.
+
+    >>> round(power(Estimate(0.0, 0.004, 30, 4), 0.01, 0.005, 0.95), 2)
+    0.68
+    """
+    if not (ours.se > 0 and ours.df > 0):
+        return math.nan
+    reach = float(stats.t.ppf(0.5 + level / 2, ours.df)) * ours.se
+    if abs(theirs) > margin:
+        return float(stats.nct.sf(reach / ours.se, ours.df, abs(theirs) / ours.se))
+    room = margin - reach  # the estimate must lie this close to 0
+    if room <= 0:
+        return 0.0
+    ends = ((room - theirs) / ours.se, (-room - theirs) / ours.se)
+    return float(stats.t.cdf(ends[0], ours.df) - stats.t.cdf(ends[1], ours.df))
+
+
+def describe(path: Path) -> str:
+    """Return the comparisons of a file as a table for a terminal."""
+    content, comparisons = replicate(path)
+    header = ["variant − against", "source", "here", "95 % interval", "verdict", "size", "power"]
+    lines = [cells_of(c) for c in comparisons]
+    about = f"{content['source']}\nand {content['sweep']}: differences of losses, nats per token"
+    return f"{about}\n{table([header, *lines])}"
+
+
+def cells_of(c: Comparison) -> list[str]:
+    """Return a comparison as the cells of a table."""
+    low, high = c.ours.interval()
+    error = "" if math.isnan(c.theirs.se) else f" ± {c.theirs.se:.4f}"
+    return [
+        f"{c.variant} − {c.against}",
+        f"{c.theirs.mean:+.4f}{error}",
+        f"{c.ours.mean:+.4f}",
+        f"[{low:+.4f}, {high:+.4f}]",
+        c.verdict,
+        c.size,
+        f"{100 * c.power:.0f} %",
+    ]
