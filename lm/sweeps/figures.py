@@ -1,7 +1,7 @@
 """The figures of a report: the forest plot of the comparisons, the tuning runs, and the curves.
 
-The colors remain distinct for color-blind readers (Okabe and Ito 2008) and in gray. All figures are
-WIDTH inches wide, so that the text is legible on a screen of 400 pixels.
+The colors remain distinct for color-blind readers (Okabe and Ito 2008) and in gray. The figures are
+so narrow that their text is legible on a screen of 400 pixels.
 """
 
 import io
@@ -20,13 +20,16 @@ from matplotlib.figure import Figure
 
 from lm.sweeps.analysis import CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
 from lm.sweeps.declare import in_cell
+from lm.sweeps.record import text_of
 from lm.sweeps.statistics import Estimate
 from lm.sweeps.tuning import LEARNING_RATE
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 WIDTH = 4.8  # inches
-LETTERS = 58  # in a line of this width
-ROW = 0.4  # inches below the text of a comparison
+FOREST = 6.2  # inches: the forest plot has a column of names and one of numbers
+LETTERS = 34  # in a name of the forest plot
+ROW = 0.2  # inches of a row of the forest plot
+SEED = "#555555"  # the ticks of seeds
 
 plt.rcParams |= {
     "font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -59,60 +62,77 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def differences(a: Analysis) -> Figure:
-    """Draw each comparison below its name: seeds, mean, 95 % interval, interval of Holm's level.
+    """Draw a comparison per row: its name, seeds, mean and intervals, and the numbers.
 
-    A diamond is a mean over cells, its ticks are the cells, and its dotted line is the prediction
-    interval.
+    A diamond is a mean over cells, its ticks are the cells, in a color per text, and its dotted line
+    is the prediction interval. The thin bar is the interval of Holm's level.
     """
     claims = a.shown()
     margin = a.record["margin"]
-    labels = [_label(claim, with_cell=not a.are_many) for claim in claims]
-    heights = [0.16 * (label.count("\n") + 1) for label in labels]  # inches
-    figure = Figure(figsize=(WIDTH, 0.7 + sum(heights) + ROW * len(labels)), layout="constrained")
+    rows = range(len(claims), 0, -1)
+    figure = Figure(figsize=(FOREST, 0.9 + ROW * len(claims)), layout="constrained")
     axes = figure.subplots()
     limits = _limits(claims, margin)
-    top = 0.0
-    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    for claim, label, height in zip(claims, labels, heights, strict=True):
-        axes.text(
-            0.0, top, label, transform=axes.get_yaxis_transform(), va="top", fontsize=9, bbox=white
-        )
-        top -= height + ROW
+    of_cells = _text_colors(a)
+    beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7.5}
+    for claim, y in zip(claims, rows, strict=True):
+        axes.text(1.05, y, _numbers(claim), **beside)
         if claim.difference:
-            _draw_claim(axes, claim, claim.difference, top + 0.65 * ROW, limits)
+            ticks = list(of_cells.values()) if claim.cell == MEAN else []
+            _draw_claim(axes, claim, claim.difference, y, limits, ticks)
+    names = [_label(claim, with_cell=not a.are_many) for claim in claims]
+    axes.set_yticks(rows, names, fontsize=7.5)
+    axes.tick_params(axis="y", length=0)
     axes.axvspan(-margin, margin, color="#eeeeee", linewidth=0, zorder=-1)
     axes.axvline(0, color="black", linewidth=0.8, zorder=0)
-    axes.set(
-        yticks=[], ylim=(top, 0), xlim=limits, xlabel="difference in test loss (nats per token)"
-    )
+    axes.set(ylim=(0.4, len(claims) + 0.6), xlim=limits)
+    axes.set_xlabel("difference in test loss (nats per token)", fontsize=8)
     axes.spines["left"].set_visible(False)
-    axes.locator_params(axis="x", nbins=6)
+    axes.grid(False, axis="y")
+    axes.locator_params(axis="x", nbins=5)
+    axes.tick_params(axis="x", labelsize=7.5)
+    if len(set(of_cells.values())) > 1 and any(claim.cell == MEAN for claim in claims):
+        texts = {color: text_of(a.record, cell) for cell, color in of_cells.items()}
+        for color, text in texts.items():
+            axes.plot([], [], "|", color=color, markersize=7, markeredgewidth=1.5, label=text)
+        figure.legend(loc="outside upper center", ncols=len(texts), fontsize=7.5)
     return figure
+
+
+def _text_colors(a: Analysis) -> dict[str, str]:
+    """Return a color by cell, the same for all cells of a text; gray if there is one text."""
+    texts = {cell: text_of(a.record, cell) for cell in a.record["cells"]}
+    order = list(dict.fromkeys(texts.values()))
+    if len(order) == 1:
+        return dict.fromkeys(texts, SEED)
+    # the bars have the first color
+    colors = dict(zip(order, itertools.cycle(COLORS[1:]), strict=False))
+    return {cell: colors[text] for cell, text in texts.items()}
 
 
 def _label(claim: Claim, with_cell: bool) -> str:
     place = ""
     if with_cell and claim.cell:
-        place = " (mean)" if claim.cell == MEAN else f" at {claim.cell}"
-    names = f"{claim.variant} − {claim.against}{place}:"
-    numbers = claim.missing
-    if claim.difference:
-        low, high = claim.difference.interval()
-        numbers = f"{nats(claim.difference.mean)} [{nats(low)}, {nats(high)}]"
-    if len(names) + 1 + len(numbers) <= LETTERS:
-        return f"{names} {numbers}"
-    return f"{textwrap.fill(names, LETTERS)}\n{textwrap.fill(numbers, LETTERS)}"
+        place = " (mean)" if claim.cell == MEAN else f", {claim.cell}"
+    return textwrap.shorten(f"{claim.variant} − {claim.against}{place}", LETTERS, placeholder="…")
+
+
+def _numbers(claim: Claim) -> str:
+    if not claim.difference:
+        return textwrap.shorten(claim.missing, LETTERS, placeholder="…")
+    low, high = claim.difference.interval()
+    return f"{nats(claim.difference.mean)} [{nats(low)}, {nats(high)}]"
 
 
 def nats(x: float) -> str:
-    """Format a difference of losses with four decimals, or one digit where all would be 0.
+    """Format a difference of losses with four decimals.
 
     >>> nats(0.25), nats(-4e-6), nats(float("inf"))
-    ('+0.2500', '-4e-06', '∞')
+    ('+0.2500', '-0.0000', '∞')
     """
     if math.isinf(x):
         return "∞" if x > 0 else "−∞"
-    return f"{x:+.4f}" if x == 0 or abs(x) >= 5e-5 else f"{x:+.0e}"
+    return f"{x:+.4f}"
 
 
 def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
@@ -140,21 +160,28 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
 
 
 def _draw_claim(
-    axes, claim: Claim, difference: Estimate, y: float, limits: tuple[float, float]
+    axes,
+    claim: Claim,
+    difference: Estimate,
+    y: float,
+    limits: tuple[float, float],
+    ticks: Sequence[str],
 ) -> None:
+    """Draw a row; `ticks` has a color per difference, or none for those of seeds."""
     low, high = limits
     color = "#777777" if claim.kind == PLACEBO else COLORS[0]
 
     def draw(xs: Sequence[float], style: str, **look) -> None:
         axes.plot(np.clip(xs, low, high), [y] * len(xs), style, **({"color": color} | look))
 
-    draw(claim.differences, "|", color="#555555", markersize=9)
-    draw((claim.holm_low, claim.holm_high), "-", linewidth=1.2, solid_capstyle="butt")
-    draw(difference.interval(), "-", linewidth=3.5, solid_capstyle="butt")
     if claim.cell == MEAN:
         draw(claim.prediction, ":", linewidth=0.9)
+    draw((claim.holm_low, claim.holm_high), "-", linewidth=1.2, solid_capstyle="butt")
+    draw(difference.interval(), "-", linewidth=3, solid_capstyle="butt")
+    for x, tick in zip(claim.differences, ticks or itertools.repeat(SEED), strict=False):
+        draw([x], "|", color=tick, markersize=7, markeredgewidth=1.5 if ticks else 1)
     if low <= difference.mean <= high:
-        draw([difference.mean], "D" if claim.cell == MEAN else "o", markersize=6)
+        draw([difference.mean], "D" if claim.cell == MEAN else "o", markersize=4)
     # An arrow where the interval leaves the figure.
     if claim.holm_low < low:
         draw([low], "<", clip_on=False)

@@ -182,6 +182,15 @@ def without_cells(record: dict, left_out: list[str]) -> dict:
     }
 
 
+def text_of(record: dict, cell: str) -> str:
+    """Return the name of the text of a cell: the file's, or that of the data."""
+    if record["axis"] == "cell":  # a size on a text
+        return cell.rpartition(", ")[0]
+    if record["axis"] == "text":
+        return cell
+    return next(v["data"]["name"] for v in record["variants"].values() if v["cell"] == cell)
+
+
 def open_sweep(workdir: Path, record: dict) -> dict:
     """Create a sweep's directory, or check that it holds this sweep; record this start.
 

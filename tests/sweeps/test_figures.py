@@ -19,15 +19,16 @@ def texts(axes) -> list[str]:
 def test_the_forest_plot_shows_every_claim_its_seeds_and_the_placebo():
     a = analyze(*sweep())
     axes = figures.differences(a).axes[0]
-    assert [text.split(":")[0] for text in texts(axes)] == [
-        "gated − plain",
-        "wide − plain",
-        "placebo − plain",
-    ]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["gated − plain", "wide − plain", "placebo − plain"]
+    assert texts(axes)[1].startswith(figures.nats(a.claims[1].difference.mean))
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
     # an outlier, which would hide the others: an arrow
     shown = [c for c in a.claims if c.variant != "gated"]
-    assert [list(line.get_xdata()) for line in ticks[1:]] == [list(c.differences) for c in shown]
+    drawn = [line.get_xdata()[0] for line in ticks]
+    assert drawn[-sum(len(c.differences) for c in shown) :] == [
+        x for c in shown for x in c.differences
+    ]
     dots = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
     assert dots == [c.difference.mean for c in shown]
     assert len([line for line in axes.lines if line.get_marker() == "<"]) == 1
@@ -39,7 +40,37 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     axes = figures.differences(a).axes[0]
     # of gated, and of the placebo
     assert len([line for line in axes.lines if line.get_marker() == "D"]) == 2
-    assert any(text.startswith("wide − plain (mean): no result at large") for text in texts(axes))
+    rows = zip((label.get_text() for label in axes.get_yticklabels()), texts(axes), strict=True)
+    assert ("wide − plain (mean)", "no result at large") in rows
+
+
+def test_a_row_is_one_line_and_the_cells_of_a_text_have_one_color():
+    record, runs = sweep(SIZES, "size")
+    record["axis"] = "cell"
+    names = {"small": "Verse, small", "large": "Prose, large"}
+    for old, new in names.items():
+        record["variants"] = {
+            name.replace(old, new): about | {"cell": about["cell"].replace(old, new)}
+            for name, about in record["variants"].items()
+        }
+        for kind in ("comparisons", "placebos"):
+            record[kind] = [[name.replace(old, new) for name in pair] for pair in record[kind]]
+        runs = [dataclasses.replace(run, variant=run.variant.replace(old, new)) for run in runs]
+    record["cells"] = list(names.values())
+    a = analyze(record, runs)
+    figure = figures.differences(a)
+    axes = figure.axes[0]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["Verse", "Prose"]
+    (mean,) = [c for c in a.claims if (c.variant, c.cell) == ("wide", "mean")]
+    ticks = {
+        line.get_xdata()[0]: line.get_color()
+        for line in axes.lines
+        if line.get_marker() == "|" and len(line.get_xdata())
+    }
+    colors = [ticks[x] for x in mean.differences]
+    assert len(set(colors)) == 2
+    assert figure.get_size_inches()[1] == pytest.approx(0.9 + figures.ROW * len(a.shown()))
 
 
 def test_the_axis_has_the_whole_interval_of_a_mean_over_two_cells():
