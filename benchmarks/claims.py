@@ -11,6 +11,7 @@ study.
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -175,12 +176,11 @@ def longer(directory: Path) -> str:
     for claim in read_page(directory / LONGER).claims:
         before = short[claim.variant]
         after = claim.difference
-        # Twice the mean of `after` and -`before` is their difference, with the degrees of freedom
-        # of Welch's test.
-        half = statistics.mean_over_cells([after, before._replace(mean=-before.mean)]).mean
-        change = half._replace(mean=2 * half.mean, se=2 * half.se)
+        change = statistics.difference(after, before)
         shown = [_nats(e.mean, *e.interval()) for e in (before, after, change)]
-        rows.append([claim.variant, *shown, f"{after.mean / before.mean:.2f}"])
+        r, low, high = statistics.ratio(after, before)
+        of_ratio = f"{r:.2f} [{low:.2f}, {high:.2f}]" if math.isfinite(low) else "–"
+        rows.append([claim.variant, *shown, of_ratio])
     header = [
         "change",
         f"in {STUDY}",
