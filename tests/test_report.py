@@ -12,7 +12,7 @@ import xml.etree.ElementTree
 
 import pytest
 from running import slow
-from synthetic_sweep import START, sweep
+from synthetic_sweep import START, changed, sweep
 
 from lm import report as command
 from lm.sweeps import analysis, figures, others, report
@@ -52,7 +52,11 @@ def test_the_first_screen_has_the_question_the_answer_the_forest_plot_and_the_ta
     assert places == sorted(places)
     row = next(line for line in text.splitlines() if line.startswith("| gated − plain"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[3:] == ["< 1e-4", "< 1e-4", "better by more than 0.005", "100", "600", "1,000"]
+    validation, *rest = cells[3:]
+    assert validation == "-0.1000"
+    assert rest[:3] == ["< 1e-4", "< 1e-4", "better by more than 0.005"]
+    assert float(rest[3]) == pytest.approx(analyze(*sweep()).claims[0].detectable, abs=5e-5)
+    assert rest[4:] == ["100", "600", "1,000"]
     assert "| placebo − plain |" in text
 
 
@@ -134,6 +138,39 @@ def test_many_comparisons_are_sorted_below_the_placebo_with_a_table_of_the_cells
     assert re.search(r"^\| gated − plain \| (-0.1\S* \[.*?\]) \| (-0.1\S* \[.*?\]) \|$", text, re.M)
     assert "* In general, by these 2 texts (" in text
     assert set(figures.figures(a)) == {"differences", "learning_rates", "curves"}
+
+
+def test_the_answer_on_many_comparisons_tells_all_cells_from_the_mean_of_some(monkeypatch):
+    monkeypatch.setattr(analysis, "MANY", 1)
+    record, runs = sweep(SIZES, "text")
+    # on the text "large", gated is as much worse as it is better on "small", and more
+    losses = {
+        v.seed: v.test_loss for v in runs if v.variant == "plain, large" and v.phase == "final"
+    }
+    for seed, loss in losses.items():
+        runs = changed(
+            runs, {"test_loss": loss + 0.3}, phase="final", variant="gated, large", seed=seed
+        )
+    lines = report.to_markdown(analyze(record, runs), {}).splitlines()
+    (line,) = [
+        line for line in lines if line.startswith("* Higher loss by more than 0.005 in the mean")
+    ]
+    assert "but not in all texts: against plain: gated (small -0.1" in line
+    assert "large +0.3000)" in line
+    assert "* In general" not in "\n".join(lines)
+    bullets = [i for i, line in enumerate(lines) if line.startswith("* ")]
+    assert bullets[: len(bullets) - 1] == list(range(bullets[0], bullets[0] + len(bullets) - 1))
+    (of_wide,) = [
+        line for line in lines if "wide (" in line or "base: wide" in line or ": wide" in line
+    ][:1]
+    assert "with this sign in all 2 texts: against plain: wide" in of_wide
+
+
+def test_the_notes_of_a_page_are_part_of_it(tmp_path, undrawn):
+    (tmp_path / "gates").mkdir()
+    (tmp_path / "gates" / "notes.md").write_text("**Mind** the gap.\n")
+    page = report.write_page(analyze(*sweep()), tmp_path)
+    assert "\n\n**Mind** the gap.\n\n" in page.read_text()
 
 
 def test_a_quick_budget_supports_no_conclusions(tmp_path, undrawn, capsys):

@@ -24,6 +24,7 @@ from lm.sweeps.tuning import Choice, Error
 CLAIM = "claim"
 CELL = "cell"  # secondary: in one of several cells
 PLACEBO = "placebo"
+BESIDE = "beside"  # descriptive: against a second control, named by "beside" in the record
 MEAN = "mean"  # the cell of a mean over the cells
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
 # Largest difference in nats of a run trained again: on the same kind of processor, and, by
@@ -112,7 +113,7 @@ def _test_loss(run: Run) -> float:
 class Claim:
     """A comparison: test loss of the first variant minus that of the second, in nats per token."""
 
-    kind: str  # CLAIM, CELL or PLACEBO
+    kind: str  # CLAIM, CELL, PLACEBO or BESIDE
     variant: str  # names without the cell
     against: str
     cell: str  # the size or text, MEAN, or "" without cells
@@ -149,18 +150,29 @@ class Claim:
         return sum(x < 0 for x in self.differences), sum(x > 0 for x in self.differences)
 
     @property
+    def has_one_sign(self) -> bool:
+        return 0 in self.signs
+
+    @property
     def is_general(self) -> bool:
         """Return whether a mean very likely has the same sign in other cells.
 
         It is significant, all cells have its sign, and its prediction interval excludes 0.
         """
         low, high = self.prediction
-        same_sign = 0 in self.signs and not low <= 0 <= high
+        same_sign = self.has_one_sign and not low <= 0 <= high
         return self.cell == MEAN and self.is_significant and same_sign
 
     @property
     def is_significant(self) -> bool:
         return (self.p if self.kind == PLACEBO else self.p_holm) < 1 - LEVEL
+
+    @property
+    def reach(self) -> float:
+        """Return the end of the 95 % interval that is farther from 0."""
+        if not self.difference:
+            return math.nan
+        return max(self.difference.interval(), key=abs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +200,7 @@ class Analysis:
             a, b = (self.variants[name] for name in pair)
             if a.about["data"].get("sources") != b.about["data"].get("sources"):
                 continue
-            if any(v.n_diverged or v.n_stuck == len(v.losses) for v in (a, b)):
+            if any(v.n_diverged or v.n_stuck for v in (a, b)):
                 continue
             both = [(a.runs[seed].sources, b.runs[seed].sources) for seed in _common_seeds(a, b)]
             losses = [(ours, theirs) for ours, theirs in both if ours and theirs]
@@ -253,7 +265,8 @@ class Analysis:
         if not self.are_many:
             return claims + cells + placebos
         means = [claim for claim in placebos if claim.cell == MEAN]
-        return (means or placebos) + sorted(claims, key=lambda c: c.mean)
+        beside = [claim for claim in self.of_kind(BESIDE) if claim.cell == MEAN]
+        return (means or placebos) + sorted(claims + beside, key=lambda c: c.mean)
 
 
 def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None = None) -> Analysis:
@@ -276,13 +289,16 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
             c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)
         ]
     placebos = [_comparison(record, variants, pair, PLACEBO) for pair in record["placebos"]]
+    beside = [_comparison(record, variants, pair, BESIDE) for pair in record.get("beside", ())]
     claims = []
     if record["axis"]:
         claims += _judged(record, [_mean(record, group, CLAIM) for group in _by_arms(comparisons)])
         placebos += [
             _mean(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1
         ]
-    claims += _judged(record, comparisons) + [_judged(record, [placebo])[0] for placebo in placebos]
+        beside += [_mean(record, group, BESIDE) for group in _by_arms(beside) if len(group) > 1]
+    claims += _judged(record, comparisons)
+    claims += [_judged(record, [claim])[0] for claim in (*placebos, *beside)]
     order = list(record["variants"])
     runs = [run for run in runs if run.variant in record["variants"]]
 
@@ -308,8 +324,10 @@ def _comparison(
     if a.n_diverged or b.n_diverged:
         n = f"{a.n_diverged} of {len(a.losses)} and {b.n_diverged} of {len(b.losses)}"
         return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
-    if a.n_stuck == len(a.losses) or b.n_stuck == len(b.losses):
-        return dataclasses.replace(claim, missing="all runs of a variant got stuck")
+    if a.n_stuck or b.n_stuck:
+        # A mean of runs that learned and runs that did not estimates neither.
+        n = f"{a.n_stuck} of {len(a.losses)} and {b.n_stuck} of {len(b.losses)}"
+        return dataclasses.replace(claim, missing=f"unstable: {n} runs got stuck")
     seeds = _common_seeds(a, b)
     if not seeds:
         return dataclasses.replace(claim, missing="no common seeds")
@@ -350,8 +368,8 @@ def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
 
 def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     claim = Claim(kind, group[0].variant, group[0].against, MEAN)
-    if lost := [c.cell for c in group if c.difference is None]:
-        return dataclasses.replace(claim, missing=f"no result at {', '.join(lost)}")
+    if lost := [f"{c.missing} at {c.cell}" for c in group if c.difference is None]:
+        return dataclasses.replace(claim, missing="; ".join(lost))
     if len(group) < 2:
         return dataclasses.replace(claim, missing="one cell only")
     differences = [c.difference for c in group if c.difference]
@@ -429,7 +447,7 @@ def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
                 verdict=verdict,
                 detectable=statistics.detectable(*claim.difference[1:3], level),
             )
-            if claim.kind != PLACEBO:
+            if claim.kind not in (PLACEBO, BESIDE):
                 claim = dataclasses.replace(claim, p_holm=p_holm)
         judged.append(claim)
     return judged

@@ -152,8 +152,8 @@ def _contradiction(record: dict) -> str | None:
             )
         if not about["seeds"]:
             return f"variants.{short(name)}.seeds is empty"
-    for kind in ("comparisons", "placebos"):
-        for pair in record[kind]:
+    for kind in ("comparisons", "placebos", "beside"):
+        for pair in record.get(kind, ()):
             if unknown := [name for name in pair if name not in variants]:
                 return f"{kind} name {short(unknown[0])}, which is no variant"
     return None

@@ -23,11 +23,11 @@ from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
 from lm.sweeps import ledger, statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.analysis import BESIDE, CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
-from lm.sweeps.record import read_page_record
+from lm.sweeps.record import read_page_record, text_of
 from lm.sweeps.results import STUCK, choices_of, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.system.errors import UserError
@@ -35,12 +35,13 @@ from lm.system.files import is_file_name, make_folder, to_json, write_bytes, wri
 from lm.system.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
 
+NOTES = "notes.md"  # beside the runs of a published page: what its reader should know
 # By figure, its name and its caption.
 CAPTIONS = {
     "differences": (
         "differences in test loss",
-        "Ticks: single seeds, or cells for a mean (diamond). Thick bars: 95 % intervals. Thin "
-        "bars: intervals at Holm's level, from which the verdict is read. Dotted: prediction "
+        "Ticks: single seeds, or cells for a mean (diamond), in a color per text. Thick bars: 95 % "
+        "intervals. Thin bars: intervals at Holm's level, from which the verdict is read. Dotted: prediction "
         "interval. Shaded: the margin. Gray: placebo. Left of 0 the first variant is better.",
     ),
     "learning_rates": (
@@ -155,8 +156,20 @@ def _significant(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
 
 
+def by_text(a: Analysis, claim: Claim) -> list[tuple[str, float]]:
+    """Return the mean of a claim over the cells of each text."""
+    of_texts: dict[str, list[float]] = {}
+    for c in a.in_cells(claim):
+        of_texts.setdefault(text_of(a.record, c.cell), []).append(c.mean)
+    return [(text, float(np.mean(means))) for text, means in of_texts.items()]
+
+
 def to_markdown(
-    a: Analysis, drawn: Mapping[str, str], findings: Sequence[Finding] = (), of_ledger: str = ""
+    a: Analysis,
+    drawn: Mapping[str, str],
+    findings: Sequence[Finding] = (),
+    of_ledger: str = "",
+    notes: str = "",
 ) -> str:
     """Return the report as Markdown.
 
@@ -164,6 +177,7 @@ def to_markdown(
         drawn: the paths of its figures by name.
         findings: what others found.
         of_ledger: the ledger's verdict on a change that was added to a study.
+        notes: Markdown of a published page, not escaped.
     """
 
     def both(claim: Claim, field: str) -> str:
@@ -196,6 +210,7 @@ def to_markdown(
         "saved": _saved,
         "needed": _needed,
         "both": both,
+        "by_text": lambda claim: by_text(a, claim),
         "words": words,
         "value": _value,
         "changes": _changes,
@@ -220,6 +235,7 @@ def to_markdown(
         placebos=a.of_kind(PLACEBO),
         by_source=a.by_source(),
         of_ledger=of_ledger,
+        notes=Markup(notes),
         ALPHA=ledger.ALPHA,
         n_tests=sum(not math.isnan(claim.p) for claim in claims),
         figures={name: Markup(path) for name, path in drawn.items()},
@@ -238,12 +254,13 @@ def to_markdown(
         },
         MIN_ROWS=MIN_ROWS,
         MEAN=MEAN,
-        PLACEBO=PLACEBO,
+        BESIDE=BESIDE,
         BETTER=BETTER,
         WORSE=WORSE,
         DIFFERENT=DIFFERENT,
         SAME=SAME,
     )
+    text = re.sub(r"(?m)^(\* .*)\n\n+(?=\* )", r"\1\n", text)  # a list has no empty lines
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -256,8 +273,13 @@ def _scope(a: Analysis) -> str:
     def range_of(numbers: list[float], show: Callable[[float], str]) -> str:
         return " to ".join(dict.fromkeys([show(min(numbers)), show(max(numbers))]))
 
+    n_pairs = range_of([len(about["seeds"]) for about in abouts], str)
+    cells = a.record["cells"]
+    where = f" in each of {len(cells)} {a.record['axis']}s" if len(cells) > 1 else ""
+    n_tokens = range_of([about["tokens"] for about in abouts], "{:,}".format)
     return (
-        f"This holds at {range_of([about['n_params'] for about in abouts], '{:,}'.format)} "
+        f"Each difference is over {n_pairs} pairs of runs{where}, of {n_tokens} training tokens a "
+        f"run. This holds at {range_of([about['n_params'] for about in abouts], '{:,}'.format)} "
         f"parameters and {range_of([_ratio(about) for about in abouts], _significant)} training "
         f"tokens per parameter, on {' and '.join(texts)}. "
         + (f"Tuned: {', '.join(tuned)}; all else is fixed." if tuned else "Nothing was tuned.")
@@ -494,7 +516,9 @@ def write_page(a: Analysis, directory: Path) -> Path:
     write_text(page / "claims.csv", to_csv(claim_rows(a)))
     write_text(page / "report.json", to_report_json(a))
     findings = read_others(page, {claim.variant for claim in a.claims})
-    write_text(directory / f"{name}.md", to_markdown(a, paths, findings))
+    notes = page / NOTES
+    of_page = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+    write_text(directory / f"{name}.md", to_markdown(a, paths, findings, notes=of_page))
     return directory / f"{name}.md"
 
 

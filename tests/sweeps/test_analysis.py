@@ -11,7 +11,7 @@ from scipy import stats
 from synthetic_sweep import DIVERGED, GAPS, GRID, PLAIN, RATE, changed, sweep
 
 from lm.sweeps import report, statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, NO_RESULT, PLACEBO, analyze
+from lm.sweeps.analysis import BESIDE, CELL, CLAIM, MEAN, NO_RESULT, PLACEBO, analyze
 from lm.sweeps.statistics import BETTER, SAME, WORSE
 
 SIZES = {"small": (100, 0.4), "middle": (200, 0.2), "large": (400, 0.0)}
@@ -49,9 +49,14 @@ def test_claims_without_a_result_leave_the_others_their_correction():
 
     stuck = analyze(record, changed(runs, {"test_loss": 2.7}, phase="final", variant="wide"))
     assert (stuck.claims[1].missing, stuck.warnings["stuck"]) == (
-        "all runs of a variant got stuck",
+        "unstable: 5 of 5 and 0 of 5 runs got stuck",
         ["wide (5 of 5)"],
     )
+
+    # one run that got stuck is enough: a mean of runs that learned and did not is of neither
+    some = analyze(record, changed(runs, {"test_loss": 2.7}, phase="final", variant="wide", seed=3))
+    assert some.claims[1].missing == "unstable: 1 of 5 and 0 of 5 runs got stuck"
+    assert some.claims[0].p_holm == some.claims[0].p
 
     failed = analyze(record, [r for r in runs if r.variant != "gated"], {"gated": "MemoryError"})
     assert (failed.claims[0].missing, failed.warnings["failed"]) == (
@@ -112,7 +117,10 @@ def test_a_cell_without_a_result_leaves_no_mean():
     record, runs = sweep(SIZES, "size")
     a = analyze(record, changed(runs, DIVERGED, phase="final", variant="gated, large", seed=301))
     gated, wide = a.of_kind(CLAIM)
-    assert (gated.missing, gated.verdict) == ("no result at large", NO_RESULT)
+    assert (gated.missing, gated.verdict) == (
+        "unstable: 1 of 5 and 0 of 5 runs diverged at large",
+        NO_RESULT,
+    )
     assert wide.log_multiplier is not None
 
 
@@ -190,3 +198,17 @@ def test_variants_are_compared_on_each_source_of_a_mixture_by_a_paired_t_test():
     diverged = changed(runs, {"test_loss": None, "sources": {}}, variant="gated", seed=3)
     assert analyze(record, diverged).by_source() == []
     assert "By source" not in report.to_markdown(analyze(*sweep()), {})
+
+
+def test_a_second_control_is_shown_beside_the_claims_and_corrects_nothing():
+    record, runs = sweep(SIZES, "size")
+    before = analyze(record, runs)
+    pairs = [[f"gated, {cell}", f"wide, {cell}"] for cell in SIZES]
+    a = analyze(record | {"beside": pairs}, runs)
+    assert [c for c in a.claims if c.kind != BESIDE] == before.claims
+    *cells, mean = a.of_kind(BESIDE)
+    assert [c.cell for c in cells] == list(SIZES)
+    assert mean.difference.mean == pytest.approx(-0.12, abs=0.005)
+    assert math.isnan(mean.p_holm)
+    assert not mean.is_significant
+    assert a.in_cells(mean) == cells

@@ -2,8 +2,9 @@
 
     python -m lm.sweep --config configs/studies/changes_2026/changes_2026.py --budget full
 
-The design, fixed before the first run (tag changes_2026-design). The seeds follow from the name of
-this file.
+The design, fixed before the first run: commit dc28597 of 2026-11-26, 08:13:01 UTC; the first run
+started at 08:15:05. The times are those of git and of sweep.json; nobody else has recorded them. The
+seeds follow from the name of this file.
 
 * Base: RMSNorm, SwiGLU, RoPE, QK-norm and AdamW (base.py). Its weight decay and warm-up come from
   48 combinations of rate, decay and warm-up on each text (changes_2026_base.py): any change may win
@@ -20,14 +21,19 @@ this file.
   nats. "In general" needs one sign in all cells, and a prediction interval without 0. Single cells,
   tau, the recall probe, a deep and narrow cell, and training 3 times longer are secondary. A change
   with a diverged run is called unstable.
-* A claim is refuted by a sweep of this design with other seeds (a copy of this file under another
-  name) whose interval does not overlap its own, and "in general" by any size or text with a
-  significant difference of the other sign.
 * If the placebo is significant at 0.01 in the mean, or at 0.05 in two cells, no change is published
   until that is explained. Nothing is added to this file after the first run; `lm.sweep --study
   changes_2026 --add` adds rows that are marked as not preregistered.
 
-Limits, written before any result was read:
+Added after the first start, and before the first final run, which started after 11:55:56; until then
+there were 380 tuning runs. At 08:20 (commit fbaf340):
+
+* A claim is refuted by a sweep of this design with other seeds (a copy of this file under another
+  name) whose interval does not overlap its own, and "in general" by any size or text with a
+  significant difference of the other sign.
+
+At 09:42 (commit fdb768a), when ten verdicts of others were also removed and one was turned, most of
+them because they compare with Muon, and pairs that a source calls equal left the rank agreement:
 
 * The four cells are two texts at two sizes. The prediction interval treats them as drawn alike; it
   does not cover another kind of text. The test split of Python's documentation has 21,359 tokens,
@@ -38,6 +44,10 @@ Limits, written before any result was read:
   matched there change the FLOPs: of the tied head 1.4 times those of the base, of the wide base 1.8
   times those of value embeddings.
 * Training 3 times longer has no file yet: it is for the six changes with the lowest differences.
+
+A third sweep, changes_2026_10m, with three claims at ten million parameters, was declared on
+2026-11-27 at 07:38 (commit d1606a8) and deleted at 08:17 (commit c3b1bb6). No run of it is in this
+repository.
 """
 
 from lm.sweeps import LEARNING_RATE, Budget, Sweep, match_params
