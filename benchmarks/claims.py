@@ -6,8 +6,9 @@ Every page is written again from its runs.csv and sweep.json (as python3 -m lm.r
 page). A reader of all pages sees more claims than one page corrects for, so the index has p-values
 after Holm's correction over all of them. Placebos are listed and neither corrected nor counted: how
 many are significant is the rate of false positives of the whole procedure. The index also has the
-difference of SwiGLU and SiLU by replication, and how longer training changes the differences of a
-study.
+difference of SwiGLU and SiLU by replication, how longer training changes the differences of a study,
+and the answer of the study. repeats.md has what was trained again (repeats.csv), and the numbers of
+papers (configs/replications).
 """
 
 import argparse
@@ -19,9 +20,11 @@ import numpy as np
 
 from benchmarks.page import fill, rows_of
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis
 from lm.sweeps.figures import nats
-from lm.sweeps.report import format_p, read_page, to_csv, write_page
+from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
+from lm.sweeps.replication import cells_of, replicate
+from lm.sweeps.report import by_text, format_p, read_page, to_csv, write_page
 from lm.system.errors import with_exit_code
 from lm.system.files import write_text
 from lm.system.text_tables import markdown_table
@@ -31,6 +34,35 @@ SIZES = "scale_swiglu"
 STUDY = "changes_2026"
 LONGER = "changes_2026_longer"
 CELL_OF_BOTH = "Tiny Shakespeare, 0.05 M"
+REPEATS = "repeats.csv"
+REPLICATIONS_OF_PAPERS = Path("configs/replications")
+ABOUT_REPEATS = """\
+# Claims that were tested again
+
+For anyone who doubts a claim. Written by `python3 -m benchmarks.claims`.
+
+## With fresh seeds
+
+```
+python3 -m lm.sweep --study changes_2026 --repeat "token shift"
+```
+
+trains a change and its control again in the smallest cell, ten pairs with fresh seeds, in at most 15 minutes of two
+cores. `--cell`, `--pairs` and `--seed` choose others. It prints its interval beside the published one, and
+`repeat.csv` in its directory has one line, which can be added to [repeats.csv](repeats.csv) by a pull request. Lines
+of the same claim and cell are pooled here: all their pairs are one sample.
+
+Both sides train at the published values. The error of tuning is the same in both and in neither interval, so these
+intervals are narrower than those of the page of the study. The last two columns are Welch's t test."""
+BELOW_REPEATS = """\
+## Against papers
+
+`lm.sweep --replicate FILE.toml` compares a sweep with the numbers of a paper. Replicated: the interval at Holm's
+level for the arms of the file is wholly on the source's side of 0. Contradicted: it is wholly on the other side, or
+within the margin. If the source reports no difference (one within the margin, and within two of its standard errors),
+then within the margin is replicated, and beyond it contradicted. Power: the probability of "replicated" if the true
+difference here is that of the source. Size: whether the two differences may be equal. Models, texts and training
+differ, so a contradiction is about the direction here, and does not say that the source is wrong."""
 REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that compare SwiGLU and SiLU
 
 
@@ -50,6 +82,11 @@ def main(argv: list[str] | None = None) -> int:
         None, [summary(rows), replication(directory), slopes(directory), longer(directory)]
     )
     fill(index, "written by python3 -m benchmarks.claims", "\n" + "\n\n".join(parts) + "\n")
+    if (directory / STUDY).exists():
+        answer = study_answer(read_page(directory / STUDY))
+        write_text(index, with_answer(index.read_text(encoding="utf-8"), STUDY, answer))
+    if (directory / REPEATS).is_file():
+        write_text(directory / "repeats.md", repeats(directory))
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
     return 0
 
@@ -193,6 +230,77 @@ def longer(directory: Path) -> str:
         f"([{LONGER}]({LONGER}.md)). The seeds differ, so the fourth column is Welch's t test; 95 "
         f"% intervals, uncorrected.\n\n{markdown_table(header, rows)}"
     )
+
+
+def study_answer(a: Analysis) -> str:
+    """Return the answer of a study with many claims for the index, in the groups of its page."""
+    claims = sorted(a.of_kind(CLAIM), key=lambda c: c.mean)
+
+    def named(verdict: str, of_sign: int) -> str:
+        """Name the claims of a verdict and a sign; what differs in sign has its means by text."""
+        names = []
+        for c in claims:
+            if c.verdict == verdict and c.mean * of_sign > 0:
+                texts = ", ".join(f"{text} {nats(mean)}" for text, mean in by_text(a, c))
+                names.append(c.variant if c.has_one_sign else f"{c.variant} ({texts})")
+        return ", ".join(names) or "none"
+
+    margin = f"{a.record['margin']:g}"
+    no_result = [c.variant for c in claims if not c.difference]
+    not_shown = sum(c.verdict == statistics.NOT_SHOWN for c in claims)
+    general = ", ".join(c.variant for c in claims if c.is_general) or "none"
+    return (
+        f"in the mean of {len(a.record['cells'])} cells (two sizes on two texts), lower by more than "
+        f"{margin}: {named(statistics.BETTER, -1)}; lower by possibly less: "
+        f"{named(statistics.DIFFERENT, -1)}. Higher by more than {margin}: "
+        f"{named(statistics.WORSE, 1)}; by possibly less: {named(statistics.DIFFERENT, 1)}. All have "
+        "one sign in all cells, but those with numbers. Unstable, without a mean: "
+        f"{', '.join(no_result) or 'none'}. For {not_shown} neither a difference nor equality is shown. "
+        f"In general, so with the same sign in a further cell of this kind: {general}"
+    )
+
+
+def with_answer(index: str, name: str, answer: str) -> str:
+    """Return the index with another answer in the row of a page."""
+    link = f"[{name}]({name}.md)"
+    lines = index.split("\n")
+    rows = [
+        i for i, line in enumerate(lines) if line.startswith("| ") and line.endswith(f"{link} |")
+    ]
+    question = lines[rows[0]].split(" | ")[0]
+    lines[rows[0]] = f"{question} | {answer} | {link} |"
+    return "\n".join(lines)
+
+
+def repeats(directory: Path) -> str:
+    """Return the page of claims that were tested again, by fresh seeds and by papers."""
+    lines = [ABOUT_REPEATS]
+    rows = []
+    by_claim: dict[tuple, list[Repeat]] = {}
+    for repeat in read_repeats(directory / REPEATS):
+        by_claim.setdefault(repeat[:4], []).append(repeat)
+    for (study, *_), again in by_claim.items():
+        published = published_pairs(read_page(directory / study), again[0])
+        pooled = statistics.estimate([x for repeat in again for x in repeat.differences])
+        change = statistics.difference(pooled, published)
+        name = f"{again[0].variant} − {again[0].against}, {again[0].cell}"
+        shown = [_nats(e.mean, *e.interval()) for e in (published, pooled, change)]
+        n = f"{published.n} / {pooled.n}"
+        rows.append([name, f"[{study}]({study}.md)", n, *shown, format_p(change.p)])
+    header = ["claim", "study", "pairs", "published", "again", "again − published", "p"]
+    lines.append(markdown_table(header, rows))
+    lines.append(BELOW_REPEATS)
+    for path in sorted(REPLICATIONS_OF_PAPERS.glob("*.toml")):
+        content, comparisons = replicate(path)
+        page = Path(content["sweep"]).name
+        header = ["claim", "source", "here", "95 % interval", "verdict", "size", "power", "note"]
+        cells = [
+            [*cells_of(c), f"[source]({c.url})" + f", {c.note}" * bool(c.note)] for c in comparisons
+        ]
+        lines.append(f"### {content['source']}\n\nAgainst [{page}]({page}.md).")
+        lines.append(f"```\npython3 -m lm.sweep --replicate {path}\n```")
+        lines.append(markdown_table(header, cells))
+    return "\n\n".join(lines) + "\n"
 
 
 def _shown(e: statistics.Estimate) -> str:

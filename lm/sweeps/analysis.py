@@ -130,6 +130,9 @@ class Claim:
     detectable: float = math.nan
     verdict: str = NO_RESULT  # or NO_CONCLUSION, or one of statistics.VERDICTS
     missing: str = ""  # why there is no difference
+    # Without a difference because of its results: it counts as a test, with p = 1, or leaving it out
+    # would make the other tests easier.
+    is_counted: bool = False
     tau: float = math.nan  # of a mean, see `statistics.MeanOverCells`
     prediction: tuple[float, float] = (-math.inf, math.inf)
     # With sizes: ln m, where `against` needs m times the training compute.
@@ -137,7 +140,9 @@ class Claim:
 
     @property
     def p(self) -> float:
-        return self.difference.p if self.difference else math.nan
+        if self.difference:
+            return self.difference.p
+        return 1.0 if self.is_counted else math.nan
 
     @property
     def mean(self) -> float:
@@ -326,8 +331,11 @@ def _comparison(
         return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
     if a.n_stuck or b.n_stuck:
         # A mean of runs that learned and runs that did not estimates neither.
-        n = f"{a.n_stuck} of {len(a.losses)} and {b.n_stuck} of {len(b.losses)}"
-        return dataclasses.replace(claim, missing=f"unstable: {n} runs got stuck")
+        n = [
+            f"{v.n_stuck} of {len(v.losses)} runs of {v.about['arm']}" for v in (a, b) if v.n_stuck
+        ]
+        missing = f"unstable: {' and '.join(n)} got stuck"
+        return dataclasses.replace(claim, missing=missing, is_counted=True)
     seeds = _common_seeds(a, b)
     if not seeds:
         return dataclasses.replace(claim, missing="no common seeds")
@@ -369,7 +377,8 @@ def _by_arms(claims: Sequence[Claim]) -> list[list[Claim]]:
 def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     claim = Claim(kind, group[0].variant, group[0].against, MEAN)
     if lost := [f"{c.missing} at {c.cell}" for c in group if c.difference is None]:
-        return dataclasses.replace(claim, missing="; ".join(lost))
+        is_counted = any(c.is_counted for c in group)
+        return dataclasses.replace(claim, missing="; ".join(lost), is_counted=is_counted)
     if len(group) < 2:
         return dataclasses.replace(claim, missing="one cell only")
     differences = [c.difference for c in group if c.difference]

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from lm.sweeps.analysis import CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+from lm.sweeps.analysis import BESIDE, CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
 from lm.sweeps.declare import in_cell
 from lm.sweeps.record import text_of
 from lm.sweeps.statistics import Estimate
@@ -169,7 +169,7 @@ def _draw_claim(
 ) -> None:
     """Draw a row; `ticks` has a color per difference, or none for those of seeds."""
     low, high = limits
-    color = "#777777" if claim.kind == PLACEBO else COLORS[0]
+    color = "#777777" if claim.kind in (PLACEBO, BESIDE) else COLORS[0]
 
     def draw(xs: Sequence[float], style: str, **look) -> None:
         axes.plot(np.clip(xs, low, high), [y] * len(xs), style, **({"color": color} | look))

@@ -4,10 +4,10 @@ A file names a sweep, a source and the losses or differences that the source rep
 token: see configs/replications/. A size may differ with the model and the text, so the verdict is on
 the direction, from the interval at Holm's level for the arms of the file:
 
-    replicated      wholly on the source's side of 0; if the source's difference is within the margin,
-                    wholly within the margin
-    contradicted    wholly on the other side of 0, or within the margin though the source's
-                    difference is beyond it; if that is within the margin, wholly beyond the margin
+    replicated      wholly on the source's side of 0; within the margin, if the source reports no
+                    difference
+    contradicted    wholly on the other side of 0, or within the margin though the source reports a
+                    difference; wholly beyond the margin, if it reports none
     undecided       none of these
 
 The power is the probability of "replicated" if the true difference here is that of the source. This
@@ -94,8 +94,9 @@ def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
     comparisons = []
     for (arm, theirs, ours), factor in zip(found, factors, strict=True):
         level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
-        verdict = judge(ours.interval(level), theirs.mean, margin)
-        chance = power(ours, theirs.mean, margin, level)
+        sign = direction(theirs, margin)
+        verdict = judge(ours.interval(level), sign, margin)
+        chance = power(ours, theirs.mean, sign, margin, level)
         url = arm.get("url", content.get("url", ""))
         names = arm["variant"], arm["against"]
         note = arm.get("note", "")
@@ -125,37 +126,50 @@ def _reported(arm: dict[str, Any], path: Path) -> Estimate:
     return Estimate(float(mean), se, n - 1, n)
 
 
-def judge(interval: tuple[float, float], theirs: float, margin: float) -> str:
-    """Return the verdict of an interval on a difference that a source reports.
+def direction(theirs: Estimate, margin: float) -> int:
+    """Return the sign of the difference that a source reports, or 0 if it reports none.
 
-    >>> [judge(ends, -0.02, 0.005) for ends in ((-0.05, -0.01), (0.001, 0.02), (-0.004, 0.003), (-0.02, 0.01))]
+    It reports none if the difference is within the margin, and within two of its standard errors.
+
+    >>> [direction(Estimate(-0.004, se, 9, 10), 0.005) for se in (0.0004, 0.003, math.nan)]
+    [-1, 0, 0]
+    """
+    if abs(theirs.mean) > margin or abs(theirs.mean) > 2 * theirs.se:
+        return 1 if theirs.mean > 0 else -1
+    return 0
+
+
+def judge(interval: tuple[float, float], sign: int, margin: float) -> str:
+    """Return the verdict of an interval on a difference of this sign, or on none (0).
+
+    >>> [judge(ends, -1, 0.005) for ends in ((-0.05, -0.01), (0.001, 0.02), (-0.004, 0.003), (-0.02, 0.01))]
     ['replicated', 'contradicted', 'contradicted', 'undecided']
-    >>> [judge(ends, 0.003, 0.005) for ends in ((-0.004, 0.001), (-0.03, -0.02), (-0.03, -0.002))]
+    >>> [judge(ends, 0, 0.005) for ends in ((-0.004, 0.001), (-0.03, -0.02), (-0.03, -0.002))]
     ['replicated', 'contradicted', 'undecided']
     """
     low, high = interval
     within = -margin < low and high < margin
-    if abs(theirs) <= margin:
-        beyond = high < -margin or low > margin
-        replicated, contradicted = within, beyond
+    if sign:
+        replicated = low > 0 if sign > 0 else high < 0
+        contradicted = not replicated and (within or (high < 0 if sign > 0 else low > 0))
     else:
-        replicated = low > 0 if theirs > 0 else high < 0
-        contradicted = within or (high < 0 if theirs > 0 else low > 0)
+        replicated = within
+        contradicted = high < -margin or low > margin
     if contradicted:
         return CONTRADICTED
     return REPLICATED if replicated else UNDECIDED
 
 
-def power(ours: Estimate, theirs: float, margin: float, level: float) -> float:
+def power(ours: Estimate, theirs: float, sign: int, margin: float, level: float) -> float:
     """Return the probability of "replicated" if the true difference is `theirs`.
 
-    >>> round(power(Estimate(0.0, 0.004, 30, 4), 0.01, 0.005, 0.95), 2)
+    >>> round(power(Estimate(0.0, 0.004, 30, 4), 0.01, 1, 0.005, 0.95), 2)
     0.68
     """
     if not (ours.se > 0 and ours.df > 0):
         return math.nan
     reach = float(stats.t.ppf(0.5 + level / 2, ours.df)) * ours.se
-    if abs(theirs) > margin:
+    if sign:
         return float(stats.nct.sf(reach / ours.se, ours.df, abs(theirs) / ours.se))
     room = margin - reach  # the estimate must lie this close to 0
     if room <= 0:

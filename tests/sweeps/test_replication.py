@@ -37,7 +37,7 @@ def test_the_power_is_that_of_the_noncentral_t_test():
     draws = stats.norm.rvs(-0.012, 0.004, 20_000, random_state=0)
     se = 0.004 * (stats.chi2.rvs(30, size=20_000, random_state=1) / 30) ** 0.5
     found = draws + stats.t.ppf(0.975, 30) * se < 0
-    assert replication.power(ours, -0.012, 0.005, 0.95) == pytest.approx(found.mean(), abs=0.01)
+    assert replication.power(ours, -0.012, -1, 0.005, 0.95) == pytest.approx(found.mean(), abs=0.01)
 
 
 @pytest.mark.parametrize(
