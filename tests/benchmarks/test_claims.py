@@ -14,9 +14,11 @@ from synthetic_sweep import sweep
 
 from benchmarks import claims, placebo
 from benchmarks.page import rows_of
+from lm.sweeps import repetition
 from lm.sweeps.analysis import analyze
 from lm.sweeps.report import claim_rows, to_csv
 from lm.sweeps.results import append_runs
+from lm.system.errors import UserError
 
 RESULTS = ROOT / "docs" / "results"
 RATE = "optimizer.learning_rate"
@@ -96,7 +98,10 @@ def test_longer_training_is_compared_by_welchs_t_test():
     low, high = stats.ttest_ind(*reversed(differences), equal_var=False).confidence_interval()
     line = next(line for line in claims.longer(RESULTS).splitlines() if "| token shift |" in line)
     # The published interval has the error of tuning, too, so that it is a little wider.
-    *_, found, ratio, _ = line.split(" | ")
+    *_, found, of_ratio = line.strip("| ").split(" | ")
+    ratio, *ends = re.findall(r"-?[\d.]+", of_ratio)
+    # Fieller's interval of the ratio has 0 or 1 if and only if that of the lead or the change has 0.
+    assert float(ends[0]) < float(ratio) < 1 < float(ends[1])
     found_low, found_high = map(float, re.findall(r"[-+][\d.]+", found)[1:])
     assert (found.split()[0], ratio) == (f"{long - short:+.4f}", f"{long / short:.2f}")
     assert low - 0.003 < found_low <= low
@@ -142,3 +147,39 @@ def test_a_new_file_of_placebos_needs_a_name(tmp_path, capsys):
     with pytest.raises(SystemExit):
         placebo.main([str(tmp_path), "--add", str(tmp_path)])
     assert "--name NAME" in capsys.readouterr().err
+
+
+def test_the_index_and_the_page_of_the_study_name_the_same_claims():
+    index = (RESULTS / "README.md").read_text()
+    (row,) = [line for line in index.splitlines() if line.endswith(f"[{claims.STUDY}]({claims.STUDY}.md) |")
+              and line.startswith("| Which of 29")]  # fmt: skip
+    lower, higher = row.split(" Higher by more than ")
+    shown, *_ = higher.split(" All have one sign")
+    rows = [r for r in rows_of(RESULTS / claims.STUDY / "claims.csv") if r["kind"] == "claim"]
+    for r in rows:
+        side = lower if r["mean"] and float(r["mean"].lstrip("'")) < 0 else shown
+        is_listed = r["verdict"] in ("better", "worse", "different")
+        assert bool(re.search(rf"[:,;] {re.escape(r['variant'])}\b", side)) == is_listed, r[
+            "variant"
+        ]
+
+
+def test_lines_of_the_same_claim_are_pooled(tmp_path):
+    (tmp_path / claims.STUDY).mkdir()
+    for name in ("runs.csv", "sweep.json"):
+        (tmp_path / claims.STUDY / name).write_bytes((RESULTS / claims.STUDY / name).read_bytes())
+    first = repetition.Repeat(claims.STUDY, "token shift", "base", claims.CELL_OF_BOTH, 5, (-0.01, -0.03),
+                              "2026-11-28", "abc", "jax 1", "cpu A")  # fmt: skip
+    other = first._replace(seed=9, differences=(-0.02, -0.04), processor="cpu B")
+    path = tmp_path / claims.REPEATS
+    path.write_text(repetition.to_lines([first, other]))
+    (line,) = [
+        line
+        for line in claims.repeats(tmp_path).splitlines()
+        if "token shift" in line and "|" in line
+    ]
+    low, high = stats.t(3, -0.025, np.std([1, 2, 3, 4], ddof=1) * 0.01 / 2).interval(0.95)
+    assert f"| 10 / 4 | -0.0256 [-0.0384, -0.0127] | -0.0250 [{low:+.4f}, {high:+.4f}] |" in line
+    path.write_text(repetition.to_lines([first, first]))
+    with pytest.raises(UserError, match="twice"):
+        claims.repeats(tmp_path)
