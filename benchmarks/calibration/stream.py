@@ -3,8 +3,11 @@
 All are compared with the same published runs of the baseline, so their errors are correlated. The
 noise of a run, the seed's part aside, and the error of tuning are those of docs/results/changes_2026,
 by cell. A change is accepted by the ledger (`lm.sweeps.ledger`), or at p < 0.05 each.
+
+    python3 -m benchmarks.calibration.stream
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,11 @@ from scipy import stats
 
 from lm.sweeps import ledger
 from lm.sweeps.replication import read_results
+from lm.system.text_tables import markdown_table
 
 STUDY = Path("docs/results/changes_2026")
 N_SEEDS = 10
+N_CHANGES = 200
 UNSTABLE = "DyT"
 
 
@@ -93,3 +98,24 @@ def simulate(
             "power": float(accepted_ST[:, is_true_T].mean()) if n_true else np.nan,
         }
     return answers
+
+
+def table(n_streams: int) -> str:
+    """Return the errors of the ledger beside those of p < 0.05 each."""
+    rows = []
+    for n_true, effect in ((0, 0.0), (20, -0.02), (20, -0.01)):
+        answers = simulate(N_CHANGES, n_true, effect, n_streams, np.random.default_rng(3))
+        for rule, answer in answers.items():
+            shares = ["–" if np.isnan(x) else _percent(x) for x in answer.values()]
+            better = f"{n_true} by {-effect:g}" if n_true else "none"
+            rows.append([better, rule, *shares])
+    header = ["better", "accepted by", "streams with a false one", "false among accepted", "found"]
+    return markdown_table(header, rows)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share > 0.1 else f"{100 * share:.2g} %"
+
+
+if __name__ == "__main__":
+    print(table(int(sys.argv[1]) if len(sys.argv) > 1 else 2000))
