@@ -2,7 +2,7 @@
 
 The sum is an upper limit: all operands and results of each kernel count, as if there were no cache.
 Where a kernel reads slices of an operand, or replaces a part of an array in place, only these
-slices count.
+slices count. The workspace of a product of cuBLAS does not.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ _NO_KERNEL = {
 }  # fmt: skip
 _SLICES = ("slice", "dynamic-slice", "gather")
 _PRODUCT = re.compile(r" (?:dot|convolution)\(|gemm|cublas")
+_CUBLAS = re.compile(r'custom_call_target="__cublas')
 _ATTENTION = re.compile(r"fmha|tpu_custom_call|splash|flash")
 
 
@@ -138,9 +139,14 @@ def _used(name: str, fused: dict) -> int | None:
     for user in fused.values():
         if name not in user.operands:
             continue
-        used = _used(user.name, fused) if user.op == "bitcast" else _used_by(user, name)
+        if user.op in ("bitcast", "convert"):
+            used = _used(user.name, fused)
+        else:
+            used = _used_by(user, name)
         if used is None:
             return None
+        if used and user.op == "convert":  # what is read has the width of its operand
+            used = used * _bytes(fused[name].type) // _bytes(user.type)
         total += used
     return total
 
@@ -159,6 +165,8 @@ def _written(i: _Instruction, computation: dict, fused: dict) -> int:
         return max((_bytes(part) for part in _arrays(i.type)), default=0)
     if not fused and i.op == "dynamic-update-slice":
         return _bytes(computation[i.operands[1]].type)
+    if _CUBLAS.search(i.line):  # (result, ..., workspace)
+        return sum(_bytes(part) for part in _arrays(i.type)[:-1])
     root = next((part for part in fused.values() if part.line.lstrip().startswith("ROOT")), None)
     if root is None:
         return _bytes(i.type)

@@ -134,6 +134,11 @@ def test_a_kernel_moves_its_operands_and_results_and_of_slices_only_what_it_uses
   %d.1 = f32[25]{0} dynamic-slice(%a.1, %i), dynamic_slice_sizes={25}
   ROOT %s.1 = f32[25]{0} add(%d.1, %b.1)
 }
+%slice_in_16_bits (a: f32[100]) -> bf16[25] {
+  %a.5 = f32[100]{0} parameter(0)
+  %c.5 = bf16[100]{0} convert(%a.5)
+  ROOT %s.5 = bf16[25]{0} slice(%c.5), slice={[0:25]}
+}
 %update (a: f32[100], b: f32[25]) -> f32[100] {
   %a.2 = f32[100]{0} parameter(0)
   %b.2 = f32[25]{0} parameter(1)
@@ -160,8 +165,11 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
   %y = bf16[4,2]{1,0:T(8,128)S(1)} parameter(1)
   %w = (f32[100], f32[25]) while(%t), condition=%cond, body=%body
   %h = f32[25]{0} get-tuple-element(%w), index=1
+  %stacked = f32[100]{0} get-tuple-element(%w), index=0
   %r = f32[] fusion(%h), kind=kInput, calls=%total
   %k = f32[25]{0} custom-call(%h), custom_call_target="__cudnn$fmhaSoftmax"
+  %c = bf16[25]{0} fusion(%stacked), kind=kLoop, calls=%slice_in_16_bits
+  %g = (bf16[8,8]{1,0}, s8[1000]{0}) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul"
   ROOT %z = bf16[8,2]{1,0} fusion(%x, %y), kind=kOutput, calls=%product
 }
 """
@@ -172,6 +180,8 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
         (traffic.OTHER, "lt"): (1 + 4, 4),  # the condition of the loop
         (traffic.REDUCTIONS, "r"): (25 * 4 + 4, 1),
         (traffic.ATTENTION, "k"): (2 * 25 * 4, 1),
+        (traffic.OTHER, "c"): (25 * 4 + 25 * 2, 1),
+        (traffic.PRODUCTS, "g"): (2 * (2 * 32 + 64), 1),  # without the workspace of cuBLAS
         (traffic.PRODUCTS, "z"): (2 * (32 + 16), 1),  # y is not in the device's memory
     }
 
