@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import jax
 
-# XLA's options of training programs. On TPUs collectives then run at the same time as products
-# (measured in compiled programs, benchmarks/NOTES.md).
-OPTIONS = {
+# XLA's options of training programs. On TPUs collectives then run at the same time as products. On
+# GPUs the products for queries, keys and values stay apart: joined, their result is copied. Both are
+# measured in compiled programs (benchmarks/NOTES.md).
+OPTIONS: dict[str, dict[str, str | bool]] = {
+    "gpu": {"xla_gpu_dot_merger_threshold_mb": "0"},
     "tpu": dict.fromkeys(
         (
             "xla_tpu_enable_async_collective_fusion",
@@ -22,7 +24,7 @@ OPTIONS = {
             "xla_enable_async_reduce_scatter_fusion",
         ),
         True,
-    )
+    ),
 }
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from lm.kernels import platform
 from lm.kernels.moments import MOMENTS, running_mean
 from lm.layers.norms import affine, widen
 
@@ -81,6 +82,10 @@ def _layer_norm_forward(x, scale, bias, eps, algorithm, ddof, block_size):
 
 def _layer_norm_backward(eps, algorithm, ddof, block_size, saved, g):
     x, mean, r, scale, bias = saved
+    if platform.target() == "gpu":
+        # XLA:GPU would compute both again, in one kernel with dx. Another kernel would write the
+        # terms of d_scale as a float32 array, only to sum them.
+        mean, r = jax.lax.optimization_barrier((mean, r))
     g = widen(g)
     y = (widen(x) - mean) * r
     h = affine(g, scale, None)

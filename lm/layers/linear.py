@@ -49,8 +49,9 @@ def einsum(equation, x, w, b=None):
         y = cpu_products.project(x, w, n_in)
         y = checkpoint_name((y if b is None else y + b).astype(x.dtype), PRODUCT)
     else:
-        y = jnp.tensordot(x, w, n_in)
-        y = y if b is None else y + b.astype(y.dtype)
+        # One last axis: a bias with two is no vector, and cuBLAS would not add it in the product.
+        y = jnp.tensordot(x, w.reshape(*inputs, -1), n_in)
+        y = y if b is None else y + b.astype(y.dtype).reshape(-1)
     return y.reshape(*leading, *w.shape[n_in:])
 
 

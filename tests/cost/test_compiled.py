@@ -217,7 +217,7 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
         "xla_dump_to=here",
     ):
         assert f"\n  {option}" in text
-    assert compiler_options("gpu", None) == {}
+    assert compiler_options("cpu", None) == {}
     ((key, message),) = checks.compiler_options(
         Config(train=TrainConfig(compiler_options=("xla_a", "b=c")))
     )
@@ -393,6 +393,24 @@ def test_evaluation_and_generation_compile(device):
     assert found["prefill"].sent == found["decode"].sent == {}  # on one device
     cache = 3 * 2 * 16 * 256 * 2 * 64 * 2
     assert found["decode"].aliased >= cache
+
+
+@pytest.mark.slow
+@installed("h100")
+def test_on_a_gpu_biases_are_added_in_products_and_logits_are_read_twice():
+    """Once for log Z and the target's logit, once for their gradient."""
+    gpt2 = MODEL | {"attn_bias": True, "norm": "layer", "n_kv_heads": 4, "vocab_size": 50_304}
+    model = gpt2 | {"compute_dtype": "bfloat16", "scan_layers": False, "attention": "einsum"}
+    config = tiny(model=model, train={"batch_size": 16, "seq_len": 256})
+    c = compile_step(config, "h100", dict.fromkeys(SIZES, 1))
+    forward = [
+        k for k in c.kernels if "queries_keys_values" in k.owner and "transpose" not in k.owner
+    ]
+    assert forward
+    assert {k.kind for k in forward if k.moved > 2**20} == {traffic.PRODUCTS}
+    logits = 16 * 256 * 50_304 * 4
+    reads = [k for k in c.kernels if k.kind != traffic.PRODUCTS and k.moved >= logits]
+    assert sum(k.total for k in reads) < 2.7 * logits  # the gradient is written in 16 bits
 
 
 MESHES = factorizations(8, 4)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.extend import core as jax_core
 
+from lm.kernels.platform import compiling_for
 from lm.layers.losses import Head, chunked_softmax_cross_entropy, head_logits, softmax_cross_entropy
 
 B, T, D, V = 3, 7, 5, 11
@@ -170,6 +171,21 @@ def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
         # of 2^-8 on each side.
         g, e = np.float32(g), np.float32(e)
         np.testing.assert_allclose(g, e, rtol=4 * 2.0**-8, atol=2.0**-8 * np.abs(e).max())
+
+
+def test_on_a_gpu_the_sum_in_one_pass_is_logsumexp_with_its_gradient():
+    with_limits = jnp.array([[-jnp.inf, 0, -jnp.inf], [-jnp.inf, -1e30, 1e30], [1e4, -1e4, 1e4]])
+    for logits in (with_limits, jnp.array(RNG.standard_normal((40, 300)) * 20, jnp.float32)):
+        targets = jnp.full(len(logits), 1)
+
+        def total(logits, targets=targets):
+            return softmax_cross_entropy(logits, targets, z_loss=1e-35)[0]
+
+        expected = jax.value_and_grad(total)(logits)
+        with compiling_for("gpu"):
+            found = jax.value_and_grad(total)(logits)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-4, atol=1e-6)
 
 
 def largest_intermediate(f, *args):
