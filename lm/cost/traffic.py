@@ -84,10 +84,8 @@ def kernels(text: str) -> list[Kernel]:
         for i in computation.values():
             if i.op in _NO_KERNEL or i.op.endswith(("-done", "-update")):
                 continue
-            fused: dict[str, _Instruction] = {}
-            if i.op == "fusion" and (called := _FUSED.search(i.line)):
-                fused = computations.get(called[1], {})
-            moved = _read(i, computation, fused) + _written(i, computation, fused)
+            fused = computations.get(_called(i), {})
+            moved = _read(i, computation, computations) + _written(i, computation, fused)
             owner = _OWNER.search(i.line)
             kind = _kind(i, fused.values())
             moving.append(Kernel(kind, owner[1] if owner else i.name, moved, times[name]))
@@ -101,6 +99,16 @@ def _parse(lines: list[str]) -> dict[str, _Instruction]:
         operands = _OPERAND.findall(match["rest"].split("), ")[0])
         instructions[name] = _Instruction(name, match["type"], match["op"], operands, match.string)
     return instructions
+
+
+def _called(i: _Instruction) -> str:
+    """Return the computation of a fusion, "" for other instructions."""
+    called = _FUSED.search(i.line) if i.op == "fusion" else None
+    return called[1] if called else ""
+
+
+def _is_root(i: _Instruction) -> bool:
+    return i.line.lstrip().startswith("ROOT")
 
 
 def _kind(i: _Instruction, fused: Iterable[_Instruction]) -> str:
@@ -118,45 +126,50 @@ def _kind(i: _Instruction, fused: Iterable[_Instruction]) -> str:
     return OTHER
 
 
-def _read(i: _Instruction, computation: dict, fused: dict) -> int:
+def _read(i: _Instruction, computation: dict, computations: dict) -> int:
     """Return the bytes that an instruction reads."""
     total = 0
     for number, operand in enumerate(i.operands):
-        if operand not in computation:
-            continue
-        whole = _bytes(computation[operand].type)
-        used = None if fused else _used_by(i, operand)
+        if operand in computation:
+            whole = _bytes(computation[operand].type)
+            used = _used_by(i, number, computations)
+            total += whole if used is None else min(used, whole)
+    return total
+
+
+def _used_by(user: _Instruction, number: int, computations: dict) -> int | None:
+    """Return how many bytes of an operand an instruction uses, None: all."""
+    if user.op == "fusion":
+        fused = computations.get(_called(user), {})
         for part in fused.values():
             if part.op == "parameter" and f" parameter({number})" in part.line:
-                used = _used(part.name, fused)
-        total += whole if used is None else min(used, whole)
-    return total
-
-
-def _used(name: str, fused: dict) -> int | None:
-    """Return how many bytes of a value the instructions of a fusion use, None: all."""
-    total = 0
-    for user in fused.values():
-        if name not in user.operands:
-            continue
-        if user.op in ("bitcast", "convert"):
-            used = _used(user.name, fused)
-        else:
-            used = _used_by(user, name)
-        if used is None:
-            return None
-        if used and user.op == "convert":  # what is read has the width of its operand
-            used = used * _bytes(fused[name].type) // _bytes(user.type)
-        total += used
-    return total
-
-
-def _used_by(user: _Instruction, name: str) -> int | None:
-    if user.op in _SLICES and user.operands[0] == name:
+                return _used(part, fused, computations)
+    if number == 0 and user.op in _SLICES:
         return _bytes(user.type)
-    if user.op == "dynamic-update-slice" and user.operands[0] == name:
+    if number == 0 and user.op == "dynamic-update-slice":
         return 0
     return None
+
+
+def _used(value: _Instruction, fused: dict, computations: dict) -> int | None:
+    """Return how many bytes of a value the other instructions of a fusion use, None: all."""
+    if _is_root(value):
+        return None
+    total = 0
+    for user in fused.values():
+        for number, operand in enumerate(user.operands):
+            if operand != value.name:
+                continue
+            if user.op in ("bitcast", "convert"):
+                used = _used(user, fused, computations)
+            else:
+                used = _used_by(user, number, computations)
+            if used is None:
+                return None
+            if used and user.op == "convert":  # what is read has the width of its operand
+                used = used * _bytes(value.type) // _bytes(user.type)
+            total += used
+    return total
 
 
 def _written(i: _Instruction, computation: dict, fused: dict) -> int:
@@ -167,7 +180,7 @@ def _written(i: _Instruction, computation: dict, fused: dict) -> int:
         return _bytes(computation[i.operands[1]].type)
     if _CUBLAS.search(i.line):  # (result, ..., workspace)
         return sum(_bytes(part) for part in _arrays(i.type)[:-1])
-    root = next((part for part in fused.values() if part.line.lstrip().startswith("ROOT")), None)
+    root = next(filter(_is_root, fused.values()), None)
     if root is None:
         return _bytes(i.type)
     results = [root]

@@ -139,6 +139,15 @@ def test_a_kernel_moves_its_operands_and_results_and_of_slices_only_what_it_uses
   %c.5 = bf16[100]{0} convert(%a.5)
   ROOT %s.5 = bf16[25]{0} slice(%c.5), slice={[0:25]}
 }
+%nested (a: f32[100]) -> bf16[25] {
+  %a.6 = f32[100]{0} parameter(0)
+  %n.6 = bf16[25]{0} fusion(%a.6), kind=kLoop, calls=%slice_in_16_bits
+  ROOT %o.6 = bf16[25]{0} negate(%n.6)
+}
+%relabelled (a: f32[100]) -> f32[10,10] {
+  %a.7 = f32[100]{0} parameter(0)
+  ROOT %b.7 = f32[10,10]{1,0} bitcast(%a.7)
+}
 %update (a: f32[100], b: f32[25]) -> f32[100] {
   %a.2 = f32[100]{0} parameter(0)
   %b.2 = f32[25]{0} parameter(1)
@@ -169,6 +178,8 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
   %r = f32[] fusion(%h), kind=kInput, calls=%total
   %k = f32[25]{0} custom-call(%h), custom_call_target="__cudnn$fmhaSoftmax"
   %c = bf16[25]{0} fusion(%stacked), kind=kLoop, calls=%slice_in_16_bits
+  %d = bf16[25]{0} fusion(%stacked), kind=kLoop, calls=%nested
+  %e = f32[10,10]{1,0} fusion(%stacked), kind=kLoop, calls=%relabelled
   %g = (bf16[8,8]{1,0}, s8[1000]{0}) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul"
   ROOT %z = bf16[8,2]{1,0} fusion(%x, %y), kind=kOutput, calls=%product
 }
@@ -181,6 +192,8 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
         (traffic.REDUCTIONS, "r"): (25 * 4 + 4, 1),
         (traffic.ATTENTION, "k"): (2 * 25 * 4, 1),
         (traffic.OTHER, "c"): (25 * 4 + 25 * 2, 1),
+        (traffic.OTHER, "d"): (25 * 4 + 25 * 2, 1),
+        (traffic.OTHER, "e"): (2 * 100 * 4, 1),
         (traffic.PRODUCTS, "g"): (2 * (2 * 32 + 64), 1),  # without the workspace of cuBLAS
         (traffic.PRODUCTS, "z"): (2 * (32 + 16), 1),  # y is not in the device's memory
     }
