@@ -73,15 +73,20 @@ class Worker:
     """One side of a comparison: a process of benchmarks/worker.py with a job, driven by JSON lines.
 
     Its standard error goes to WORKDIR/SIDE.log.
+
+    Args:
+        job: see benchmarks/worker.py.
+        env: more variables of its environment.
     """
 
-    def __init__(self, job: dict):
+    def __init__(self, job: dict, env: dict[str, str] | None = None):
         arguments = [sys.executable, "-m", "benchmarks.worker", json.dumps(job)]
         # Both sides share one GPU, so JAX must not preallocate most of its memory.
-        env = os.environ | {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        shared = {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        environment = os.environ | shared | (env or {})
         self.log = open(Path(job["workdir"]) / f"{job['side']}.log", "w+")  # noqa: SIM115 - closed in close()
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
-        self.process = subprocess.Popen(arguments, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(arguments, env=environment, text=True, **pipes)
 
     def ask(self, **question) -> dict:
         """Send a question and return the answer; RuntimeError with the log if the worker died."""

@@ -44,21 +44,27 @@ def main() -> int:
     parser.add_argument(
         "--batches", nargs="+", type=int, default=BATCHES, help="batch sizes [1 16]"
     )
+    parser.add_argument(
+        "--accelerator", action="store_true", help="use the GPU if there is one, in full float32"
+    )
     a = parse_arguments(parser)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before jax is imported
+    if a.accelerator:  # GPUs would compute float32 products in TF32
+        os.environ["JAX_DEFAULT_MATMUL_PRECISION"] = "highest"
+    else:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before jax is imported
     import torch
 
     from lm.system.malloc import retain_freed_memory
 
     retain_freed_memory()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    sides = make_sides(a.shape)
+    sides = make_sides(a.shape, "cuda" if a.accelerator and torch.cuda.is_available() else "cpu")
     rows = [row for batch in a.batches for row in compare(sides, named(a.shape).seq_len, batch, a)]
     publish(a, rows, table(rows))
     return 0
 
 
-def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
+def make_sides(name: str, device: str = "cpu") -> dict[str, tuple[bool, Callable]]:
     """Return {name: (whether it has a cache, (ids (B, T), n_tokens) -> drawn ids (B, n_tokens))}."""
     import jax
 
@@ -86,7 +92,7 @@ def make_sides(name: str) -> dict[str, tuple[bool, Callable]]:
     return {
         "ours": (True, ours),
         "ours, uncached": (False, ours_uncached(params, c, seq_len)),
-        "transformers": (True, transformers_side(config, params)),
+        "transformers": (True, transformers_side(config, params, device)),
     }
 
 
@@ -115,7 +121,7 @@ def ours_uncached(params, c, seq_len: int) -> Callable:
     return padded
 
 
-def transformers_side(config, params: dict) -> Callable:
+def transformers_side(config, params: dict, device: str) -> Callable:
     """Return the side of `generate` of transformers with our parameters, which has a cache."""
     import torch
 
@@ -124,14 +130,14 @@ def transformers_side(config, params: dict) -> Callable:
     model = built(
         transformers_fields(config), transformers_params(config, params), attention="sdpa"
     ).eval()
+    model = model.to(device)
 
     @torch.no_grad()
     def generate(ids_BT, n_tokens):
-        ids_BT = torch.from_numpy(ids_BT.astype(np.int64))
+        ids_BT = torch.from_numpy(ids_BT.astype(np.int64)).to(device)
         options = {"attention_mask": torch.ones_like(ids_BT), "do_sample": False, "pad_token_id": 0}
-        return model.generate(ids_BT, max_new_tokens=n_tokens, **options)[
-            :, ids_BT.shape[1] :
-        ].numpy()
+        drawn = model.generate(ids_BT, max_new_tokens=n_tokens, **options)[:, ids_BT.shape[1] :]
+        return drawn.cpu().numpy()
 
     return generate
 

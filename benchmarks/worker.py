@@ -6,8 +6,9 @@ Each line of JSON on its standard input is a question, answered by a line on its
     {"run": n}         the seconds of n steps
     {"facts": true}    its memory, and for our side the attention it uses and the device
     {"save": path}     writes the parameters, with transformers' names
+    {"profile": path, "steps": n}    the files of a trace of n steps, and of the compiled program
 
-JSON is {"side": "ours" | "theirs", "shape", "overrides", "data", "fields", "params", "workdir",
+JSON is {"side": "ours" | "theirs" | "nanogpt", "shape", "overrides", "data", "fields", "params", "workdir",
 "dtype", "compiled"}.
 """
 
@@ -27,7 +28,7 @@ from benchmarks.shapes import config_of, named, transformers_params
 def main(job: dict) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of libraries is not an answer
-    side = {"ours": ours, "theirs": theirs}[job["side"]](job)
+    side = {"ours": ours, "theirs": theirs, "nanogpt": nanogpt}[job["side"]](job)
     for line in sys.stdin:
         print(json.dumps(answer(job, side, json.loads(line))), file=answers, flush=True)
 
@@ -41,6 +42,8 @@ def answer(job: dict, side, asked: dict) -> dict:
         return {"losses": side.losses(draw.integers(0, s.vocab_size, size, np.int32))}
     if "save" in asked:
         return {"saved": side.save(asked["save"])}
+    if "profile" in asked:
+        return side.profile(Path(asked["profile"]), asked["steps"])
     if "run" in asked:
         began = time.perf_counter(), time.process_time()
         side.run(asked["run"])
@@ -69,6 +72,17 @@ def theirs(job: dict):
         params = dict(archive)  # read each array once, not once per layer
     model = built(job["fields"], params)
     return Peer(shape, model, tokens_in(Path(job["data"]), shape), job["dtype"], job["compiled"])
+
+
+def nanogpt(job: dict):
+    from benchmarks.gpu.nanogpt import NanoGPT
+    from benchmarks.peers import tokens_in
+
+    shape = named(job["shape"])
+    tokens = tokens_in(Path(job["data"]), shape)
+    side = NanoGPT(shape, tokens, job["dtype"], compiled=job["compiled"])
+    side.run(2)  # compiles
+    return side
 
 
 class Ours:
@@ -131,6 +145,17 @@ class Ours:
     def save(self, path: str) -> None:
         """Save the parameters, for the other side to start from."""
         np.savez(path, **transformers_params(self.loop.run.config, self.state.params))
+
+    def profile(self, directory: Path, n_steps: int) -> dict:
+        """Trace n steps; return the paths of the trace (None: there is none) and the program."""
+        import jax
+
+        with jax.profiler.trace(str(directory)):
+            self.run(n_steps)
+        program = directory / "program.txt"
+        program.write_text(self.compiled.as_text())
+        traces = sorted(map(str, directory.rglob("*.trace.json.gz")))
+        return {"trace": traces[-1] if traces else None, "program": str(program)}
 
     def peak_bytes(self) -> int | None:
         import jax

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from lm.kernels import cpu_products
+from lm.kernels import cpu_products, platform
 
 # marks products for jax.checkpoint policies that cannot recognize them by their primitive
 PRODUCT = "product"
@@ -45,14 +45,18 @@ def einsum(equation, x, w, b=None):
     # half the speed.
     x = x.reshape(-1, *inputs)
     w = w.astype(x.dtype)
+    outputs = w.shape[n_in:]
     if cpu_products.enabled(x):
         y = cpu_products.project(x, w, n_in)
         y = checkpoint_name((y if b is None else y + b).astype(x.dtype), PRODUCT)
     else:
-        # One last axis: a bias with two is no vector, and cuBLAS would not add it in the product.
-        y = jnp.tensordot(x, w.reshape(*inputs, -1), n_in)
-        y = y if b is None else y + b.astype(y.dtype).reshape(-1)
-    return y.reshape(*leading, *w.shape[n_in:])
+        if platform.target() == "gpu":
+            # One last axis: cuBLAS adds a bias in the product only if it is a vector.
+            w = w.reshape(*inputs, -1)
+            b = b if b is None else b.reshape(-1)
+        y = jnp.tensordot(x, w, n_in)
+        y = y if b is None else y + b.astype(y.dtype)
+    return y.reshape(*leading, *outputs)
 
 
 @functools.cache

@@ -126,7 +126,9 @@ def token_losses(logits, targets):
 
 def _log_sum_exp(x):
     """Return log(sum(exp(x))) over the last axis."""
-    if platform.target() != "gpu":
+    # Of a vocabulary that is sharded, partial sums would be gathered instead of summed.
+    sharded = jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+    if sharded or platform.target() != "gpu":
         return jax.nn.logsumexp(x, axis=-1)
     return _log_sum_exp_in_one_pass(x)
 
