@@ -285,26 +285,28 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
-    def of_micro_batch(params, fields):
-        of_params = functools.partial(
-            objective, fields=fields, config=config, n_targets=n_targets, progress=progress
-        )
-        (_, means), grads = jax.value_and_grad(of_params, has_aux=True)(params)
-        return means, grads
-
-    def local(params, fields):
+    def local(params, fields, n_targets, progress):
         """Return losses and gradients, summed over the devices once, after all micro-batches.
 
         Only over fsdp, gradients of sharded parameters are summed and scattered in each
         micro-batch: the gradients of full parameters might not fit.
         """
+
+        def of_micro_batch(params, fields):
+            of_params = functools.partial(
+                objective, fields=fields, config=config, n_targets=n_targets, progress=progress
+            )
+            (_, means), grads = jax.value_and_grad(of_params, has_aux=True)(params)
+            return means, grads
+
         n = n_micro_batches(len(fields["inputs"]), t.micro_batch_size)
         means, grads = _sum_over_micro_batches(of_micro_batch, params, fields, n)
         grads = collectives.sum_gradients(grads, table)
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
         return collectives.sum_over_batch(means), grads
 
-    return collectives.map_over_batch(local, table, params_out=True)(state.params, fields)
+    mapped = collectives.map_over_batch(local, table, params_out=True)
+    return mapped(state.params, fields, n_targets, progress)
 
 
 def _all_finite(tree):

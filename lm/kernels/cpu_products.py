@@ -84,7 +84,7 @@ def _product(a, b, transposed):
         _row_major(a), _row_major(b), axes, preferred_element_type=jnp.float32
     )
     # Behind a barrier: with a constraint as the last operation, jax.vmap outside of jit would
-    # return the numbers in the wrong order (jax 0.10.2).
+    # return the numbers in the wrong order (jax 0.10.2 to 0.12.0).
     return jax.lax.optimization_barrier(_row_major(product))
 
 

@@ -189,8 +189,8 @@ def _over_heads(attend, q, k, v, *others, axis=2):
     """Return attend(q, k, v, *others), mapped over the mesh axes that may share heads.
 
     Heads are in dimension `axis` of q, k, v and the result. Inside a map over some axes of a mesh,
-    cuDNN's own rule for the others fails (jax 0.10.2: "'GSPMDSharding' object has no attribute
-    'spec'"). Kernels of TPUs have no rule.
+    cuDNN's own rule for the others fails (jax 0.10.2 to 0.12.0: "'GSPMDSharding' object has no
+    attribute 'spec'"). Kernels of TPUs have no rule.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)

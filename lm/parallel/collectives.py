@@ -25,25 +25,25 @@ MANUAL_AXES = ("replica", "fsdp", "sequence")  # the axes that `map_over_batch` 
 
 
 def map_over_batch(f, table: Table, params_out: bool = False):
-    """Return f(params, fields) mapped over the devices with their shards; f without a mesh.
+    """Return f(params, fields, *whole) mapped over the devices with their shards; f without a mesh.
 
     Args:
-        f: function of params and fields. Its result must be summed over the devices
-            (`sum_over_batch`). With `params_out` it is followed by a tree that is sharded like the
-            parameters.
+        f: function of params, fields and scalars that all devices have. Its result must be summed
+            over the devices (`sum_over_batch`). With `params_out` it is followed by a tree that is
+            sharded like the parameters.
 
     Returns:
-        A function of params and fields. Fields are arrays (B, T, ...), or (B, ...) if their name
-        ends in _B.
+        A function of these. Fields are arrays (B, T, ...), or (B, ...) if their name ends in _B.
     """
     mesh = traced_mesh()
     if mesh is None:
         return f
-    params = nest({path: _manual(_spec(p)) for path, p in table.items()})
     axes = set(MANUAL_AXES)
     if mesh.shape["tensor"] == 1:
-        # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2).
+        # XLA:CPU cannot sum bfloat16 while an axis is left to the partitioner (jaxlib 0.10.2 to
+        # 0.12.0).
         axes.add("tensor")
+    params = nest({path: _within(_spec(p), axes) for path, p in table.items()})
     replicated = PartitionSpec()
 
     def spec_of(name: str) -> PartitionSpec:
@@ -53,15 +53,16 @@ def map_over_batch(f, table: Table, params_out: bool = False):
             else PartitionSpec(BATCH_AXES, "sequence")
         )
 
-    def call(params_, fields):
+    def call(params_, fields, *whole):
+        of_fields = {name: spec_of(name) for name in fields}
         mapped = jax.shard_map(
             f,
-            in_specs=(params, {name: spec_of(name) for name in fields}),
+            in_specs=(params, of_fields, *(replicated for _ in whole)),
             out_specs=(replicated, params) if params_out else replicated,
             axis_names=axes,
             check_vma=False,
         )
-        return mapped(params_, fields)
+        return mapped(params_, fields, *whole)
 
     return call
 
@@ -70,8 +71,8 @@ def _spec(p: Parameter) -> PartitionSpec:
     return parameter_spec(p, dict(traced_mesh().shape))
 
 
-def _manual(spec: PartitionSpec) -> PartitionSpec:
-    return PartitionSpec(*(axis if axis in MANUAL_AXES else None for axis in spec))
+def _within(spec: PartitionSpec, axes: set[str]) -> PartitionSpec:
+    return PartitionSpec(*(axis if axis in axes else None for axis in spec))
 
 
 def _is_mapped(axis: str) -> bool:

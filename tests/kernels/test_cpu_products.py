@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import normal
+from jax.experimental.layout import Layout, with_layout_constraint
 from running import slow
 
 from lm.kernels import cpu_products
@@ -53,6 +54,32 @@ def test_vmap_of_products_on_a_cpu_equals_a_loop_also_outside_of_jit(dtype):
             np.testing.assert_allclose(
                 np.float64(x[n]), np.float64(expected), rtol=2.0**-7, atol=1e-2
             )
+    # Many gradients of one product, as for a Jacobian, in and outside of jit.
+    pullback = jax.vjp(lambda a: cpu_products.matmul(a, b_BKS, False), a_NBTK[0])[1]
+    g_NBTS = jnp.asarray(normal(4, 3, 5, 7), jnp.float32)
+    for gradients in (jax.jit(jax.vmap(pullback))(g_NBTS), jax.vmap(pullback)(g_NBTS)):
+        for found, g in zip(gradients[0], g_NBTS, strict=True):
+            expected = np.einsum("BTS,BKS->BTK", np.float64(g), np.float64(b_BKS))
+            np.testing.assert_allclose(np.float64(found), expected, rtol=2.0**-6, atol=5e-2)
+
+
+@pytest.mark.xfail(
+    tuple(map(int, jax.__version__.split(".")[:2])) < (0, 13),
+    strict=True,
+    reason="JAX 0.10.2 to 0.12.0 return the transpose; once this passes, the barrier can go",
+)
+def test_jax_keeps_the_order_of_numbers_behind_a_layout_constraint_under_vmap():
+    """Right in no version yet: the layout of a result that jit compiles for vmap is forgotten."""
+    rows = Layout((0, 1, 2))
+
+    @jax.jit
+    def product(a_BTK):
+        y_BTS = jnp.einsum("BTK,BKS->BTS", with_layout_constraint(a_BTK, rows), b_BKS)
+        return with_layout_constraint(y_BTS, rows)
+
+    a_NBTK, b_BKS = (jnp.asarray(normal(*shape)) for shape in ((2, 3, 5, 8), (3, 8, 7)))
+    expected = np.einsum("NBTK,BKS->NBTS", a_NBTK, b_BKS)
+    np.testing.assert_allclose(jax.vmap(product)(a_NBTK), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="cpu_products is for CPUs")

@@ -1,23 +1,27 @@
 """Training on a mesh equals training on one device, and communicates exactly what it should."""
 
+import functools
 import itertools
 import math
 import re
 from collections import Counter
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 from on_devices import config_of
 from running import on_devices, python, slow
 from tiny import tiny
 
-from lm import model, parameters
+from lm import model, parameters, step
 from lm.config import MESH_AXES, MeshConfig
 from lm.cost.communication import transfers
 from lm.cost.hlo import parse_collectives
+from lm.cost.memory import abstract_train_state
 from lm.parallel import sharding
-from lm.parallel.mesh import check_mesh, mesh_sizes, over_slices
+from lm.parallel.mesh import BATCH_AXES, check_mesh, mesh_sizes, over_slices
 from lm.system.errors import UserError
 
 MODELS = {
@@ -272,6 +276,48 @@ def test_no_loop_over_the_layers_passes_on_the_whole_weights_of_all_layers(tmp_p
     for p in model.block_table(config_of({"sections": SCANNED}).model).values():
         if p.kind == "weight":
             assert not any(f"[{n_layers},{','.join(map(str, p.shape))}]" in loop for loop in loops)
+
+
+# ---- Shardings as types --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sections"),
+    [
+        ((2, 2, 1, 2), {}),
+        slow((1, 2, 2, 2), {"train": {"micro_batch_size": 1, "loss_chunk": 4, "ema": 0.9}}),
+        slow((2, 2, 2, 1), {"optimizer": {"name": "muon"}, "model": {"scan_layers": True}}),
+        slow((1, 4, 1, 2), {"optimizer": {"name": "schedule_free"}, "train": {"z_loss": 1e-4}}),
+        slow((1, 8, 1, 1), {"optimizer": {"name": "lion"}, "train": {"on_spike": "skip"}}),
+    ],
+)
+def test_a_step_changes_the_sharding_of_the_batch_alone(monkeypatch, sizes, sections):
+    """With shardings as types a trace fails where XLA would move arrays by itself.
+
+    Rows of the batch arrive whole, and each device takes its positions. `tensor` is left to XLA,
+    and so are the statistics by row of NorMuon and SOAP, which every device has.
+    """
+    config = tiny(**sections | {"train": {"batch_size": 8} | sections.get("train", {})})
+    explicit = AxisType.Explicit
+    mesh = AbstractMesh(sizes, MESH_AXES, (explicit, explicit, AxisType.Auto, explicit))
+
+    def by_position(batch, of_batch=step.batch_fields):
+        spec = jax.P(BATCH_AXES, "sequence")
+        return {name: jax.reshard(x, spec) for name, x in of_batch(batch).items()}
+
+    def specs(avals):
+        """Return the axes of each dimension, without those of tensor."""
+        return [[axis for axis in a.sharding.spec if axis not in ("tensor", None)] for a in avals]
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        state = abstract_train_state(config, mesh)
+        rows = jax.NamedSharding(mesh, jax.P(BATCH_AXES))
+        batch = {"tokens": jax.ShapeDtypeStruct((8, 9), np.int32, sharding=rows)}
+        traced = functools.partial(step.train_step, config=config)
+        monkeypatch.setattr(step, "batch_fields", by_position)
+        after = jax.jit(traced).trace(state, batch).jaxpr.out_avals
+    before = jax.tree.leaves(state)
+    assert specs(after[: len(before)]) == specs(before)
 
 
 # ---- Placement of arrays -------------------------------------------------------------------------

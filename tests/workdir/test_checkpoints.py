@@ -40,6 +40,23 @@ def test_a_donated_state_is_saved_as_it_was(tmp_path):
         assert_same(saver.restore(make_state())[1], make_state(1))
 
 
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_the_next_api_of_orbax_reads_a_checkpoint(tmp_path):
+    """Version 1 of it, which is to be the only one, without any code of this project."""
+    try:
+        from orbax.checkpoint import v1
+    except ImportError:  # its name until 1.0
+        from orbax.checkpoint.experimental import v1
+    save_steps(tmp_path, [2])
+    read = v1.load_checkpointables(tmp_path / "checkpoints" / "2")
+    assert read["meta"]["meta"] == {"data": "position 2"}
+    written = make_state(2)
+    assert_same(read["state"]["params"], written.params)
+    assert_same(read["state"]["seed"], written.seed)
+    adam = read["state"]["opt_state"]["1"]["inner_state"]["0"]
+    assert_same(adam["count"], written.opt_state[1].inner_state[0].count)
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path):
     losses = {1: 3.0, 2: 2.0, 6: 2.5}
     saver = Checkpoints(tmp_path, keep=2)
