@@ -132,7 +132,8 @@ class Ours:
         from lm.kernels.platform import compiler_options, target
         from lm.step import train_step
 
-        options = compiler_options(target(), self.loop.run.config.train.compiler_options) or None
+        changed = self.loop.run.config.train.compiler_options
+        options = compiler_options(target(), jax.devices()[0].device_kind, changed) or None
         step = jax.jit(
             train_step, static_argnames="config", donate_argnames="state", compiler_options=options
         )

@@ -151,7 +151,8 @@ def compile_step(
         flags += " --xla_gpu_autotune_level=0"
     environment["XLA_FLAGS"] = flags
     start = time.monotonic()
-    if not _run_compiler(job, environment, folder, "" if code else REPORT.format(function)):
+    last = [] if code else [p.format(function) for p in (PROGRAM, REPORT, ASSIGNMENT)]
+    if not _run_compiler(job, environment, folder, last):
         mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
             f"--compiled: the {program} program of this config does not compile for {n_devices} x "
@@ -189,21 +190,25 @@ def compile_step(
     return compiled
 
 
-def _run_compiler(job: dict, environment: dict, folder: Path, last: str) -> bool:
-    """Run the compiler and return whether it succeeded; it ends at a file of the pattern `last`."""
+def _run_compiler(job: dict, environment: dict, folder: Path, last: list[str]) -> bool:
+    """Run the compiler and return whether it succeeded; it ends once `last` are written, if any.
+
+    JAX 0.12 writes the files in several threads, in any order.
+    """
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     with open(folder / LOG, "w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "lm.cost.compiled", str(folder / "job.json")]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        size = 0
+        sizes: list[list[int]] = []
         while process.poll() is None:
             time.sleep(0.2)
-            report = _newest(folder, last) if last else None
-            if report and size == report.stat().st_size > 0:  # it is written as a whole
+            files = list(filter(None, (_newest(folder, pattern) for pattern in last)))
+            sizes = [*sizes[-4:], [file.stat().st_size for file in files]]
+            all_written = len(files) == len(last) > 0 and all(sizes[-1])
+            if all_written and sizes == 5 * sizes[-1:]:  # nothing was added for a second
                 process.kill()
                 process.wait()
                 return True
-            size = report.stat().st_size if report else 0
     return process.returncode == 0
 
 
@@ -283,6 +288,7 @@ def _compile(job: dict) -> None:
 
     config = saved_config(job["config"])
     platform = DEVICES[job["device"]].platform
+    kind = DEVICES[job["device"]].kind
     options: dict[str, Any] = {}
     if platform == "tpu":
         if job["device"] == "v4":
@@ -301,7 +307,7 @@ def _compile(job: dict) -> None:
     mesh = make_mesh(sizes, devices)
     flags = {}
     if job["program"] == "training":
-        flags = compiler_options(platform, config.train.compiler_options)
+        flags = compiler_options(platform, kind, config.train.compiler_options)
     with jax.set_mesh(mesh), compiling_for(platform):
         _lower(job["program"], config, mesh).compile(flags or None)
 

@@ -78,7 +78,7 @@ def describe(e: Estimate, meshes: str = "") -> str:
     ]
     if meshes:
         lines += ["", meshes]
-    if options := compiler_options(d.platform, t.compiler_options):
+    if options := compiler_options(d.platform, d.kind, t.compiler_options):
         lines += ["", "Options of the compiler"]
         lines += [f"  {name}={_flag(value)}" for name, value in options.items()]
     return "\n".join(lines)

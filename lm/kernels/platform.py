@@ -13,11 +13,6 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
     "gpu": {"xla_gpu_dot_merger_threshold_mb": "0"},
     "tpu": dict.fromkeys(
         (
-            "xla_tpu_enable_async_collective_fusion",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-            "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
-            "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
-            "xla_tpu_enable_async_collective_fusion_multiple_steps",
             "xla_tpu_overlap_compute_collective_tc",
             "xla_enable_async_all_gather",
             "xla_enable_async_all_reduce",
@@ -26,6 +21,17 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
         True,
     ),
 }
+# libtpu 0.0.50 refuses these on other chips ("incorrect results, hang"); 0.0.42 took them.
+OF_V5E = dict.fromkeys(
+    (
+        "xla_tpu_enable_async_collective_fusion",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+    ),
+    True,
+)
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
 
 
@@ -55,14 +61,18 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 
 def compiler_options(
-    platform: str, changed: tuple[str, ...] | None = None
+    platform: str, device_kind: str, changed: tuple[str, ...] | None = None
 ) -> dict[str, str | bool]:
     """Return XLA's options of a training program, with those of config.train.compiler_options.
 
-    >>> compiler_options("cpu", ("xla_cpu_enable_fast_math=true",))
+    `device_kind` is that of `jax.devices()[0].device_kind`.
+
+    >>> compiler_options("cpu", "cpu", ("xla_cpu_enable_fast_math=true",))
     {'xla_cpu_enable_fast_math': True}
     """
     options: dict[str, str | bool] = dict(OPTIONS.get(platform, {}))
+    if device_kind == "TPU v5 lite":
+        options |= OF_V5E
     for option in changed or ():
         name, value = option.split("=", 1)
         options[name] = {"true": True, "false": False}.get(value, value)

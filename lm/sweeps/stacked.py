@@ -117,12 +117,14 @@ def make_programs(program: Resolved, runs_per_device: int) -> Programs:
     def evaluate(params, resident, batch):
         return over_runs(lambda params: eval_step(params, resident, batch, program))(params)
 
+    changed = program.train.compiler_options
+    options = compiler_options(target(), jax.devices()[0].device_kind, changed)
     return Programs(
         jax.jit(over_devices(init, runs)),
         jax.jit(
             over_devices(steps, (runs, replicated, runs, runs, replicated)),
             donate_argnums=0,
-            compiler_options=compiler_options(target(), program.train.compiler_options) or None,
+            compiler_options=options or None,
         ),
         jax.jit(over_devices(evaluate, (runs, replicated, replicated))),
         NamedSharding(mesh, runs),

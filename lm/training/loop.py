@@ -229,7 +229,9 @@ def compile_steps(run: Run, source: BatchSource, state: TrainState):
     # only their shapes are used; a mixture may have no window beyond the last step
     inputs = source.train(0, 1)
     traced = jitted.trace(state, source.resident, inputs, np.int32(1), config)
-    options = platform.compiler_options(platform.target(), config.train.compiler_options) or None
+    kind = jax.devices()[0].device_kind
+    changed = config.train.compiler_options
+    options = platform.compiler_options(platform.target(), kind, changed) or None
     try:
         compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:

@@ -230,7 +230,11 @@ def test_options_of_the_compiler_are_those_of_the_platform_with_the_changes_of_t
         "xla_dump_to=here",
     ):
         assert f"\n  {option}" in text
-    assert compiler_options("cpu", None) == {}
+    assert compiler_options("cpu", "cpu", None) == {}
+    for name, fused in {"v5e": True, "v5p": False, "v6e": False}.items():
+        options = compiler_options("tpu", DEVICES[name].kind)
+        # XLA refuses it on other chips
+        assert ("xla_tpu_enable_async_collective_fusion" in options) == fused
     ((key, message),) = checks.compiler_options(
         Config(train=TrainConfig(compiler_options=("xla_a", "b=c")))
     )
