@@ -18,6 +18,7 @@ import numpy as np
 
 from lm import parameters
 from lm.config import to_dict
+from lm.huggingface import code_export
 from lm.huggingface.config_files import export_fields, read_config
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params
@@ -115,10 +116,13 @@ def import_checkpoint(
     )
 
 
-def export_run(workdir: str, output: str, step: int | str = "best") -> None:
+def export_run(
+    workdir: str, output: str, step: int | str = "best", *, code: bool = False
+) -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
 
-    For the step see `lm.load`. The directory `output` must be new or empty.
+    For the step see `lm.load`. The directory `output` must be new or empty. `code`: write the model
+    in PyTorch, too.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons; if there is no such checkpoint;
@@ -128,7 +132,10 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
     def choose(params: dict, meta: dict) -> dict:
         """Check that the model can be exported before anything large is read."""
         config, _ = read_meta(meta, params, workdir)
-        exported_tensors(export_fields(config, meta.get(SETTINGS))[0], config.model)
+        if code:
+            code_export.export(config)
+        else:
+            exported_tensors(export_fields(config, meta.get(SETTINGS))[0], config.model)
         return params
 
     with written_whole(output, "--output") as partial, lock(partial, "--output"):
@@ -136,7 +143,8 @@ def export_run(workdir: str, output: str, step: int | str = "best") -> None:
         config, tokenizer = read_meta(meta, params, workdir)
         if tokenizer is None:
             say(f"WARNING: {workdir} was trained on token ids, so no tokenizer is written")
-        files = write_checkpoint(partial, config, params, tokenizer, meta.get(SETTINGS))
+        settings = meta.get(SETTINGS)
+        files = write_checkpoint(partial, config, params, tokenizer, settings, code=code)
         (partial / ".lock").unlink()  # no part of a checkpoint
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
 

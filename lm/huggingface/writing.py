@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lm.config import Resolved
 from lm.data.tokenizers import Tokenizer
+from lm.huggingface import code_export
 from lm.huggingface.config_files import export_fields
 from lm.huggingface.safetensors_files import write_tensors
 from lm.huggingface.tokenizer_files import to_tokenizer_json, tokenizer_settings
@@ -20,19 +21,26 @@ def write_checkpoint(
     params: dict,
     tokenizer: Tokenizer | None = None,
     settings: dict[str, str] | None = None,
+    *,
+    code: bool = False,
 ) -> list[str]:
     """Write a checkpoint of Hugging Face to an existing directory; return the names of its files.
 
     `settings` are the files of the checkpoint that the model came from, see `read_settings`; they
-    are written again.
+    are written again. `code`: write a modelling file in PyTorch, too, in place of a family's name.
 
     Raises:
         UserError: if the model has no equivalent, with all reasons.
     """
     settings = settings or {}
-    family, fields = export_fields(config, settings)
-    files = write_tensors(target, exported_tensors(family, config.model, params))
     texts = {name: text for name, text in settings.items() if name != "config.json"}
+    if code:
+        fields, tensors, files_of_code = code_export.export(config, params)
+        texts |= files_of_code
+    else:
+        family, fields = export_fields(config, settings)
+        tensors = exported_tensors(family, config.model, params)
+    files = write_tensors(target, tensors)
     if tokenizer is not None:
         texts["tokenizer.json"] = to_tokenizer_json(tokenizer)
         texts.setdefault(
