@@ -12,6 +12,7 @@ EPILOG = """\
 examples:
   python -m lm.hf import Qwen3-0.6B --workdir runs/qwen3
   python -m lm.hf export --workdir runs/mine --output mine-hf
+  python -m lm.hf export --workdir runs/idea --output idea-hf --code   # of a model that no family has
   python -m lm.hf check mine-hf
   python -m lm.train --config hf:Llama-3.2-1B --print_config python > configs/llama.py
 
@@ -70,6 +71,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add_run(commands.choices["export"], "the directory of the run")
     add("--output", required=True, type=path_argument, metavar="DIR", help="the directory to write")
     add("--step", **STEP)
+    add(
+        "--code",
+        action="store_true",
+        help="also write the model as one file in PyTorch (modeling_lm.py) with the equations of "
+        "its config, for models that no family of transformers computes; it is loaded with "
+        "trust_remote_code=True",
+    )
 
     add = command(
         "check",
@@ -86,7 +94,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--workdir",
         type=path_argument,
         metavar="RUN",
-        help="compare the weights of this run, exported to DIR",
+        help="compare the weights of this run, exported to DIR; needed after --code",
     )
     add("--step", **STEP)
     add(
@@ -115,7 +123,7 @@ def export(a: argparse.Namespace) -> int:
     start_jax()
     from lm.command_line.exchange import export_run
 
-    export_run(a.workdir, a.output, a.step)
+    export_run(a.workdir, a.output, a.step, code=a.code)
     return 0
 
 

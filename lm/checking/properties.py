@@ -19,6 +19,7 @@ from lm.config import MESH_AXES
 from lm.cost import flops
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
+from lm.huggingface import code_export
 from lm.huggingface.config_files import export_fields
 from lm.ideas import loss_products
 from lm.layers.losses import head_logits
@@ -368,9 +369,14 @@ def is_exported_or_refused(s: Subject) -> str:
     """tests/huggingface compare exports with transformers."""
     try:
         _, fields = export_fields(s.config)
+        return f"as {fields['model_type']}"
     except UserError:
-        return "refused: no family of Hugging Face has this model"
-    return f"as {fields['model_type']}"
+        pass
+    try:
+        code_export.export(s.config)
+    except UserError:
+        return "refused: no family of Hugging Face has this model, nor lm/huggingface/modeling.py"
+    return "with its code in PyTorch: no family of Hugging Face has this model"
 
 
 PROPERTIES: dict[str, Callable[[Subject], str]] = {

@@ -16,14 +16,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from lm import parameters
-from lm.config import to_dict
+from lm import ideas, parameters
+from lm.config import applied_layers, to_dict
 from lm.huggingface import code_export
-from lm.huggingface.config_files import export_fields, read_config
+from lm.huggingface.config_files import (
+    MAX_BYTES,
+    WITH_CODE,
+    export_fields,
+    find_file,
+    read_config,
+    read_fields,
+)
 from lm.huggingface.tokenizer_files import load_tokenizer, read_settings
 from lm.huggingface.weights import exported_tensors, load_params
 from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
+from lm.layer_stack import layer_path
 from lm.system.errors import UserError
 from lm.system.files import expanded, refuse_url, to_json
 from lm.system.locks import lock
@@ -116,9 +124,7 @@ def import_checkpoint(
     )
 
 
-def export_run(
-    workdir: str, output: str, step: int | str = "best", *, code: bool = False
-) -> None:
+def export_run(workdir: str, output: str, step: int | str = "best", *, code: bool = False) -> None:
     """Write the weights, the config and the tokenizer of a run as files that transformers loads.
 
     For the step see `lm.load`. The directory `output` must be new or empty. `code`: write the model
@@ -147,6 +153,10 @@ def export_run(
         files = write_checkpoint(partial, config, params, tokenizer, settings, code=code)
         (partial / ".lock").unlink()  # no part of a checkpoint
     say(f"{output}: step {step} of {workdir}, in {', '.join(files)}")
+    if code:
+        say(
+            f"Compare it with the run in PyTorch: python -m lm.hf check {output} --workdir {workdir}"
+        )
 
 
 # ---- Comparison ----------------------------------------------------------------------------------
@@ -174,10 +184,29 @@ def compare(directory: str, workdir: str | None, step: int | str, tolerance: flo
             f"check: {' and '.join(missing)} {verb} not installed; pip install -e '.[bench]'"
         )
     run = load(workdir or directory, step)
+    with_code = read_fields(directory).get("model_type") == WITH_CODE
+    if with_code:
+        require_own_code(directory, run)
     shape = (1, min(N_RANDOM, run.seq_len))
     tokens_BT = np.random.default_rng(0).integers(0, run.config.model.vocab_size, shape)
     ours = our_activations(run, tokens_BT)
-    return report(ours, their_activations(directory, tokens_BT), tolerance)
+    theirs = their_activations(directory, tokens_BT, trust_remote_code=with_code)
+    if ideas.applied("embedding", run.config.model):
+        theirs.pop("embeddings")  # ours are those before these ideas
+    return report(ours, theirs, tolerance)
+
+
+def require_own_code(directory: str, run: TrainedModel) -> None:
+    """Raise UserError unless the code that a directory would run is what we write for the run."""
+    fields, _, texts = code_export.export(run.config)
+    own = texts[code_export.FILE]
+    path = find_file(directory, code_export.FILE, MAX_BYTES)
+    same_map = read_fields(directory).get("auto_map") == fields["auto_map"]
+    if path is None or path.read_text(encoding="utf-8") != own or not same_map:
+        raise UserError(
+            f"{directory}: {code_export.FILE} is not the code of {run.path}, and is not run here; "
+            "export the run again, or compare a changed file yourself"
+        )
 
 
 def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
@@ -185,16 +214,19 @@ def our_activations(run: TrainedModel, tokens_BT) -> dict[str, np.ndarray]:
     c = dataclasses.replace(run.config.model, param_dtype="float32", compute_dtype="float32")
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
     run = dataclasses.replace(run, params=params, config=dataclasses.replace(run.config, model=c))
+    last_turns = {layer: turn for turn, layer in applied_layers(c)}
     titles = {"embedding": "embeddings"}
-    for i in range(c.n_layers):
-        titles[f"layers/{i}/residual"] = f"layer {i}"
+    for layer, turn in sorted(last_turns.items()):
+        titles[f"{layer_path(turn, layer)}/residual"] = f"layer {layer}"
     with jax.default_matmul_precision("highest"):
         logits_BTV, captured = capture(run, tokens_BT, titles)
     activations = {titles[name]: np.asarray(x) for name, x in captured.items()}
     return activations | {"logits": np.asarray(logits_BTV)}
 
 
-def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]:
+def their_activations(
+    directory: str | Path, tokens_BT, *, trust_remote_code: bool = False
+) -> dict[str, np.ndarray]:
     """Return the same of the model that transformers loads; raises UserError if it loads none."""
     import torch
     import transformers
@@ -208,6 +240,7 @@ def their_activations(directory: str | Path, tokens_BT) -> dict[str, np.ndarray]
             attn_implementation="eager",
             local_files_only=True,
             use_safetensors=True,
+            trust_remote_code=trust_remote_code,
         ).eval()
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:300]

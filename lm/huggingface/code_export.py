@@ -6,14 +6,11 @@ are. Imports no torch.
 """
 
 import ast
-import builtins
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,20 +23,21 @@ from lm.config import (
     branches_of,
     layer_windows,
     mixer_of,
+    present_mixers,
     width_factor,
 )
 from lm.config.values import show
-from lm.huggingface.config_files import normalized
+from lm.huggingface.config_files import WITH_CODE, normalized
 from lm.huggingface.conversions import over_layers
 from lm.huggingface.families import WITHOUT_EFFECT
 from lm.huggingface.safetensors_files import Planned
+from lm.huggingface.specialized import names_of_keys, specialized
 from lm.ideas.latent_attention import widths
 from lm.system.errors import UserError
 from lm.system.text_tables import some
 
 TEMPLATE = Path(__file__).with_name("modeling.py")
 FILE = "modeling_lm.py"  # in the exported directory
-MODEL_TYPE = "lm"
 ROOT = "LanguageModel"
 
 # Which of our keys the template has. What is in no table must have its default; WITHOUT_EFFECT does
@@ -133,15 +131,14 @@ def export(config: Resolved, params: dict | None = None) -> tuple[dict, list[Pla
     code, keys = modeling_file(config)
     table = parameters.parameter_table(c)
     declared = _declared(code)
-    names = {path.rpartition("/")[2]: path for path in table}
-    if lacking := [path for name, path in names.items() if not declared.fullmatch(name)]:
+    if lacking := [path for path in table if path.rpartition("/")[2] not in declared]:
         raise UserError(
             "the model cannot be exported with its code: lm/huggingface/modeling.py has no "
-            f"parameter {some(sorted(lacking))}"
+            f"parameter {some(lacking)}"
         )
     fields = {
         "architectures": [ROOT],
-        "model_type": MODEL_TYPE,
+        "model_type": WITH_CODE,
         "auto_map": {
             "AutoConfig": f"{FILE.removesuffix('.py')}.{ROOT}Config",
             "AutoModelForCausalLM": f"{FILE.removesuffix('.py')}.{ROOT}",
@@ -170,8 +167,15 @@ def _tensors(c: ResolvedModel, flat: dict) -> Iterator[Planned]:
         value = flat[path] if row is None else flat[path][row]
         return np.asarray(value).astype(dtype)
 
+    # the mixer of a layer has the name of its branch: "attention"
+    modules = {
+        model.mixer_module(branch, kind): branch.name
+        for branch in branches_of(c)
+        for kind in present_mixers(c)
+        if branch.kind == "attention"
+    }
     for path, p in parameters.parameter_table(c).items():
-        name = path.replace("/", ".")
+        name = ".".join(modules.get(part, part) for part in path.split("/"))
         if p.layers is None:
             value = functools.partial(value_of, path, None, p.shape)
             yield Planned(name, p.shape, dtype, value)
@@ -202,7 +206,7 @@ import transformers
 
 name = "."  # this directory
 model = transformers.AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
-tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 ids = tokenizer("To be", return_tensors="pt")
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=20)[0]))
 ```
@@ -240,11 +244,10 @@ vocabulary. c has the keys of `model` in config.json.
 def modeling_file(config: Resolved) -> tuple[str, dict[str, Any]]:
     """Return the modelling file of a model, and the keys that it reads."""
     keys = keys_of_equations(config.model)
-    code = specialized(TEMPLATE.read_text(encoding="utf-8"), keys)
-    docstring = ast.parse(code).body[0]
-    lines = code.splitlines()[docstring.end_lineno :]
-    code = "\n".join([HEADER.format(keys=_changed(config.model)), *lines]) + "\n"
-    read = {node.attr for node in ast.walk(ast.parse(code)) if _is_key(node)}
+    code = specialized(TEMPLATE.read_text(encoding="utf-8"), keys, root=ROOT)
+    _, _, after_docstring = code.split('"""', 2)
+    code = HEADER.format(keys=_changed(config.model)) + after_docstring
+    read = names_of_keys(code)
     return code, {key: value for key, value in keys.items() if key in read}
 
 
@@ -258,133 +261,10 @@ def _changed(c: ResolvedModel) -> str:
     return "\n".join(changed)
 
 
-def specialized(source: str, keys: dict[str, Any]) -> str:
-    """Return a program in which all conditions on `c` alone are decided, without what is unused.
-
-    A condition may begin with a part on `c` alone, as in `if c.moe and layer > 0`.
-
-    >>> source = "if c.wide:" + chr(10) + "    n = 4" + chr(10) + "else:" + chr(10) + "    n = 2"
-    >>> specialized(source + chr(10) + "class LanguageModel: size = n", {"wide": False}).split(chr(10))
-    ['n = 2', 'class LanguageModel: size = n', '']
-    """
-    c = SimpleNamespace(**keys)
-    lines = source.splitlines()
-    while decisions := _decisions(ast.parse("\n".join(lines))):
-        for decision in reversed(decisions):
-            _decide(lines, decision, c)
-    while unused := list(_unused(ast.parse("\n".join(lines)))):
-        for node in sorted(unused, key=lambda node: -node.lineno):
-            del lines[node.lineno - 1 : node.end_lineno]
-    text = "\n".join(lines).strip() + "\n"
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
-    return re.sub(r"\n{3,}(?= )", "\n\n", text)
-
-
-def _is_key(node: ast.AST) -> bool:
-    """Return whether an expression is c.KEY."""
-    return isinstance(node, ast.Attribute) and _name(node.value) == "c"
-
-
-def _name(node: ast.AST) -> str | None:
-    return node.id if isinstance(node, ast.Name) else None
-
-
-def _is_decided(test: ast.expr) -> bool:
-    names = {name for node in ast.walk(test) if (name := _name(node))}
-    return "c" in names and names <= {"c", *dir(builtins)}
-
-
-def _decisions(node: ast.AST) -> list[ast.If]:
-    """Return each `if` whose condition begins with a part on `c` alone, in the order of the lines.
-
-    Those inside of another one are left for later.
-    """
-    if isinstance(node, ast.If):
-        first = node.test.values[0] if _is_and(node.test) else node.test
-        if _is_decided(node.test) or _is_decided(first):
-            return [node]
-    return [found for child in ast.iter_child_nodes(node) for found in _decisions(child)]
-
-
-def _is_and(test: ast.expr) -> bool:
-    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
-
-
-def _decide(lines: list[str], node: ast.If, c: SimpleNamespace) -> None:
-    """Put the branch that is taken in the place of a statement, or leave out the decided part."""
-    first = node.test if _is_decided(node.test) else node.test.values[0]
-    holds = eval(ast.unparse(first), {"c": c})
-    start = node.lineno - 1
-    end = node.end_lineno
-    first_of_body = node.body[0].lineno - 1
-    while not lines[first_of_body - 1].endswith(":"):  # comments
-        first_of_body -= 1
-    if holds and first is not node.test:
-        indent = lines[start][: node.col_offset]
-        rest = ast.unparse(ast.BoolOp(ast.And(), node.test.values[1:]))
-        lines[start:first_of_body] = [f"{indent}if {rest}:"]
-    elif holds:
-        body = lines[first_of_body : node.body[-1].end_lineno]
-        lines[start:end] = _dedented(body)
-    elif not node.orelse:
-        del lines[start:end]
-    else:
-        line = node.orelse[0].lineno - 1
-        if lines[line].lstrip().startswith("elif "):
-            lines[start:end] = [lines[line].replace("elif", "if", 1), *lines[line + 1 : end]]
-        else:
-            while lines[line].strip() != "else:":
-                line -= 1
-            lines[start:end] = _dedented(lines[line + 1 : end])
-
-
-def _dedented(lines: list[str]) -> list[str]:
-    return [line.removeprefix("    ") for line in lines]
-
-
-def _unused(tree: ast.Module) -> Iterator[Any]:
-    """Yield definitions, methods of modules and assignments to `c` that nothing reads."""
-    used = {ROOT} | {node.id for node in ast.walk(tree) if _is_load(node)}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for function in functions:
-        loaded = {node.id for node in ast.walk(function) if _is_load(node)}
-        for statement in function.body:
-            if _assigned(statement) == "c" and "c" not in loaded:
-                yield statement
-    for node in tree.body:
-        name = _assigned(node) or getattr(node, "name", None)
-        if isinstance(node, ast.Import):
-            name = node.names[0].name
-        if name is not None and name not in used:
-            yield node
-        elif isinstance(node, ast.ClassDef) and [*map(ast.unparse, node.bases)] == ["nn.Module"]:
-            methods = {function.name: function for function in node.body if function in functions}
-            called_by_torch = {"__init__", "forward"}
-            for unread in methods.keys() - attributes - called_by_torch:
-                yield methods[unread]
-
-
-def _assigned(node: ast.stmt) -> str | None:
-    return _name(node.targets[0]) if isinstance(node, ast.Assign) else None
-
-
-def _is_load(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-
-
-def _declared(code: str) -> re.Pattern:
-    """Return a pattern of the names of all parameters that the modelling file declares."""
-    patterns = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Assign) and _calls(node.value, "parameter"):
-            patterns.append(re.escape(node.targets[0].attr))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_parameter":
-            parts = node.args[0].values
-            constants = [re.escape(p.value) if isinstance(p, ast.Constant) else "*" for p in parts]
-            patterns.append("".join(".+" if part == "*" else part for part in constants))
-    return re.compile("|".join(patterns))
-
-
-def _calls(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Call) and _name(node.func) == name
+def _declared(code: str) -> set[str]:
+    """Return the names of all parameters that the modelling file declares."""
+    return {
+        ast.unparse(node.targets[0]).removeprefix("self.")
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("parameter(")
+    }

@@ -27,6 +27,7 @@ MAX_BYTES = 2**20  # of config.json and the like
 MAX_TOKENIZER_BYTES = 2**27  # of tokenizer.json
 # of a config made from a checkpoint: a cache of keys for 128k tokens may not fit in memory
 MAX_SEQ_LEN = 2048
+WITH_CODE = "lm"  # model_type of a model that was exported with its code
 # theirs -> param_dtype
 DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"}
 
@@ -106,6 +107,11 @@ def family_of(directory: str | Path, fields: dict[str, Any]) -> Family:
     name = str(fields.get("model_type"))
     if "model_type" not in fields and "train" in fields:
         raise UserError(f"{directory} is the directory of a run, not a checkpoint of Hugging Face")
+    if name == WITH_CODE:
+        raise UserError(
+            f"{directory} was exported with its code, which lm does not read; use the run that it "
+            "came from"
+        )
     if name not in FAMILIES:
         raise UserError(
             f"{directory}/config.json: model_type is {name[:80]!r}; supported are "
@@ -242,8 +248,8 @@ def export_fields(
         reasons[family.model_type] = problems
     closest = min(reasons, key=lambda name: len(reasons[name]))
     raise UserError(
-        f"no supported family of Hugging Face computes what this model does; {closest} comes "
-        "closest, but:",
+        "no supported family of Hugging Face computes what this model does (with --code, hf export "
+        f"writes it with its own code in PyTorch); {closest} comes closest, but:",
         *(f"  {problem}" for problem in reasons[closest]),
     )
 

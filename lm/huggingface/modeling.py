@@ -176,9 +176,7 @@ def frequencies(width, theta, device):
 
 def scaled(c, frequencies_R):
     """Return the frequencies for a longer context than the model was first trained with."""
-    if c.rope_scaling == "none":
-        return frequencies_R
-    elif c.rope_scaling == "linear":
+    if c.rope_scaling == "linear":
         return frequencies_R / c.rope_factor
     elif c.rope_scaling == "llama3":
         turns_R = c.rope_original_max_positions * frequencies_R / (2 * math.pi)
@@ -212,8 +210,10 @@ def cos_and_sin(positions_BT, frequencies_R):
 def rotations(c, positions_BT):
     """Return the rotations of all layers, and of those with a window."""
     width = c.rope_width or c.d_head
-    plain_R = frequencies(width, c.rope_theta, positions_BT.device)
-    cos, sin = cos_and_sin(positions_BT, scaled(c, plain_R))
+    frequencies_R = frequencies(width, c.rope_theta, positions_BT.device)
+    if c.rope_scaling != "none":
+        frequencies_R = scaled(c, frequencies_R)
+    cos, sin = cos_and_sin(positions_BT, frequencies_R)
     if c.rope_scaling == "yarn":
         cos = cos * c.rope_amplitude
         sin = sin * c.rope_amplitude
@@ -718,58 +718,40 @@ MIXERS = {
 }
 
 
-def mixer(c, layer):
-    """Return what lets positions see each other in a layer."""
-    if set(c.mixers) == {"attention"}:
-        return Attention(c, layer)
-    elif set(c.mixers) == {"latent"}:
-        return LatentAttention(c, layer)
-    elif set(c.mixers) == {"talking_heads"}:
-        return TalkingHeads(c, layer)
-    elif set(c.mixers) == {"rg_lru"}:
-        return RgLru(c, layer)
-    else:
-        return MIXERS[c.mixers[layer]](c, layer)
-
-
-def feed_forward(c, layer):
-    if c.ffn == "mlp":
-        return Mlp(c)
-    elif c.ffn == "glu":
-        return Glu(c)
-    elif c.ffn == "moe":
-        if layer < c.moe_first_layer:
-            return Glu(c)
-        return Experts(c)
-
-
 class Block(nn.Module):
     """One layer: attention and the feed-forward layer read the residual stream and add to it."""
 
     def __init__(self, c, layer):
         super().__init__()
         self.c = c
-        self.modules_of = {}
-        self.factors = {}
-        for name, kind, factor in c.branches:
-            self.factors[name] = factor
+        for name, kind, factor in c.branches:  # noqa: B007
             if kind == "ffn":
-                self.modules_of[name] = name
-                self.add_module(name, feed_forward(c, layer))
+                if c.ffn == "mlp":
+                    setattr(self, name, Mlp(c))
+                elif c.ffn == "glu":
+                    setattr(self, name, Glu(c))
+                elif c.ffn == "moe":
+                    setattr(self, name, Glu(c) if layer < c.moe_first_layer else Experts(c))
+            elif set(c.mixers) == {"attention"}:
+                setattr(self, name, Attention(c, layer))
+            elif set(c.mixers) == {"latent"}:
+                setattr(self, name, LatentAttention(c, layer))
+            elif set(c.mixers) == {"talking_heads"}:
+                setattr(self, name, TalkingHeads(c, layer))
+            elif set(c.mixers) == {"rg_lru"}:
+                setattr(self, name, RgLru(c, layer))
             else:
-                self.modules_of[name] = name.replace("attention", c.mixers[layer], 1)
-                self.add_module(self.modules_of[name], mixer(c, layer))
+                setattr(self, name, MIXERS[c.mixers[layer]](c, layer))
             if c.norm_placement in ("pre", "post", "sandwich"):
-                self.add_module(f"{name}_norm", Norm(c))
+                setattr(self, f"{name}_norm", Norm(c))
             if c.norm_placement in ("sandwich", "output"):
-                self.add_module(f"{name}_post_norm", Norm(c))
+                setattr(self, f"{name}_post_norm", Norm(c))
             if c.residual == "depth_attention":
-                self.register_parameter(f"{name}_depth_D", parameter(c.d_model))
+                setattr(self, f"{name}_depth_D", parameter(c.d_model))
             if c.residual == "hyper_connections":
-                n = 4  # streams
-                self.register_parameter(f"w_{name}_maps_CDM", parameter(n, c.d_model, n * (n + 2)))
-                self.register_parameter(f"{name}_maps_M", parameter(n * (n + 2)))
-                self.register_parameter(f"{name}_maps_scale", parameter())
+                setattr(self, f"w_{name}_maps_CDM", parameter(4, c.d_model, 24))
+                setattr(self, f"{name}_maps_M", parameter(24))
+                setattr(self, f"{name}_maps_scale", parameter())
         if c.norm_placement == "parallel":
             self.norm = Norm(c)
         if c.residual_scalars:
@@ -778,53 +760,46 @@ class Block(nn.Module):
         if c.conv_stream:
             self.w_conv_stream_JD = parameter(4, c.d_model)
 
-    def branch(self, name, here, x_BTD):
-        """Return the output of a branch, "attention" or "ffn", without its norms."""
-        y_BTD = getattr(self, self.modules_of[name])(here.at(name), x_BTD)
-        return y_BTD * self.factors[name]
-
-    def normed(self, name, here, x_BTD):
-        """Return the output of a branch with its norms."""
-        c = self.c
-        if c.norm_placement in ("pre", "sandwich"):
-            x_BTD = getattr(self, f"{name}_norm")(x_BTD)
-        y_BTD = self.branch(name, here, x_BTD)
-        if c.norm_placement in ("sandwich", "output"):
-            y_BTD = getattr(self, f"{name}_post_norm")(y_BTD)
-        return y_BTD
-
     def forward(self, x_BTD, here):
         c = self.c
         if c.residual_scalars:
             x_BTD = self.residual_scale * x_BTD + self.embedding_scale * here.stream["embeddings"]
         if c.conv_stream:
             x_BTD = convolution(here, "conv_stream", x_BTD, self.w_conv_stream_JD)
-        if c.residual == "depth_attention":
-            for name in self.factors:
-                here.stream["outputs"].append(self.normed(name, here, x_BTD))
+        if c.norm_placement == "parallel":
+            input_BTD = self.norm(x_BTD)
+        if c.residual == "parallel":
+            output_BTD = x_BTD
+        for name, kind, factor in c.branches:  # noqa: B007
+            if c.residual == "hyper_connections":
+                x_BTD = read_streams(self, name, here.stream["streams"])
+            if c.norm_placement in ("pre", "sandwich"):
+                h_BTD = getattr(self, f"{name}_norm")(x_BTD)
+            elif c.norm_placement == "parallel":
+                h_BTD = input_BTD
+            else:
+                h_BTD = x_BTD
+            y_BTD = getattr(self, name)(here.at(name), h_BTD)
+            if factor != 1:
+                y_BTD = y_BTD * factor
+            if c.norm_placement in ("sandwich", "output"):
+                y_BTD = getattr(self, f"{name}_post_norm")(y_BTD)
+            if c.residual == "depth_attention":
+                here.stream["outputs"].append(y_BTD)
                 w_D = getattr(self, f"{name}_depth_D")
                 x_BTD = depth_mean(here.stream["outputs"], w_D, c.norm_eps)
-        elif c.residual == "hyper_connections":
-            for name in self.factors:
-                x_BTCD = here.stream["streams"]
-                y_BTD = self.normed(name, here, read_streams(self, name, x_BTCD))
-                here.stream["streams"] = add_to_streams(self, name, x_BTCD, y_BTD)
-            x_BTD = here.stream["streams"].mean(2)
-        elif c.residual == "parallel":
-            x_BTD = x_BTD + sum(self.normed(name, here, x_BTD) for name in self.factors)
-        elif c.norm_placement in ("pre", "sandwich", "output"):
-            for name in self.factors:
-                x_BTD = x_BTD + self.normed(name, here, x_BTD)
-        elif c.norm_placement == "post":
-            for name in self.factors:
-                x_BTD = x_BTD + self.branch(name, here, x_BTD)
+            elif c.residual == "hyper_connections":
+                add_to_streams(self, name, here, y_BTD)
+            elif c.residual == "parallel":
+                output_BTD = output_BTD + y_BTD
+            else:
+                x_BTD = x_BTD + y_BTD
+            if c.norm_placement == "post":
                 x_BTD = getattr(self, f"{name}_norm")(x_BTD)
-        elif c.norm_placement == "parallel":
-            h_BTD = self.norm(x_BTD)
-            x_BTD = x_BTD + sum(self.branch(name, here, h_BTD) for name in self.factors)
-        elif c.norm_placement == "none":
-            for name in self.factors:
-                x_BTD = x_BTD + self.branch(name, here, x_BTD)
+        if c.residual == "hyper_connections":
+            x_BTD = here.stream["streams"].mean(2)
+        if c.residual == "parallel":
+            x_BTD = output_BTD
         return x_BTD
 
 
@@ -839,8 +814,8 @@ def depth_mean(outputs, w_D, eps):
 
 def map_logits(p, name, x_BTCD):
     """Return a x W + b of a branch, (B, T, M), in float32; x is the norm of all four streams."""
-    eps = p.c.norm_eps
-    x_BTX = normalized(x_BTCD.flatten(2), eps).to(x_BTCD.dtype)
+    c = p.c
+    x_BTX = normalized(x_BTCD.flatten(2), c.norm_eps).to(x_BTCD.dtype)
     w_XM = getattr(p, f"w_{name}_maps_CDM").flatten(0, 1)
     product_BTM = (x_BTX @ w_XM).float()
     return getattr(p, f"{name}_maps_scale") * product_BTM + getattr(p, f"{name}_maps_M")
@@ -852,8 +827,9 @@ def read_streams(p, name, x_BTCD):
     return (pre_BTC.to(x_BTCD.dtype)[..., None] * x_BTCD).sum(2)
 
 
-def add_to_streams(p, name, x_BTCD, y_BTD):
-    """Return R X + post y."""
+def add_to_streams(p, name, here, y_BTD):
+    """X <- R X + post y."""
+    x_BTCD = here.stream["streams"]
     logits_BTM = map_logits(p, name, x_BTCD)
     post_BTC = 2 * torch.sigmoid(logits_BTM[..., 4:8]).to(x_BTCD.dtype)
     logits_BTCE = logits_BTM[..., 8:].unflatten(-1, (4, 4))
@@ -863,7 +839,7 @@ def add_to_streams(p, name, x_BTCD, y_BTD):
         logits_BTCE = logits_BTCE - logits_BTCE.logsumexp(-2, keepdim=True)
     mix_BTCE = logits_BTCE.exp().to(x_BTCD.dtype)
     x_BTCD = torch.einsum("BTCE,BTED->BTCD", mix_BTCE, x_BTCD)
-    return x_BTCD + post_BTC[..., None] * y_BTD[:, :, None]
+    here.stream["streams"] = x_BTCD + post_BTC[..., None] * y_BTD[:, :, None]
 
 
 class Head(nn.Module):
