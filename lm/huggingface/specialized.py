@@ -101,7 +101,8 @@ def _decide(lines: list[str], node: Any, c: SimpleNamespace) -> None:
         first_of_body -= 1
     if holds and first is not node.test:
         indent = lines[start][: node.col_offset]
-        rest = _text(ast.BoolOp(ast.And(), node.test.values[1:]))
+        others = node.test.values[1:]
+        rest = _text(others[0] if len(others) == 1 else ast.BoolOp(ast.And(), others))
         lines[start:first_of_body] = [f"{indent}if {rest}:"]
     elif holds:
         body = lines[first_of_body : node.body[-1].end_lineno]

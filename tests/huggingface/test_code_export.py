@@ -41,8 +41,8 @@ PART_OF = {
     "loop_layers": "applied_layers",
     "parametrization": "logit_divisor",
 }
-# ideas in all models of some kind: a fast test of each equation
-FAST = ("the defaults", "pair 0", "pair 2", "pair 4", "pair 6", "loops", "two attentions")
+# most of the ideas; the rest is slow
+FAST = ("the defaults", "pair 0", "pair 6", "loops")
 logits = jax.jit(model.logits, static_argnums=1)
 
 
@@ -147,8 +147,9 @@ def test_the_code_of_the_default_model_has_its_equations_and_nothing_else():
     assert "shift" not in both
 
 
-def test_the_code_of_all_models_is_clean_and_decides_nothing_about_the_config(tmp_path):
-    for number, name in enumerate(MODELS):
+@pytest.mark.parametrize("names", [FAST, pytest.param(tuple(MODELS), marks=pytest.mark.slow)])
+def test_the_code_of_a_model_is_clean_and_decides_nothing_about_the_config(names, tmp_path):
+    for number, name in enumerate(names):
         code = code_of(name)
         (tmp_path / f"code_{number}.py").write_text(code)
         for node in ast.walk(ast.parse(code)):
