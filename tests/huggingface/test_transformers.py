@@ -144,8 +144,8 @@ def test_exported_code_computes_our_logits_with_and_without_a_cache_and_padding(
     ids = torch.tensor(ids)
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], dim=1)
     mask = torch.cat([torch.zeros(2, 3, dtype=torch.long), torch.ones_like(ids)], dim=1)
-    mask[1, 2] = 1  # texts of different lengths
-    padded[1, 2:10] = ids[1]
+    padded[1, 2:10] = ids[1]  # the other text ends at 11
+    mask[1] = torch.tensor([0, 0] + [1] * 8 + [0])
     with torch.no_grad():
         cache = None
         parts = []
