@@ -534,12 +534,12 @@ def head(params: dict, c: ResolvedModel) -> Head:
         w = collectives.gather_parameter(flat(params)[path], table[path], c.compute_dtype)
     b_V = params.get("head", {}).get("b_V")
     if not ideas.applied("logits", c):
-        return Head(w, b_V, softcap=c.logit_softcap, transposed=c.tie_embeddings)
+        return Head(w, b_V, c.logit_softcap, c.tie_embeddings, c.round_logits)
     p = dict(
         gathered(params, Table("the table of ideas of the model", ideas.declared(c, "model")), c)
     )
     after = functools.partial(_with_ideas, c)
-    return Head(w, b_V, c.logit_softcap, c.tie_embeddings, p, after)
+    return Head(w, b_V, c.logit_softcap, c.tie_embeddings, c.round_logits, p, after)
 
 
 def _with_ideas(c: ResolvedModel, p: dict, logits_BTV):

@@ -23,6 +23,7 @@ from lm.system.errors import UserError, with_exit_code
 
 # In the order of value, with the seconds that each may take. Each is a module of this folder.
 SECONDS = {"speed": 200, "tests": 120, "exact": 100, "stacked": 120, "decoding": 60}
+GRACE = 5  # seconds after which an item that did not end itself is killed
 
 
 @with_exit_code
@@ -62,7 +63,7 @@ def run(item: str, out: Path, seconds: float, *, tiny: bool) -> int:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, start_new_session=True
     )
     try:
-        status = process.wait(seconds + 5)
+        status = process.wait(seconds + GRACE)
     except subprocess.TimeoutExpired:
         status = 1
         print(f"{item}: stopped after {seconds:.0f} s; its results are in {out}", flush=True)

@@ -40,9 +40,9 @@ def losses(kit: Kit) -> None:
         found = {name: answer.result()["losses"] for name, answer in asked.items()}
     pairs = zip(found["device"], found["cpu"], strict=True)
     largest = max(abs(a - b) for a, b in pairs)
-    device = workers["device"].ask(facts=True)["device"]
+    kind = workers["device"].ask(facts=True)["device"]
     kit.record(
-        "exact", f"{N_LOSSES} losses", shape=shape, device=device, largest_difference=largest,
+        "exact", f"{N_LOSSES} losses", shape=shape, kind=kind, largest_difference=largest,
         **found,
     )  # fmt: skip
     for worker in workers.values():

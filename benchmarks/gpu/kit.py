@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import random
 import subprocess
@@ -20,12 +19,12 @@ class Kit:
     Attributes:
         out: the folder. Each line of its results.jsonl is a measurement, written at once: what is
             there when the machine is gone is what was measured.
-        ends: when the item has to end, by `time.monotonic`.
+        ends: when the item has to end, by `time.monotonic`; by default in an hour.
         tiny: measure the smallest models, to test the kit itself on a CPU.
     """
 
     out: Path
-    ends: float = math.inf
+    ends: float = dataclasses.field(default_factory=lambda: time.monotonic() + 3600)
     tiny: bool = False
 
     def left(self) -> float:

@@ -212,6 +212,8 @@ class ModelConfig:
     attn_softcap: float | None = key(None, "cap attention scores: c tanh(scores / c), as in Gemma 2", above=0.0,
         attention="scores", read_by=ATTENTION)
     logit_softcap: float | None = key(None, "cap logits: c tanh(logits / c), as in Gemma 2", above=0.0)
+    round_logits: bool = key(False, "round logits to bfloat16, as PyTorch's autocast does, which halves their bytes; "
+        "the loss is computed in float32", only="compute_dtype=bfloat16")
     logit_divisor: float = key(1.0, "divide the last hidden states, and so the logits, by this (Granite)", above=0.0)
     embed_scale: float = key(1.0, "factor of token embeddings, rounded to compute_dtype; sqrt(d_model) in Gemma",
         above=0.0)

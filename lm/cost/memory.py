@@ -179,10 +179,12 @@ def _loss_bytes(config: Resolved, sizes: dict[str, int]) -> float:
 
 
 def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
-    """Return the bytes of the float32 logits that exist at once, and of their gradient."""
+    """Return the bytes of the logits that exist at once, and of their gradient."""
     n = tokens_per_micro_batch(config, sizes)
     n = min(n, config.train.loss_chunk or n)
-    return (4 + itemsizes(config)[1]) * n * _local_vocabulary(config.model, sizes)
+    compute = itemsizes(config)[1]
+    logit = compute if config.model.round_logits else 4
+    return (logit + compute) * n * _local_vocabulary(config.model, sizes)
 
 
 def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:

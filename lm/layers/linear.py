@@ -76,7 +76,7 @@ def _n_summed(equation: str) -> int:
     return n
 
 
-def project_to_float32(x, w, b=None, *, transposed=False):
+def project_to_float32(x, w, b=None, *, transposed=False, rounded=False):
     """Multiply like `einsum`, but return the unrounded accumulator, float32 or wider.
 
     Logits need this: in bfloat16 a logit of 10 would be rounded to a multiple of 1/16. The products
@@ -87,6 +87,7 @@ def project_to_float32(x, w, b=None, *, transposed=False):
         w: weight (D, V), or (V, D) if `transposed`.
         b: bias (V,), or None.
         transposed: whether the contracted axis of `w` is its last.
+        rounded: whether the product is rounded to the dtype of `x` all the same, and then widened.
 
     Returns:
         (..., V).
@@ -95,7 +96,15 @@ def project_to_float32(x, w, b=None, *, transposed=False):
     Array([3., 3.], dtype=float32)
     """
     leading, x, w = x.shape[:-1], x.reshape(-1, x.shape[-1]), w.astype(x.dtype)
-    y = (cpu_products.matmul if cpu_products.enabled(x) else _matmul_to_float32)(x, w, transposed)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    if cpu_products.enabled(x):
+        y = cpu_products.matmul(x, w, transposed)
+        y = y.astype(x.dtype) if rounded else y
+    elif rounded:
+        y = jnp.einsum(_equation(transposed), x, w)
+    else:
+        y = _matmul_to_float32(x, w, transposed)
+    y = y.astype(wide)
     y = y if b is None else y + b.astype(y.dtype)
     return y.reshape(*leading, -1)
 

@@ -27,6 +27,8 @@ class Head:
     # Bound of the absolute value of logits.
     softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
     transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+    # Whether the product h w is rounded to the dtype of h.
+    rounded: bool = dataclasses.field(default=False, metadata={"static": True})
     p: dict | None = None  # parameters of `after`
     # (parameters, logits) -> logits; None: nothing.
     after: Callable | None = dataclasses.field(default=None, metadata={"static": True})
@@ -38,7 +40,9 @@ def head_logits(h_BTD, head: Head):
     >>> head_logits(jnp.array([1.0, 2.0]), Head(jnp.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])))
     Array([1., 2., 3.], dtype=float32)
     """
-    logits_BTV = project_to_float32(h_BTD, head.w, head.b_V, transposed=head.transposed)
+    logits_BTV = project_to_float32(
+        h_BTD, head.w, head.b_V, transposed=head.transposed, rounded=head.rounded
+    )
     logits_BTV = softcap(logits_BTV, head.softcap)
     return logits_BTV if head.after is None else head.after(head.p, logits_BTV)
 

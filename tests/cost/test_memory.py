@@ -161,6 +161,10 @@ def test_activations_and_logits_by_hand():
     assert activation_bytes(twice, DEVICES["h100"], ONE) == 2 * (layer + more) * 32 * 4
     assert logit_bytes(config, ONE) == 2 * 32 * 19 * 4
     assert logit_bytes(tiny(train={"loss_chunk": 8}), ONE) == 2 * 8 * 19 * 4
+    rounded = tiny(
+        model={"compute_dtype": "bfloat16", "round_logits": True}, train={"loss_chunk": 8}
+    )
+    assert logit_bytes(rounded, ONE) == 2 * 8 * 19 * 2
 
 
 @pytest.mark.parametrize("device", ["v5e", "h100"])

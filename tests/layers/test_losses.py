@@ -173,6 +173,18 @@ def test_large_logits_are_stable_and_16_bit_inputs_have_float32_losses():
         np.testing.assert_allclose(g, e, rtol=4 * 2.0**-8, atol=2.0**-8 * np.abs(e).max())
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rounded_logits_are_bfloat16_numbers_in_float32(transposed):
+    h = jnp.asarray(H, jnp.bfloat16)
+    w = W.T if transposed else W
+    exact = head_logits(h, Head(w, transposed=transposed))
+    for target in ("cpu", "gpu"):
+        with compiling_for(target):
+            found = head_logits(h, Head(w, transposed=transposed, rounded=True))
+        assert found.dtype == jnp.float32
+        np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16).astype(jnp.float32))
+
+
 def test_on_a_gpu_the_sum_in_one_pass_is_logsumexp_with_its_gradient():
     with_limits = jnp.array([[-jnp.inf, 0, -jnp.inf], [-jnp.inf, -1e30, 1e30], [1e4, -1e4, 1e4]])
     for logits in (with_limits, jnp.array(RNG.standard_normal((40, 300)) * 20, jnp.float32)):
