@@ -1,22 +1,48 @@
 """Simulate sweeps with a known truth, and print how often the answers are wrong.
 
-    python3 -m benchmarks.calibration
+    python3 -m benchmarks.calibration --csv benchmarks/calibration/designs.csv
 
-README.md has the tables.
+README.md explains the tables.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks.calibration import cells, designs
+from benchmarks.calibration import cells
+from benchmarks.calibration.procedure import Answers, Design, simulate
+from benchmarks.calibration.published import Cell, published_cells
+from lm.sweeps.tuning import CURVE, GRID, VERTEX
 from lm.system.errors import with_exit_code
-from lm.system.text_tables import markdown_table
+from lm.system.files import write_text
+from lm.system.text_tables import csv_table, markdown_table
 
-LEVELS = (0.05, 0.005, 1e-4)
-BELOW = [f"p < {level:g}" for level in LEVELS]
-DIFFERENCES = (0.01, 0.02)  # nats per token
+FAMILY = 29  # comparisons of the published study: Holm's first step is at 0.05 / FAMILY
+DIFFERENCES = (0.01, 0.015)  # nats per token
+DESIGNS = [
+    Design("best rate", GRID, 5, 1, False),
+    Design("vertex", VERTEX, 10, 1, False),
+    Design("vertex, error counted", VERTEX, 10, 1, True),
+    Design("curve", CURVE, 10, 1, True),
+    Design("curve", CURVE, 15, 1, True),
+    Design("curve", CURVE, 15, 4, True),
+    Design("curve, error not counted", CURVE, 15, 4, False),
+    Design("vertex", VERTEX, 10, 1, False, n_lists=2, n_arms=6),
+    Design("vertex, error counted", VERTEX, 10, 1, True, n_lists=2, n_arms=6),
+    Design("curve", CURVE, 10, 1, True, n_lists=2, n_arms=6),
+    Design("curve", CURVE, 15, 3, True, n_lists=2, n_arms=6),
+]
+# In one cell, with few arms from which to learn the shape and the noise.
+ALONE = [
+    Design("vertex", VERTEX, 10, 1, False),
+    Design("curve", CURVE, 15, 4, True),
+    Design("curve", CURVE, 15, 1, True, n_arms=1),
+    Design("curve", CURVE, 15, 4, True, n_arms=1),
+    Design("curve", CURVE, 5, 1, True, n_arms=1),
+]
 
 
 @with_exit_code
@@ -25,66 +51,93 @@ def main(argv: list[str] | None = None) -> int:
         prog="python3 -m benchmarks.calibration", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
-        "--sweeps", type=int, default=400_000, metavar="N", help="simulated sweeps per row (400000)"
+        "--sweeps", type=int, default=20_000, metavar="N", help="simulated sweeps per row (20000)"
     )
-    n_sweeps = parser.parse_args(argv).sweeps
-    for table in (false_positives(n_sweeps), power(n_sweeps // 10), over_cells(n_sweeps // 40)):
-        print(table, end="\n\n", flush=True)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the unrounded numbers")
+    arguments = parser.parse_args(argv)
+    n_sweeps = arguments.sweeps
+    rows = []
+    of_study = published_cells()
+    for design in DESIGNS:
+        n = n_sweeps * max(1, 24 // design.n_arms // 2)
+        rows.append(numbers(design, [simulate(of_study, design, n, 0)], len(of_study), n))
+    print(table(rows), end="\n\n", flush=True)
+    alone = [in_single_cells(of_study, design, n_sweeps) for design in ALONE]
+    print(table(alone), end="\n\n", flush=True)
+    print(over_cells(n_sweeps // 2), flush=True)
+    if arguments.csv:
+        write_text(arguments.csv, csv_table(list(rows[0]), rows + alone, digits=4))
     return 0
 
 
-def false_positives(n_sweeps: int) -> str:
-    """Return the share of sweeps in which equal variants differ, at several levels."""
-    rows = []
-    for rule, n_tuning in designs.RULES.items():
-        for apart in (None, 0.5):
-            n = n_sweeps
-            pairs = (5, 8, 10, 20)
-            if "2 lists" in rule:  # takes ten times as long
-                n = n_sweeps // 10
-                pairs = (10,)
-            elif n_tuning > 2:
-                pairs = (20,)
-            optima = "anywhere" if apart is None else f"{apart:g} steps apart"
-            for n_seeds in pairs:
-                p = designs.p_values(rule, n_seeds, 0.0, apart, n, np.random.default_rng(0))
-                rows.append([rule, optima, f"{n_seeds}", *(_share(p < level) for level in LEVELS)])
-    return markdown_table(["final runs at", "optima", "pairs", *BELOW], rows)
+def in_single_cells(of_study: Sequence[Cell], design: Design, n_sweeps: int) -> dict:
+    """Return the numbers of a design in one cell, on average over the cells of the study."""
+    n = n_sweeps * max(1, 12 // design.n_arms) // len(of_study)
+    return numbers(design, [simulate([cell], design, n, 0) for cell in of_study], 1, n)
 
 
-def power(n_sweeps: int) -> str:
-    """Return how often a true difference is found, alone and as the first of six under Holm."""
-    rows = []
-    for n_seeds in (5, 8, 10, 16):
-        for difference in DIFFERENCES:
-            draw = np.random.default_rng(1)
-            p = designs.p_values("vertex", n_seeds, difference, None, n_sweeps, draw)
-            rows.append([f"{n_seeds}", f"{difference:g}", _share(p < 0.05), _share(p < 0.05 / 6)])
-    return markdown_table(["pairs", "true difference", "p < 0.05", "p < 0.05 / 6"], rows)
+def numbers(design: Design, found: Sequence[Answers], n_cells: int, n_sweeps: int) -> dict:
+    """Return a row: how often equal arms differ, and how often different ones are found."""
+
+    def share(level: float, difference: float = 0.0) -> float:
+        return float(np.mean([np.mean(answers.p(difference) < level) for answers in found]))
+
+    row = {
+        "design": design.name,
+        "lists": design.n_lists,
+        "cells": n_cells,
+        "arms": design.n_arms,
+        "pairs": design.n_seeds,
+        "controls": design.n_controls,
+        "runs_per_arm": design.runs_per_arm,
+        "sweeps": n_sweeps * len(found),
+        "p<0.05": share(0.05),
+        "p<0.05/29": share(0.05 / FAMILY),
+        "p<1e-4": share(1e-4),
+        "sd": float(np.sqrt(np.mean([np.var(answers.mean) for answers in found]))),
+        "mean_se": float(np.sqrt(np.mean([np.mean(answers.se**2) for answers in found]))),
+    }
+    for difference in DIFFERENCES:
+        row[f"power_{difference}"] = share(0.05, difference)
+        row[f"power_{difference}_holm"] = share(0.05 / FAMILY, difference)
+    return row
+
+
+def table(rows: Sequence[dict]) -> str:
+    """Return rows as a Markdown table."""
+    header = ["final runs at", "tuned", "arms", "pairs", "controls", "runs of an arm"]
+    header += ["p < 0.05", f"p < 0.05/{FAMILY}", "p < 1e-4", "sd"]
+    header += [f"{difference} found" for difference in DIFFERENCES]
+    lines = []
+    for row in rows:
+        tuned = "rate" if row["lists"] == 1 else "rate, decay"
+        line = [row["design"], tuned]
+        line += [f"{row[key]}" for key in ("arms", "pairs", "controls", "runs_per_arm")]
+        line += [_percent(row[key]) for key in ("p<0.05", "p<0.05/29", "p<1e-4")]
+        line += [f"{row['sd']:.4f}"]
+        line += [_percent(row[f"power_{difference}_holm"]) for difference in DIFFERENCES]
+        lines.append(line)
+    return markdown_table(header, lines)
 
 
 def over_cells(n_sweeps: int) -> str:
-    """Return the errors of the mean over cells with 10 pairs each."""
+    """Return how often the intervals of a mean over cells cover the truth, with 10 pairs each."""
     rows = []
     for n_cells in (2, 4, 6):
         for tau in (0.0, 0.01):
             answers = cells.simulate(n_cells, tau, 10, n_sweeps, np.random.default_rng(2))
-            wrong = ["–"] * len(LEVELS)
-            if not tau:
-                wrong = [_share(answers["p"] < level) for level in LEVELS]
-            covered = [_share(answers[name]) for name in ("mean", "prediction")]
-            rows.append([f"{n_cells}", f"{tau:g}", *wrong, *covered])
-    header = ["cells", "tau", *BELOW, "mean covered", "another cell covered"]
-    return markdown_table(header, rows)
+            covered = [_percent(float(np.mean(answers[name]))) for name in ("mean", "prediction")]
+            rows.append([f"{n_cells}", f"{tau:g}", *covered])
+    return markdown_table(["cells", "tau", "mean covered", "another cell covered"], rows)
 
 
-def _share(is_so: np.ndarray) -> str:
+def _percent(share: float) -> str:
     """Format a share in percent, with two significant digits below 10 %.
 
-    >>> _share(np.array([True] * 1 + [False] * 399)), _share(np.array([True, False]))
+    >>> _percent(0.0025), _percent(0.5)
     ('0.25 %', '50 %')
     """
-    percent = 100 * float(np.mean(is_so))
+    percent = 100 * share
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 

@@ -149,6 +149,9 @@ class Curve(NamedTuple):
     # variance of the fitted slope at the vertex if each loss has a variance of 1
     slope_variance: np.ndarray
     rss: np.ndarray  # residual sum of squares
+    # The second derivative at 0, which may be negative by chance, and its variance for such losses.
+    bend: np.ndarray
+    bend_variance: np.ndarray
 
     @property
     def excess(self) -> np.ndarray:
@@ -181,8 +184,8 @@ def fit_curve(x: npt.ArrayLike, losses: npt.ArrayLike, used: npt.ArrayLike, shap
     is_parabola = np.asarray(shape) == 0
     s = np.where(is_parabola, 1.0, shape)
     s1 = s[..., None]
-    bend = np.where(is_parabola[..., None], x**2, 2 * (np.expm1(s1 * x) - s1 * x) / s1**2)
-    design_P3 = np.stack(np.broadcast_arrays(1.0, x, bend), axis=-1) * used[..., None]
+    curved_P = np.where(is_parabola[..., None], x**2, 2 * (np.expm1(s1 * x) - s1 * x) / s1**2)
+    design_P3 = np.stack(np.broadcast_arrays(1.0, x, curved_P), axis=-1) * used[..., None]
     inverse_33 = np.linalg.inv(np.swapaxes(design_P3, -1, -2) @ design_P3)
     fitted_3 = (inverse_33 @ (np.swapaxes(design_P3, -1, -2) @ y[..., None]))[..., 0]
     rss = np.sum((y - (design_P3 @ fitted_3[..., None])[..., 0]) ** 2, axis=-1)
@@ -195,7 +198,8 @@ def fit_curve(x: npt.ArrayLike, losses: npt.ArrayLike, used: npt.ArrayLike, shap
         vertex = np.where(is_parabola, ratio, np.log(growth) / s)
     of_slope_3 = np.stack(np.broadcast_arrays(0.0, 1.0, 2 * ratio), axis=-1)
     slope_variance = (of_slope_3[..., None, :] @ inverse_33 @ of_slope_3[..., None])[..., 0, 0]
-    return Curve(vertex, 2 * steepness * growth, slope_variance, rss)
+    bend_variance = 4 * inverse_33[..., 2, 2]
+    return Curve(vertex, 2 * steepness * growth, slope_variance, rss, 2 * steepness, bend_variance)
 
 
 class Line(NamedTuple):
@@ -306,7 +310,13 @@ class Error(NamedTuple):
 
 
 def excess_of_tuning(
-    rule: str, shape: float, curvatures: Sequence[float], sd: float, n: int = 4000, seed: int = 0
+    rule: str,
+    shape: float,
+    curvatures: npt.ArrayLike,
+    sd: float,
+    n_values: int = 5,
+    n: int = 4000,
+    seed: int = 0,
 ) -> np.ndarray:
     """Return how far above its lowest loss a variant ends in n simulated tunings of one list.
 
@@ -320,19 +330,22 @@ def excess_of_tuning(
         shape: of the curve, per step of the list.
         curvatures: second derivatives at the optimum, per step; each tuning has one of them.
         sd: the standard deviation of the mean loss of the runs of a point.
+        n_values: of the list, before it is extended; at least 3.
+        n: how many tunings.
     """
     draw = np.random.default_rng(seed)
-    x_P = np.arange(-4.0, 5.0)
+    half = n_values // 2
+    # The values of the list, one more on each side if the best one is at the edge, and one more.
+    x_P = np.arange(-half - 2.0, half + 3.0)
     optimum_N1 = draw.uniform(-0.5, 0.5, (n, 1))
     curvature_N1 = draw.choice(curvatures, (n, 1))
     noise_NP = draw.normal(0, sd, (n, len(x_P)))
     losses_NP = above_optimum(x_P - optimum_N1, shape, curvature_N1) + noise_NP
-    # Five values, and those that are added beyond a best one at the edge.
     best_N1 = x_P[2:-2][losses_NP[:, 2:-2].argmin(axis=1)][:, None]
     chosen_N1 = best_N1
     if rule != GRID:
         steps_NP = x_P - best_N1
-        is_tuned_NP = (np.abs(x_P) <= 2) | (np.abs(steps_NP) <= 1)
+        is_tuned_NP = (np.abs(x_P) <= half) | (np.abs(steps_NP) <= 1)
         near = 1 if rule == VERTEX else NEAR
         used_NP = is_tuned_NP & (np.abs(steps_NP) <= near)
         vertex_N = fit_curve(steps_NP, losses_NP, used_NP, 0.0 if rule == VERTEX else shape).vertex
@@ -379,15 +392,29 @@ def tuning_errors(lines: Mapping[str, Sequence[Line]], shape: float, rule: str) 
 
 def _excess_variance(lines: Sequence[Line], shape: float, rule: str, sd: float) -> float:
     """Return the variance of the excess in one direction, from the lines of all variants."""
-    steps = [(line.x[line.best + 1] - line.x[line.best - 1]) / 2 for line in lines]
-    curvatures = [
-        float(line.curve(shape).curvature) * step**2
-        for line, step in zip(lines, steps, strict=True)
-    ]
-    found = [curvature for curvature in curvatures if curvature > 0]
-    if not found:
-        return 0.0
-    return float(excess_of_tuning(rule, shape * float(np.median(steps)), found, sd).var())
+    step = float(
+        np.median([(x[line.best + 1] - x[line.best - 1]) / 2 for line in lines for x in [line.x]])
+    )
+    curves = [line.curve(shape) for line in lines]
+    bends = np.array([float(curve.bend) for curve in curves])
+    noise = sd**2 * np.array([float(curve.bend_variance) for curve in curves])
+    n_values = min(len(line.values) for line in lines)
+    curvatures = true_curvatures(bends, noise) * step**2
+    return float(excess_of_tuning(rule, shape * step, curvatures, sd, n_values).var())
+
+
+def true_curvatures(bends_A: np.ndarray, noise_A: np.ndarray) -> np.ndarray:
+    """Return curvatures (..., A) with the mean of the fitted ones, and the variance that the noise
+    of the fits leaves.
+
+    The method of moments, as in empirical Bayes estimates (Efron and Morris 1975), with the spread
+    of the true values and not of their estimates. At least a tenth of the mean.
+    """
+    mean = bends_A.mean(axis=-1, keepdims=True)
+    spread = np.mean((bends_A - mean) ** 2, axis=-1, keepdims=True)
+    left = np.maximum(0.0, 1 - noise_A.mean(axis=-1, keepdims=True) / np.maximum(spread, 1e-30))
+    floor = np.maximum(mean / 10, 1e-9)
+    return np.maximum(mean + np.sqrt(left) * (bends_A - mean), floor)
 
 
 class Choice(NamedTuple):
