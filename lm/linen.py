@@ -41,6 +41,7 @@ class Transformer(nn.Module):
             # path only.
             given = self.scope.rngs.get("params")
             root = derived_key if given is None else as_key(given.as_jax_rng())
+            root = parameters.root_of_draw(c, root)
             own = {path: p for path, p in table.items() if path.partition("/")[0] == name}
             return nest(
                 {

@@ -130,13 +130,18 @@ def init_params(c: ResolvedModel, seed) -> dict:
         c: model section of a resolved config.
         seed: an integer or a traced uint32 scalar.
     """
-    root = jax.random.key(seed)
+    root = root_of_draw(c, jax.random.key(seed))
     return nest(
         {
             path: initial_value(root, path, p, c.param_dtype)
             for path, p in parameter_table(c).items()
         }
     )
+
+
+def root_of_draw(c: ResolvedModel, key):
+    """Return the key of all initial values: that of a seed, or one of its other draws."""
+    return jax.random.fold_in(key, c.init_draw) if c.init_draw else key
 
 
 def initial_value(root, path: str, p: Parameter, dtype):

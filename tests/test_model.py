@@ -79,6 +79,7 @@ TRAINING_ONLY = {
     "deep_supervision",
     "init",
     "embed_std",
+    "init_draw",
     "zero_init_residual",
 }
 TRAINING_ONLY |= {"dropout"}

@@ -24,6 +24,7 @@ from lm.sweeps.tuning import (
     USUAL_SHAPE,
     VERTEX,
     Curve,
+    above_optimum,
     excess_of_tuning,
     fit_curve,
     true_curvatures,
@@ -214,16 +215,34 @@ def choose_on_line(
 def common_shapes(
     steps_WAP: np.ndarray, losses_WAP: np.ndarray, used_WAP: np.ndarray
 ) -> np.ndarray:
-    """Return the shape that the arms of each sweep share (W, 1), as `tuning.common_shape` does."""
-    is_long_WA = used_WAP.sum(axis=-1) > 3
-    df_W = np.sum((used_WAP.sum(axis=-1) - 3) * is_long_WA, axis=1)
-    deviances = []
-    for shape in SHAPES:
-        rss_WA = fit_curve(steps_WAP, losses_WAP, used_WAP, np.full(is_long_WA.shape, shape)).rss
-        rss_W = np.sum(rss_WA * is_long_WA, axis=1)
-        prior = ((shape - USUAL_SHAPE) / SPREAD_OF_SHAPES) ** 2
-        deviances.append(df_W * np.log(np.maximum(rss_W, 1e-18)) + prior)
-    return SHAPES[np.argmin(deviances, axis=0)][:, None]
+    """Return the shape that the arms of each sweep share (W, 1), as `tuning.common_shape` does.
+
+    Arms with the same best value have the same points, and so the same projection to residuals.
+    """
+    n_points_WA = used_WAP.sum(axis=-1)
+    is_long_WA = n_points_WA > 3
+    df_W = np.sum((n_points_WA - 3) * is_long_WA, axis=1)
+    rss_SWA = np.zeros((len(SHAPES), *is_long_WA.shape))
+    for first in np.unique(steps_WAP[..., 0]):
+        here_WA = steps_WAP[..., 0] == first
+        used_P = used_WAP[here_WA][0]
+        if used_P.sum() > 3:
+            x_P = steps_WAP[here_WA][0][used_P]
+            losses_NP = losses_WAP[here_WA][:, used_P]
+            for i, shape in enumerate(SHAPES):
+                residuals_NP = losses_NP @ residual_projection(x_P, shape)
+                rss_SWA[i][here_WA] = (residuals_NP**2).sum(axis=1)
+    prior_S1 = (((SHAPES - USUAL_SHAPE) / SPREAD_OF_SHAPES) ** 2)[:, None]
+    deviance_SW = df_W * np.log(np.maximum(rss_SWA.sum(axis=-1), 1e-18)) + prior_S1
+    return SHAPES[np.argmin(deviance_SW, axis=0)][:, None]
+
+
+def residual_projection(x_P: np.ndarray, shape: float) -> np.ndarray:
+    """Return the symmetric matrix (P, P) that takes losses to their residuals around the curve."""
+    identity = np.eye(len(x_P))
+    curved_P = above_optimum(x_P, shape, 1.0)
+    design_P3 = np.stack([np.ones_like(x_P), x_P, curved_P], axis=1)
+    return identity - design_P3 @ np.linalg.pinv(design_P3)
 
 
 def estimated_error(

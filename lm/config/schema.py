@@ -224,6 +224,8 @@ class ModelConfig:
         choices=("glorot", "he", "gpt2"))
     embed_std: float | None = key(None, "standard deviation of the initial embeddings; none: 0.02 (gpt2), else 1 (too "
         "large for a tied head)", above=0.0)
+    init_draw: int = key(0, "which of the independent draws of initial values that each seed has (sweeps: placebos)",
+        low=0)
     zero_init_residual: bool = key(False, "initialize the projections into the residual stream to zero")
     parametrization: str = key("standard", "scaling of initial values and learning rates with width; under mup (muP) "
         "the best learning rate does not depend on it", choices=("standard", "mup"))

@@ -112,8 +112,14 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
             "study's value; for another one write a sweep file with its own "
             "baseline (docs/sweeps.md)"
         )
+    budgets = {
+        key: dataclasses.replace(budget, placebos=_n_placebos(record, base))
+        for key, budget in sweep.budgets.items()
+    }
     sweep = dataclasses.replace(
         sweep,
+        budgets=budgets,
+        placebos={},
         question=f"Is {name} better than the baseline of {study}?",
         variants={base: sweep.variants[base], name: {"model.d_ff": match_params(base)} | values},
         comparisons=((name, base),),
@@ -140,3 +146,12 @@ def finish_addition(study: str, workdir: Path) -> str:
     path = ledger.path_beside(workdir, study)
     ledger.finish(path, claim.variant, claim.difference)
     return f"{claim.variant}: {ledger.describe(path, claim.variant)} ({path})"
+
+
+def _n_placebos(record: dict, baseline: str) -> int:
+    """Return how many placebos of the baseline a study has in its control; 0: none are in it."""
+    if record.get("control") != "mean":
+        return 0
+    variants = record["variants"]
+    pairs = [[variants[name]["arm"] for name in pair] for pair in record["placebos"]]
+    return len({placebo for placebo, like in pairs if like == baseline})

@@ -9,8 +9,8 @@ claims, and separately over the secondary comparisons; a placebo is not correcte
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from lm.sweeps import statistics
 from lm.sweeps.declare import in_cell
 from lm.sweeps.results import Run, choices_of, errors_of, final_runs, stuck_above
 from lm.sweeps.statistics import LEVEL, Estimate
-from lm.sweeps.tuning import Choice, Error
+from lm.sweeps.tuning import CURVE, Choice, Error, tuning_errors
 
 # Kinds of comparisons.
 CLAIM = "claim"
@@ -120,6 +120,7 @@ class Claim:
     # with the error of tuning in its standard error; None: there is none, see `missing`
     difference: Estimate | None = None
     differences: tuple[float, ...] = ()  # of each seed; of each cell for a mean
+    n_controls: int = 1  # the variants whose mean is subtracted: `against` and its placebos
     tuning: Error = dataclasses.field(default_factory=Error)  # of the difference
     # the same difference on the validation split, on which the values were tuned with other seeds
     validation: Estimate | None = None
@@ -207,25 +208,33 @@ class Analysis:
                 continue
             if any(v.n_diverged or v.n_stuck for v in (a, b)):
                 continue
-            both = [(a.runs[seed].sources, b.runs[seed].sources) for seed in _common_seeds(a, b)]
-            losses = [(ours, theirs) for ours, theirs in both if ours and theirs]
-            for source in losses[0][0] if len(losses) > 1 else ():
+            control = control_of(self.record, self.variants, pair)
+            compared = [a, *control.members]
+            seeds = [seed for seed in control.seeds if seed in a.runs]
+            seeds = [seed for seed in seeds if all(v.runs[seed].sources for v in compared)]
+            for source in a.runs[seeds[0]].sources if len(seeds) > 1 else ():
                 key = (a.about["arm"], b.about["arm"], source)
+                differences = []
+                for seed in seeds:
+                    theirs = [v.runs[seed].sources[source] for v in control.members]
+                    differences.append(
+                        a.runs[seed].sources[source] - math.fsum(theirs) / len(theirs)
+                    )
                 difference = statistics.with_error(
-                    statistics.estimate([x[source] - y[source] for x, y in losses]),
-                    *_error_of_difference(a, b),
+                    statistics.estimate(differences),
+                    *_error_of_difference(a.tuning, control.tuning),
                 )
                 by_cell.setdefault(key, {})[a.about["cell"]] = difference
         rows = []
         has_cells = len({v.about["cell"] for v in self.variants.values()}) > 1
-        for (arm, against, source), differences in by_cell.items():
-            if len(differences) == 1 or not self.are_many:
-                for cell, difference in differences.items():
+        for (arm, against, source), in_cells in by_cell.items():
+            if len(in_cells) == 1 or not self.are_many:
+                for cell, difference in in_cells.items():
                     place = cell if has_cells else ""
                     rows.append((in_cell(arm, place), in_cell(against, place), source, difference))
-            if len(differences) > 1:
-                name = f"{against} over {len(differences)} {self.record['axis']}s"
-                mean = statistics.mean_over_cells(list(differences.values())).mean
+            if len(in_cells) > 1:
+                name = f"{against} over {len(in_cells)} {self.record['axis']}s"
+                mean = statistics.mean_over_cells(list(in_cells.values())).mean
                 rows.append((arm, name, source, mean))
         return rows
 
@@ -250,6 +259,21 @@ class Analysis:
 
     def of_kind(self, kind: str) -> list[Claim]:
         return [claim for claim in self.claims if claim.kind == kind]
+
+    def placebo_band(self, against: str, cell: str) -> tuple[float, float]:
+        """Return the lowest and the highest difference of a control's members from the mean of the
+        others; (0, 0) without placebos.
+
+        Their true difference is 0: a difference within the band is as small as that of equal models.
+        """
+        own = [c for c in self.of_kind(PLACEBO) if (c.against, c.cell) == (against, cell)]
+        found = [c.difference.mean for c in own if c.difference]
+        if not found:
+            return 0.0, 0.0
+        if self.record.get("control") == "mean":
+            # These differences, each from the mean of the others, have the sum 0 over all members.
+            found.append(-math.fsum(found))
+        return min(found), max(found)
 
     @property
     def are_many(self) -> bool:
@@ -291,7 +315,7 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     comparisons = [_comparison(record, variants, pair, kind) for pair in record["comparisons"]]
     if record["axis"] == "size":
         comparisons = [
-            c for group in _by_arms(comparisons) for c in _with_multipliers(variants, group)
+            c for group in _by_arms(comparisons) for c in _with_multipliers(record, variants, group)
         ]
     placebos = [_comparison(record, variants, pair, PLACEBO) for pair in record["placebos"]]
     beside = [_comparison(record, variants, pair, BESIDE) for pair in record.get("beside", ())]
@@ -316,6 +340,47 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     return Analysis(record, runs, variants, claims, _warnings(record, variants, failed), failed)
 
 
+class Control(NamedTuple):
+    """The variants whose mean another one is compared with: a baseline and its placebos."""
+
+    members: list[Variant]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds that all of them have, in their order."""
+        return [seed for seed in self.members[0].runs if all(seed in v.runs for v in self.members)]
+
+    @property
+    def tuning(self) -> Error:
+        """Return the error of tuning of the mean: each of them is tuned by itself."""
+        variances = [v.tuning.variance for v in self.members]
+        return Error(sum(variances) / len(variances) ** 2, min(v.tuning.df for v in self.members))
+
+    def mean(self, values: Callable[[Variant], dict[int, float]]) -> dict[int, float]:
+        """Return the mean over the members by seed."""
+        of_members = [values(v) for v in self.members]
+        return {
+            seed: math.fsum(x[seed] for x in of_members) / len(of_members) for seed in self.seeds
+        }
+
+
+def control_of(record: dict, variants: Mapping[str, Variant], pair: Sequence[str]) -> Control:
+    """Return the control of a comparison, or of a placebo: then it is not in it itself.
+
+    A page without "control" in its record compares with the baseline alone. A placebo with a run
+    that diverged or got stuck is left out.
+    """
+    name, against = pair
+    members = [variants[against]]
+    for placebo, like in record["placebos"]:
+        is_mean = record.get("control") == "mean"
+        if is_mean and like == against and placebo != name and placebo in variants:
+            v = variants[placebo]
+            if v.runs and not v.n_diverged and not v.n_stuck:
+                members.append(v)
+    return Control(members)
+
+
 def _comparison(
     record: dict, variants: Mapping[str, Variant], pair: Sequence[str], kind: str
 ) -> Claim:
@@ -336,14 +401,18 @@ def _comparison(
         ]
         missing = f"unstable: {' and '.join(n)} got stuck"
         return dataclasses.replace(claim, missing=missing, is_counted=True)
-    seeds = _common_seeds(a, b)
+    control = control_of(record, variants, pair)
+    losses = control.mean(lambda v: v.losses)
+    on_validation = control.mean(lambda v: v.validation_losses)
+    seeds = [seed for seed in a.runs if seed in losses]
     if not seeds:
         return dataclasses.replace(claim, missing="no common seeds")
-    differences = tuple(a.losses[seed] - b.losses[seed] for seed in seeds)
-    of_validation = [a.validation_losses[seed] - b.validation_losses[seed] for seed in seeds]
-    tuning = _error_of_difference(a, b)
+    differences = tuple(a.losses[seed] - losses[seed] for seed in seeds)
+    of_validation = [a.validation_losses[seed] - on_validation[seed] for seed in seeds]
+    tuning = _error_of_difference(a.tuning, control.tuning)
     return dataclasses.replace(
         claim,
+        n_controls=len(control.members),
         difference=statistics.with_error(statistics.estimate(differences), *tuning),
         differences=differences,
         tuning=tuning,
@@ -351,9 +420,9 @@ def _comparison(
     )
 
 
-def _error_of_difference(a: Variant, b: Variant) -> Error:
+def _error_of_difference(a: Error, b: Error) -> Error:
     """Return the error of tuning in a difference: the variances of both sides, estimated together."""
-    return Error(a.tuning.variance + b.tuning.variance, min(a.tuning.df, b.tuning.df))
+    return Error(a.variance + b.variance, min(a.df, b.df))
 
 
 def _with_tuning(differences: Sequence[float], tuning: Error) -> Estimate | None:
@@ -403,6 +472,7 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
         claim,
         difference=difference,
         differences=tuple(d.mean for d in differences),
+        n_controls=min(c.n_controls for c in group),
         tuning=tuning,
         validation=validation,
         tau=over_cells.tau,
@@ -411,7 +481,9 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     )
 
 
-def _with_multipliers(variants: Mapping[str, Variant], group: list[Claim]) -> list[Claim]:
+def _with_multipliers(
+    record: dict, variants: Mapping[str, Variant], group: list[Claim]
+) -> list[Claim]:
     """Add the compute multipliers to a comparison at several sizes on one text, if all finished."""
     if any(c.difference is None for c in group):
         return group
@@ -420,9 +492,10 @@ def _with_multipliers(variants: Mapping[str, Variant], group: list[Claim]) -> li
     texts = set()
     for c in group:
         pair = [variants[in_cell(arm, c.cell)] for arm in (c.variant, c.against)]
-        seeds = _common_seeds(*pair)
+        control = control_of(record, variants, [v.name for v in pair]).mean(lambda v: v.losses)
+        seeds = [seed for seed in pair[0].runs if seed in control]
         compute_S2.append([v.about["flops_per_token"] * v.about["tokens"] for v in pair])
-        losses_S2N.append([[v.losses[seed] for seed in seeds] for v in pair])
+        losses_S2N.append([[own[seed] for seed in seeds] for own in (pair[0].losses, control)])
         texts |= {v.about["data"]["fingerprint"] for v in pair}
     if len(texts) > 1 or not np.all(compute_S2):
         return group
@@ -460,6 +533,60 @@ def _judged(record: dict, family: Sequence[Claim]) -> list[Claim]:
                 claim = dataclasses.replace(claim, p_holm=p_holm)
         judged.append(claim)
     return judged
+
+
+class Noise(NamedTuple):
+    """The noise of a published page, from which a sweep that is not trained yet is judged."""
+
+    page: str
+    cell: str
+    n_params: int
+    of_pairs: float  # variance of the difference of two variants that share a seed
+    of_tuning: float  # of the error of tuning of a variant, by the present rule
+
+
+def noise_of(record: dict, runs: Sequence[Run], n_params: int) -> Noise | None:
+    """Return the noise in the cell of a page whose baseline is nearest in size; None if it did not
+    tune, or compares nothing.
+    """
+    variants = record["variants"]
+    baselines = [v for v in variants.values() if v["arm"] == record["baseline"]]
+    nearest = min(baselines, key=lambda v: abs(math.log(v["n_params"] / n_params)))
+    cell = nearest["cell"]
+    claims = [c for c in analyze(record, runs).claims if c.cell == cell]
+    variances = [
+        np.var(c.differences, ddof=1) * 2 / (1 + 1 / c.n_controls)
+        for c in claims
+        if len(c.differences) > 2
+    ]
+    of_cell = {
+        name: choice
+        for name, choice in choices_of(record, runs).items()
+        if variants[name]["cell"] == cell and choice.lines
+    }
+    if not variances or not of_cell:
+        return None
+    lines = {name: choice.lines[:1] for name, choice in of_cell.items()}
+    shape = next(iter(of_cell.values())).shape
+    error = next(iter(tuning_errors(lines, shape, CURVE).values()))
+    return Noise(
+        record["name"], cell, nearest["n_params"], float(np.median(variances)), error.variance
+    )
+
+
+def expected_difference(
+    noise: Noise, n_seeds: int, n_controls: int, n_cells: int, n_comparisons: int
+) -> tuple[float, float]:
+    """Return the smallest detectable differences of a sweep with this noise: alone, and as the first
+    of its comparisons under Holm.
+    """
+    sides = 1 + 1 / n_controls
+    variance = noise.of_pairs / 2 * sides / n_seeds + noise.of_tuning * sides
+    se = math.sqrt(variance / n_cells)
+    df = n_cells * (n_seeds - 1)
+    levels = (LEVEL, 1 - (1 - LEVEL) / max(1, n_comparisons))
+    alone, first = (statistics.detectable(se, df, level) for level in levels)
+    return alone, first
 
 
 def _warnings(

@@ -10,12 +10,14 @@ from typing import Any
 
 from lm.sweeps.tuning import LEARNING_RATE
 
-PLACEBO = "placebo"  # the name of the variant that `Sweep.placebo` describes
+PLACEBO = "placebo"  # the name of the first placebo of the baseline
 # tests/sweeps/test_placebo.py has the proof
 PLACEBO_KEYS = (
     "model.rope_pairing",
     "model.sinusoidal_order",
 )
+
+INIT_DRAW = "model.init_draw"
 
 Values = dict[str, Any]  # dotted config keys and their values
 Variants = dict[str, Values]
@@ -27,18 +29,22 @@ class Budget:
 
     Attributes:
         tuning_seeds: seeds per point of the tuned lists.
-        seeds: fresh seeds for the result. More than 10 need 3 tuning seeds.
+        seeds: fresh seeds for the result.
+        placebos: how many placebos the baseline has. A placebo is the same model with another draw
+            of initial values, tuned by itself. With any, a variant that is compared with the
+            baseline is compared with the mean of the baseline and its placebos.
         values: config values for all runs of this budget (`train.steps`, for example); they replace
             those of a size or text.
     """
 
     tuning_seeds: int
     seeds: int
+    placebos: int = 0
     values: Values = dataclasses.field(default_factory=dict)
 
 
 QUICK = Budget(tuning_seeds=1, seeds=2, values={"train.steps": 60, "eval.every": 20})
-FULL = Budget(tuning_seeds=2, seeds=10)
+FULL = Budget(tuning_seeds=2, seeds=15, placebos=3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +73,10 @@ class Sweep:
             it.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its
-            results, such as {"model.rope_pairing": "halves"}. A variant with them is compared with
-            the baseline as a check.
+            results, such as {"model.rope_pairing": "halves"}: those of the first placebo, in every
+            budget.
+        placebos: by name, how many placebos other variants have that are compared with, in budgets
+            with placebos: {"AdamW": 2}, for example.
     """
 
     question: str
@@ -86,6 +94,21 @@ class Sweep:
     texts: Variants = dataclasses.field(default_factory=dict)
     margin: float = 0.005
     placebo: Values = dataclasses.field(default_factory=dict)
+    placebos: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def placebos_of(self, budget: Budget) -> dict[str, tuple[str, Values]]:
+        """Return by name of a placebo the variant that it is like, and what it changes of it."""
+        found: dict[str, tuple[str, Values]] = {}
+        if self.placebo:
+            found[PLACEBO] = self.baseline, self.placebo
+        counts = {self.baseline: budget.placebos}
+        if budget.placebos:
+            counts |= self.placebos
+        for variant, n in counts.items():
+            for draw in range(1, n + 1):
+                name = placebo_name("" if variant == self.baseline else variant, draw)
+                found.setdefault(name, (variant, {INIT_DRAW: draw}))
+        return found
 
     @property
     def lists(self) -> dict[str, Any]:
@@ -128,6 +151,16 @@ def in_cell(arm: str, cell: str) -> str:
     ('SwiGLU, 64', 'SwiGLU')
     """
     return f"{arm}, {cell}" if cell else arm
+
+
+def placebo_name(variant: str, number: int) -> str:
+    """Return the name of a placebo of a variant; "" is the baseline.
+
+    >>> placebo_name("", 1), placebo_name("", 2), placebo_name("AdamW", 1)
+    ('placebo', 'placebo 2', 'placebo of AdamW')
+    """
+    numbered = PLACEBO if number == 1 else f"{PLACEBO} {number}"
+    return f"{numbered} of {variant}" if variant else numbered
 
 
 def each(key: str, *values) -> Variants:

@@ -78,10 +78,12 @@ class Plan:
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:
-        """Return the placebo and the baseline of each cell."""
-        baseline = self.sweep.baseline
+        """Return each placebo and the variant that it is like, in each cell."""
+        like = self.sweep.placebos_of(self.budget)
         return tuple(
-            (n, in_cell(baseline, v.cell)) for n, v in self.variants.items() if v.arm == PLACEBO
+            (name, in_cell(like[v.arm][0], v.cell))
+            for name, v in self.variants.items()
+            if v.arm in like
         )
 
     @property
@@ -134,7 +136,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
         *_wrong_budgets(sweep, budget_name),
         *of_configs,
         *_wrong_matches(sweep, variants),
-        *_unequal_lists(sweep, budget, variants),
+        *_unequal_lists(sweep, variants),
         *_unused_keys(variants),
     ]:
         raise UserError(*(f"{path}: {problem}" for problem in dict.fromkeys(problems)))
@@ -152,8 +154,9 @@ def _plan_variants(
 ) -> tuple[dict[str, PlannedVariant], list[str]]:
     """Return every variant in every cell of the sweep of this name, and what is wrong; add notes."""
     arms = dict(sweep.variants)
-    if sweep.placebo:
-        arms[PLACEBO] = sweep.variants.get(sweep.baseline, {}) | sweep.placebo
+    placebos = sweep.placebos_of(budget)
+    for placebo, (variant, changes) in placebos.items():
+        arms[placebo] = sweep.variants.get(variant, {}) | changes
     planned: dict[str, PlannedVariant] = {}
     problems: list[str] = []
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
@@ -186,10 +189,10 @@ def _plan_variants(
             )
         if not configs:
             continue
-        if arm == PLACEBO and configs[0].init_from:
+        if arm in placebos and configs[0].init_from:
             problems.append(
-                "placebo: it may change the loss of weights that init_from loads; remove one of "
-                "them"
+                "placebos: with init_from all runs start from the loaded weights, which a placebo "
+                "must not change; give the budgets placebos=0, and no placebo"
             )
         seeds = draw_seeds(in_cell(name, cell), budget.seeds)
         tuning_seeds = draw_seeds(in_cell(name, cell), budget.tuning_seeds, FIRST_TUNING_SEED)
@@ -254,11 +257,16 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
                 f"the name {short(name)} must be one line of printable text, of 1 to {MAX_NAME} "
                 "bytes"
             )
-    if PLACEBO in names:
-        yield (
-            f"variants: {PLACEBO!r} is the name of the variant that placebo describes; choose "
-            "another name"
-        )
+    for name in names:
+        if name.split(" ")[0] == PLACEBO:
+            yield f"variants: {name!r} is a name of placebos; choose another name"
+    for name in sweep.placebos:
+        against = [b for _, b in sweep.comparisons]
+        if name not in against or name == sweep.baseline:
+            yield (
+                f"placebos: {name!r} is no variant, besides the baseline, that others are "
+                "compared with; those of the baseline are in a budget"
+            )
     if not pairs and len(sweep.cells) == 1:
         yield (
             "comparisons: there are none; name the pairs (variant, against) whose difference is "
@@ -347,10 +355,8 @@ def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterato
             )
 
 
-def _unequal_lists(
-    sweep: Sweep, budget: Budget, variants: dict[str, PlannedVariant]
-) -> Iterator[str]:
-    """Yield pairs tuned over different numbers of points, and a budget with few tuning seeds."""
+def _unequal_lists(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterator[str]:
+    """Yield pairs tuned over different numbers of points."""
     for (a, b), cell in itertools.product(sweep.comparisons, sweep.cells):
         one = variants.get(in_cell(a, cell))
         two = variants.get(in_cell(b, cell))
@@ -359,11 +365,6 @@ def _unequal_lists(
                 f"comparisons: {in_cell(a, cell)!r} is tuned over {one.n_points} points and "
                 f"{in_cell(b, cell)!r} over {two.n_points}; give both the same number"
             )
-    if any(v.n_points for v in variants.values()) and budget.seeds > 10 and budget.tuning_seeds < 3:
-        yield (
-            f"budget: {budget.seeds} seeds need 3 tuning seeds, or the error of the tuned values "
-            "shows in the difference; set tuning_seeds=3, or seeds=10"
-        )
 
 
 def _unused_keys(variants: dict[str, PlannedVariant]) -> Iterator[str]:
@@ -383,7 +384,8 @@ def _wrong_budgets(sweep: Sweep, wanted: str) -> Iterator[str]:
     for name, budget in sweep.budgets.items():
         if name not in BUDGETS:
             yield f"budgets: unknown {name!r}; a sweep may have {' and '.join(map(repr, BUDGETS))}"
-        for field, low in (("seeds", MIN_SEEDS if name == "full" else 2), ("tuning_seeds", 1)):
+        lowest = {"seeds": MIN_SEEDS if name == "full" else 2, "tuning_seeds": 1, "placebos": 0}
+        for field, low in lowest.items():
             if not low <= getattr(budget, field) <= MAX_SEEDS:
                 value = short(getattr(budget, field))
                 yield (

@@ -40,7 +40,8 @@ _RECORD = {
     "name": str, "budget": str, "question": str, "background": str, "base": str, "baseline": str,
     "axis": ("cell", "size", "text", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
     "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT}, "starts": [_START],
-    "unfinished?": [str], "minutes?": float, "design?": (GRID, VERTEX, CURVE), "shapes?": {str: float},
+    "unfinished?": [str], "minutes?": float, "control?": ("baseline", "mean"), "design?": (GRID, VERTEX, CURVE),
+    "shapes?": {str: float},
 }  # fmt: skip
 
 
@@ -94,6 +95,7 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
         "cells": plan.cells,
         "comparisons": plan.comparisons,
         "placebos": plan.placebos,
+        "control": "mean" if plan.budget.placebos else "baseline",
         "margin": float(sweep.margin),
         "tune": list(sweep.lists),
         "design": plan.rule,
@@ -231,8 +233,21 @@ def open_sweep(workdir: Path, record: dict) -> dict:
 
 def _differences(old: dict, record: dict) -> list[str]:
     """Return the differences between two sweeps, a line each."""
-    fixed = ("name", "budget", "baseline", "comparisons", "margin", "placebos", "tune", "design")
-    old = {"design": VERTEX} | old  # of sweeps that were started before December 2026
+    fixed = (
+        "name",
+        "budget",
+        "baseline",
+        "comparisons",
+        "margin",
+        "placebos",
+        "tune",
+        "design",
+        "control",
+    )
+    old = {
+        "design": VERTEX,
+        "control": "baseline",
+    } | old  # of sweeps that were started before December 2026
     changed = [key for key in fixed if old[key] != record[key]]
     lines = [f"{key}: {old[key]} -> {record[key]}" for key in changed]
     before = old["variants"]

@@ -15,9 +15,11 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lm.config.values import short
 from lm.sweeps.tuning import (
@@ -65,6 +67,10 @@ class Run:
     val_loss: float | None = None  # over the whole split, in nats per token; None if it diverged
     test_loss: float | None = None
     curve: tuple[tuple[int, float], ...] = ()  # the validation losses during training, (step, loss)
+    # those at 25, 50 and 75 % of the steps, see `losses_at_quarters`; earlier pages have none
+    val_loss_25: float | None = None
+    val_loss_50: float | None = None
+    val_loss_75: float | None = None
     # its share of the time of all runs that trained at once, with compilation and evaluation
     seconds: float = 0.0
     # of all these runs, without compilation and evaluation; None: not measured
@@ -94,6 +100,7 @@ _LOSS = (float, None)
 _RUN = {
     "phase": ("tuning", "final", "again"), "variant": str, "seed": COUNT, "status": ("finished", "diverged"),
     "diverged_step?": (COUNT, None), "steps?": COUNT, "tokens?": COUNT, "val_loss?": _LOSS, "test_loss?": _LOSS,
+    "val_loss_25?": _LOSS, "val_loss_50?": _LOSS, "val_loss_75?": _LOSS,
     "curve?": [[COUNT, NUMBER]], "seconds?": float, "tokens_per_second?": (float, None), "at_once?": COUNT,
     "processor?": str, "device?": str, "commit?": str, "sources?": {str: NUMBER},
 }  # fmt: skip
@@ -233,6 +240,26 @@ def _value(text: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return csv_text(text) or None
+
+
+def losses_at_quarters(curve: Sequence[tuple[int, float]], steps: int) -> dict[str, float | None]:
+    """Return the validation losses at a quarter, half and three quarters of a run of so many steps.
+
+    They are covariates of the last loss. Between two evaluations they are interpolated; None where
+    there is no evaluation on both sides.
+
+    >>> losses_at_quarters([(2, 5.0), (4, 4.0), (8, 3.0)], 12)
+    {'val_loss_25': 4.5, 'val_loss_50': 3.5, 'val_loss_75': None}
+    """
+    found: dict[str, float | None] = {}
+    at = [step for step, _ in curve]
+    for percent in (25, 50, 75):
+        step = steps * percent / 100
+        loss = None
+        if at and at[0] <= step <= at[-1]:
+            loss = float(np.interp(step, at, [loss for _, loss in curve]))
+        found[f"val_loss_{percent}"] = loss
+    return found
 
 
 def stuck_above(about: dict, split: str) -> float:

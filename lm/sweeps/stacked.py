@@ -30,6 +30,7 @@ from lm.data.entropy_floor import check_loss
 from lm.kernels.platform import compiler_options, target
 from lm.step import ema_params, eval_step, evaluated_params, init_state, optimizer, train_steps
 from lm.sweeps import cpu_memory
+from lm.sweeps.results import losses_at_quarters
 from lm.training import probes
 from lm.training.batch_source import BatchSource
 from lm.training.dispatch import Done, dispatches, pipeline
@@ -384,6 +385,7 @@ class StackedRuns:
                 # The whole split was evaluated last, but each point is over the same windows.
                 loss, *_ = mean_losses(split, self.config, sums, self.config.eval.max_batches)
                 curve.append((step, loss))
+        curve = [point for point in curve if math.isfinite(point[1])]
         finished = not halted_at and all(map(math.isfinite, final.values()))
         return {
             "status": "finished" if finished else "diverged",
@@ -392,7 +394,8 @@ class StackedRuns:
             "val_loss": final["validation"] if finished else None,
             "test_loss": final["test"] if finished else None,
             "sources": sources if finished else {},
-            "curve": tuple(point for point in curve if math.isfinite(point[1])),
+            "curve": tuple(curve),
+            **losses_at_quarters(curve, steps),
         }
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -17,9 +18,13 @@ from lm.config.values import show
 from lm.cost import flops
 from lm.data import Corpus, batches
 from lm.step import init_state, train_steps
+from lm.sweeps.addition import RESULTS
+from lm.sweeps.analysis import expected_difference, noise_of
 from lm.sweeps.plan import Plan, PlannedVariant
+from lm.sweeps.record import read_page_record
+from lm.sweeps.results import runs_from_csv
 from lm.sweeps.stacked import split_config, with_values
-from lm.sweeps.tuning import LEARNING_RATE
+from lm.sweeps.tuning import GRID, LEARNING_RATE
 from lm.system.errors import UserError, first_line
 from lm.system.text_tables import plural, table
 from lm.training.batch_source import BatchSource
@@ -347,7 +352,38 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
         place = f"{cell}: " if cell else ""
         lines.append(f"{place}seeds {_range(p.seeds)}, tuning seeds {_range(p.tuning_seeds)}")
     lines.append(f"training: {total:.3g} FLOPs without extensions")
+    if plan.comparisons:
+        lines.append(_what_can_be_found(plan, variants))
     return "\n".join(lines)
+
+
+def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
+    """Return the differences that a sweep would find, by the noise of the published page whose
+    baseline is nearest in size.
+    """
+    sizes = [v.n_params for v in variants.values() if v.plan.arm == plan.sweep.baseline]
+    n_params = int(np.median(sizes))
+    found = []
+    for path in sorted(RESULTS.glob("*/sweep.json")):
+        record = read_page_record(path.parent)
+        if record.get("design") != GRID and "+" not in record["name"]:
+            noise = noise_of(record, runs_from_csv(path.parent / "runs.csv"), n_params)
+            found += [noise] if noise else []
+    if not found:
+        return "smallest detectable difference: not known, without a published page"
+    nearest = min(found, key=lambda noise: abs(math.log(noise.n_params / n_params)))
+    n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
+    alone, first = expected_difference(
+        nearest, plan.budget.seeds, 1 + plan.budget.placebos, len(plan.cells), n_tests
+    )
+    place = f", {nearest.cell}" if nearest.cell else ""
+    over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
+    of_tests = f", {first:.4f} as the first of {n_tests} comparisons" if n_tests > 1 else ""
+    return (
+        f"smallest detectable difference (80 % power): {alone:.4f} nats per token{over}{of_tests}; "
+        f"margin {plan.sweep.margin:g}; with the noise of {RESULTS / nearest.page}{place} "
+        f"({nearest.n_params:,} parameters)"
+    )
 
 
 def _range(values: Sequence) -> str:

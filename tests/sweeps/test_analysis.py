@@ -11,7 +11,17 @@ from scipy import stats
 from synthetic_sweep import DIVERGED, GAPS, GRID, PLAIN, RATE, changed, sweep
 
 from lm.sweeps import report, statistics
-from lm.sweeps.analysis import BESIDE, CELL, CLAIM, MEAN, NO_RESULT, PLACEBO, analyze
+from lm.sweeps.analysis import (
+    BESIDE,
+    CELL,
+    CLAIM,
+    MEAN,
+    NO_RESULT,
+    PLACEBO,
+    analyze,
+    expected_difference,
+    noise_of,
+)
 from lm.sweeps.statistics import BETTER, SAME, WORSE
 
 SIZES = {"small": (100, 0.4), "middle": (200, 0.2), "large": (400, 0.0)}
@@ -102,6 +112,52 @@ def test_with_cells_the_claims_are_the_means_over_them(axis):
     assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, MEAN]
     assert all(math.isnan(c.p_holm) for c in a.of_kind(PLACEBO))
     assert all((c.log_multiplier is None) == (axis == "text") for c in means + cells)
+
+
+def test_the_expected_power_is_that_of_the_analyzed_sweep():
+    """A planned repetition of a sweep would detect what its claims say they could."""
+    record, runs = sweep()
+    a = analyze(record, runs)
+    noise = noise_of(record, runs, 100)
+    assert (noise.n_params, noise.of_tuning) == (100, 0.0)
+    alone, first = expected_difference(noise, 5, 1, 1, 2)
+    found = sorted(statistics.detectable(*c.difference[1:3]) for c in a.claims)
+    assert found[0] <= alone <= found[-1] * 1.001
+    assert first > alone
+    better = expected_difference(noise, 15, 4, 4, 2)
+    assert better[1] < 0.3 * first
+    without = [r for r in runs if r.phase == "final"]
+    for about in record["variants"].values():
+        about["tune"] = {RATE: [0.002]}
+    assert noise_of(record, without, 100) is None
+
+
+def test_a_control_is_the_mean_of_the_baseline_and_its_placebos():
+    """The placebos are compared with the mean of the others, and one that diverged is left out."""
+    record, runs = sweep()
+    record["control"] = "mean"
+    about = record["variants"]["placebo"]
+    record["variants"]["placebo 2"] = about
+    record["placebos"].append(["placebo 2", "plain"])
+    runs += [
+        dataclasses.replace(r, variant="placebo 2", test_loss=r.test_loss + 0.004)
+        for r in runs
+        if r.variant == "placebo"
+    ]
+    a = analyze(record, runs)
+    losses = {name: np.array(list(v.losses.values())) for name, v in a.variants.items()}
+    control = (losses["plain"] + losses["placebo"] + losses["placebo 2"]) / 3
+    gated, _, *placebos = a.claims
+    assert (gated.n_controls, gated.differences) == (3, pytest.approx(losses["gated"] - control))
+    assert gated.p == pytest.approx(stats.ttest_rel(losses["gated"], control).pvalue)
+    rest = (losses["plain"] + losses["placebo 2"]) / 2
+    assert placebos[0].differences == pytest.approx(losses["placebo"] - rest)
+    base = losses["plain"].mean() - (losses["placebo"] + losses["placebo 2"]).mean() / 2
+    found = [c.difference.mean for c in placebos]
+    assert a.placebo_band("plain", "") == pytest.approx((min(base, *found), max(base, *found)))
+    fewer = analyze(record, changed(runs, DIVERGED, phase="final", variant="placebo 2", seed=3))
+    assert fewer.claims[0].n_controls == 2
+    assert analyze(record | {"control": "baseline"}, runs).claims[0].n_controls == 1
 
 
 def test_multipliers_are_those_of_the_losses():

@@ -72,3 +72,22 @@ def test_a_placebo_trains_as_the_baseline_from_permuted_initial_values(
     )
     # the same draws give another run
     assert losses(placebo, params) != pytest.approx(expected, rel=1e-4)
+
+
+def test_another_draw_of_initial_values_has_their_distribution_and_trains_alike():
+    """`model.init_draw`: independent values for each number; the step does not depend on it."""
+    baseline = tiny(model={"d_model": 64, "n_heads": 4})
+    placebo = tiny(model={"d_model": 64, "n_heads": 4, "init_draw": 2})
+    ours, theirs = (
+        parameters.flat(parameters.init_params(config.model, 3)) for config in (baseline, placebo)
+    )
+    assert ours.keys() == theirs.keys()
+    for path, x in ours.items():
+        x, y = np.ravel(x), np.ravel(theirs[path])
+        if x.std() > 0 and x.size > 1000:
+            assert abs(np.corrcoef(x, y)[0, 1]) < 0.1
+            assert y.std() == pytest.approx(x.std(), rel=0.1)
+        elif x.std() == 0:
+            np.testing.assert_array_equal(x, y)
+    params = parameters.init_params(baseline.model, 3)
+    assert losses(placebo, params, 1) == losses(baseline, params, 1)

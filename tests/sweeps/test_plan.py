@@ -69,6 +69,28 @@ def test_every_variant_is_planned_at_every_size(planned):
     assert [plan.variants[f"mlp, {size}"].config.model.d_model for size in "sm"] == [16, 32]
 
 
+def test_a_full_budget_has_three_placebos_each_with_its_own_draw_of_initial_values(planned):
+    """And so may other variants that are compared with; the first one may have values of its own."""
+    given = {"variants": TWO | {"c": {"model.ffn": "mlp"}}, "baseline": "a"}
+    given |= {"comparisons": (("b", "a"), ("c", "b")), "placebos": {"b": 1}}
+    full = Budget(tuning_seeds=2, seeds=5, placebos=3)
+    plan = planned(
+        "full", **given, budgets={"full": full}, placebo={"model.rope_pairing": "halves"}
+    )
+    assert plan.placebos == (
+        ("placebo", "a"),
+        ("placebo 2", "a"),
+        ("placebo 3", "a"),
+        ("placebo of b", "b"),
+    )
+    models = {name: plan.variants[name].config.model for name in dict(plan.placebos)}
+    assert [model.init_draw for model in models.values()] == [0, 2, 3, 1]
+    assert models["placebo"].rope_pairing == "halves"
+    assert models["placebo of b"].norm == "layer"
+    assert planned(**given, budgets={"quick": QUICK}).placebos == ()
+    assert Sweep.__dataclass_fields__["budgets"].default_factory()["full"].placebos == 3
+
+
 def test_the_values_of_a_budget_replace_those_of_a_size_but_not_those_of_a_variant(planned):
     sizes = {"s": {"train.steps": 10, "model.n_layers": 2}, "m": {}}
     variants = {"a": {}, "b": {"train.steps": 7}}
@@ -136,7 +158,7 @@ MISTAKES = [
     ({"variants": TWO | {"b": {"model.norn": "layer"}}, **PAIR}, "variant 'b': config.model.norn: unknown key"),
     ({"variants": TWO | {"b": {"model.n_heads": 3}}, **PAIR}, "variant 'b': config.model.d_model: 16 is not d"),
     ({"variants": {"a": {1: 2}}}, "variants: {'a': {1: 2}} must be dict["),
-    ({"variants": TWO | {"placebo": {}}, **PAIR}, "variants: 'placebo' is the name of"),
+    ({"variants": TWO | {"placebo": {}}, **PAIR}, "variants: 'placebo' is a name of placebos"),
     ({"variants": TWO | {"b": {"train.seed": 3}}, **PAIR}, "variant 'b': train.seed is set by the sweep"),
     ({"variants": TWO | {"b": {"eval.batch_size": 2}}, **PAIR}, "'b': eval.batch_size must be the same for all"),
     ({"variants": TWO | {"b": {LEARNING_RATE: []}}, **PAIR}, f"variant 'b': {LEARNING_RATE}: [] must be values"),
@@ -166,7 +188,7 @@ MISTAKES = [
     ({"comparisons": (), "sizes": SIZES, "placebo": {"model.qk_norm": True}}, "placebo: it checks comparisons"),
     ({"placebo": {"model.qk_norm": True}}, ("placebo: model.qk_norm may change the loss; only "
                                            "model.rope_pairing and")),
-    ({"values": {"init_from": "x"}, "placebo": {"model.rope_pairing": "halves"}}, "placebo: it may change the loss of"),
+    ({"values": {"init_from": "x"}, "placebo": {"model.rope_pairing": "halves"}}, "placebos: with init_from all"),
     ({"baseline": "base"}, "baseline: there is no variant 'base'"),
     ({"learning_rates": None}, "learning_rates is missing: give a tuple of numbers"),
     ({"learning_rates": (2e-3, 1e-3)}, (f"{LEARNING_RATE}: (0.002, 0.001) must be values in "
@@ -186,7 +208,8 @@ MISTAKES = [
     ({"budgets": {"quick": Budget(tuning_seeds=1, seeds="2")}}, "budget 'quick': seeds: '2' must be int"),
     ({"budgets": {"quick": QUICK, "full": Budget(tuning_seeds=2, seeds=4)}}, "seeds is 4; it must be at least 5"),
     ({"budgets": {"quick": Budget(tuning_seeds=0, seeds=2)}}, "tuning_seeds is 0"),
-    ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11)}}, "11 seeds need 3 tuning seeds"),
+    ({"placebos": {"wild": 2}}, "placebos: 'wild' is no variant, besides the baseline, that others"),
+    ({"budgets": {"quick": Budget(tuning_seeds=2, seeds=11, placebos=-1)}}, "placebos is -1; it must be at"),
     ({"values": {"eval.patience": 2}}, ("eval.patience is 2, and a sweep does not use it; set it "
                                        "to 0 in values")),
     ({"variants": TWO | {"b": {"log.detail_every": 4}}, **PAIR}, "log.detail_every is 4, and a sweep does not"),
