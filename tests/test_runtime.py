@@ -1,6 +1,9 @@
 """The platform of a run, and what happens after a compilation."""
 
 import os
+import re
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -105,3 +108,32 @@ def test_jax_reports_compilations_by_the_name_that_is_expected(monkeypatch):
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert runtime.COMPILED in events
+
+
+LOGGED = """
+import logging, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+logging.getLogger("jax._src.compiler").setLevel(logging.DEBUG)
+from lm.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_and_restarts_share_compiled_programs(bench, tmp_path):
+    """Of three runs with one cache, two at once, the last one compiles neither step nor evaluation."""
+    environment = bench.env | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def start(name: str):
+        command = [sys.executable, "-c", LOGGED, *bench.arguments(tmp_path / name)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def programs(run, found: str) -> set[str]:
+        output, _ = run.communicate()
+        assert run.returncode == 0
+        return set(re.findall(rf"compilation cache {found} for '(\w+)'", output, re.IGNORECASE))
+
+    large = {"jit_init_state", "jit_train_steps", "jit_eval_step"}
+    for run in [start("first"), start("second")]:
+        programs(run, "miss")
+    assert large <= programs(start("third"), "hit")
