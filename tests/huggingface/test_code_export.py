@@ -60,7 +60,12 @@ def test_every_key_is_translated_or_without_effect_or_refused_if_it_is_changed()
         declared = [key in keys for keys in (WITH_ANY_VALUE, WITH_VALUES, WITHOUT_EFFECT)]
         if key.startswith("mup_base"):
             continue  # part of attn_scale and logit_divisor
-        assert sum(declared) == 1, f"{key} is in {sum(declared)} tables of code_export.py"
+        if not any(declared):
+            value = not field.default if isinstance(field.default, bool) else 3
+            c = dataclasses.replace(tiny().model, **{key: value})
+            assert any(text.startswith(f"config.model.{key}: ") for text in code_export.problems(c))
+            continue
+        assert sum(declared) == 1, f"{key} is in several tables of code_export.py"
         if key not in WITHOUT_EFFECT | same_function:
             assert PART_OF.get(key, key) in template, f"modeling.py does not read {key}"
         if key in WITH_VALUES:
@@ -75,7 +80,7 @@ def test_every_choice_of_every_key_is_in_a_model_that_is_compared_or_refused():
         for choice in KEYS[key].metadata["choices"] or ():
             if choice in (KEYS[key].default, *np.atleast_1d(KEYS[key].default)):
                 continue
-            if choice not in WITH_VALUES[key]:
+            if choice not in WITH_VALUES.get(key, ()):
                 config = tiny(model={"norm": "layer", key: choice})
                 with pytest.raises(UserError, match=f"config.model.{key}: {choice}"):
                     code_export.export(config)
