@@ -168,7 +168,7 @@ def test_the_answer_on_many_comparisons_tells_all_cells_from_the_mean_of_some(mo
 
 def test_the_notes_of_a_page_are_part_of_it(tmp_path, undrawn):
     (tmp_path / "gates").mkdir()
-    (tmp_path / "gates" / "notes.md").write_text("**Mind** the gap.\n")
+    (tmp_path / "gates" / "notes.txt").write_text("**Mind** the gap.\n")
     page = report.write_page(analyze(*sweep()), tmp_path)
     assert "\n\n**Mind** the gap.\n\n" in page.read_text()
 

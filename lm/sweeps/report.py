@@ -35,7 +35,7 @@ from lm.system.files import is_file_name, make_folder, to_json, write_bytes, wri
 from lm.system.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
 
-NOTES = "notes.md"  # beside the runs of a published page: what its reader should know
+NOTES = "notes.txt"  # Markdown, beside the runs of a published page: what its reader should know
 # By figure, its name and its caption.
 CAPTIONS = {
     "differences": (
