@@ -29,8 +29,13 @@ def main(argv: list[str] | None = None) -> int:
             say(replication.describe(Path(arguments.replicate)))
             return 0
         if arguments.repeat:
-            options = (arguments.cell, arguments.seed, arguments.pairs or PAIRS)
-            plan, published = plan_repeat(arguments.study, arguments.repeat, *options)
+            plan, published = plan_repeat(
+                arguments.study,
+                arguments.repeat,
+                arguments.cell,
+                arguments.seed,
+                PAIRS if arguments.pairs is None else arguments.pairs,
+            )
         elif arguments.study:
             plan, published = add_change(arguments.study, arguments.add, arguments.set)
         else:

@@ -364,7 +364,7 @@ def _check_a_repeat(bench, before):
     used = min(key[3] for key in before if key[0] == "final")
     for name, wrong, advice in (
         ("gl", (), "did you mean glu?"), ("glu", ("--cell", "on"), "did you mean one?"),
-        ("glu", ("--seed", str(used)), "leave it out"), ("glu", ("--pairs", "1"), "--pairs must be"),
+        ("glu", ("--seed", str(used)), "leave it out"), ("glu", ("--pairs", "0"), "--pairs must be"),
     ):  # fmt: skip
         code, output = run(bench, "--study", "demo", "--repeat", name, *wrong, config=None)
         assert (code, advice in output) == (2, True), output

@@ -74,9 +74,9 @@ def differences(a: Analysis) -> Figure:
     axes = figure.subplots()
     limits = _limits(claims, margin)
     of_cells = _text_colors(a)
-    beside = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7.5}
+    beside = axes.get_yaxis_transform()
     for claim, y in zip(claims, rows, strict=True):
-        axes.text(1.05, y, _numbers(claim), **beside)
+        axes.text(1.05, y, _numbers(claim), transform=beside, va="center", fontsize=7.5)
         if claim.difference:
             ticks = list(of_cells.values()) if claim.cell == MEAN else []
             _draw_claim(axes, claim, claim.difference, y, limits, ticks)

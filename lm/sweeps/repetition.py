@@ -60,8 +60,8 @@ class Comparison(NamedTuple):
     seeds: set[int]
 
     @property
-    def names(self) -> list[str]:
-        return [in_cell(self.arm, self.cell), in_cell(self.control, self.cell)]
+    def names(self) -> tuple[str, str]:
+        return in_cell(self.arm, self.cell), in_cell(self.control, self.cell)
 
 
 def plan_repeat(
@@ -108,7 +108,7 @@ def plan_repeat(
         sweep=sweep,
         budget=dataclasses.replace(full.budget, seeds=n_pairs),
         variants=variants,
-        comparisons=(tuple(found.names),),
+        comparisons=(found.names,),
     )
     same = {}
     for full_name, planned in variants.items():
@@ -222,9 +222,20 @@ def read_repeats(path: Path) -> list[Repeat]:
     rows = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
     for number, row in enumerate(rows, 2):
         try:
-            texts = {key: csv_text(text) for key, text in row.items()}
+            texts = {key: csv_text(row[key]) for key in Repeat._fields}
             differences = tuple(map(float, texts["differences"].split()))
-            repeat = Repeat(**texts | {"seed": int(texts["seed"]), "differences": differences})
+            repeat = Repeat(
+                texts["study"],
+                texts["variant"],
+                texts["against"],
+                texts["cell"],
+                int(texts["seed"]),
+                differences,
+                texts["date"],
+                texts["commit"],
+                texts["versions"],
+                texts["processor"],
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path}, line {number}: it must have the columns {', '.join(Repeat._fields)}, as "

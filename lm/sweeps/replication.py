@@ -98,9 +98,11 @@ def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
         verdict = judge(ours.interval(level), sign, margin)
         chance = power(ours, theirs.mean, sign, margin, level)
         url = arm.get("url", content.get("url", ""))
-        names = arm["variant"], arm["against"]
         note = arm.get("note", "")
-        comparisons.append(Comparison(*names, theirs, ours, level, verdict, chance, url, note))
+        compared = Comparison(
+            arm["variant"], arm["against"], theirs, ours, level, verdict, chance, url, note
+        )
+        comparisons.append(compared)
     return content, comparisons
 
 
