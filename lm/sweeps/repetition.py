@@ -158,6 +158,7 @@ def finish_repeat(study: str, workdir: Path) -> str:
         raise UserError(f"{workdir}: there is nothing to compare: {claim.missing}")
     about = next(iter(record["variants"].values()))
     start = record["starts"][-1]
+    git = start["git"] or {"commit": "unknown", "dirty": False}
     repeat = Repeat(
         study,
         claim.variant,
@@ -166,7 +167,7 @@ def finish_repeat(study: str, workdir: Path) -> str:
         about["seeds"][0],
         tuple(round(x, 6) for x in claim.differences),
         time.strftime("%Y-%m-%d"),
-        (start["git"] or {"commit": "unknown"})["commit"],
+        git["commit"] + " with uncommitted changes" * git["dirty"],
         ", ".join(f"{k} {v}" for k, v in start["versions"].items() if k in ("jax", "python")),
         start["processor"],
     )
