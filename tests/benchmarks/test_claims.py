@@ -164,6 +164,16 @@ def test_the_index_and_the_page_of_the_study_name_the_same_claims():
         ]
 
 
+def test_the_ratios_in_the_index_are_those_of_the_table():
+    index = (RESULTS / "README.md").read_text()
+    (row,) = [line for line in index.splitlines() if line.endswith(f"[{claims.LONGER}]({claims.LONGER}.md) |")
+              and line.startswith("| Do the six")]  # fmt: skip
+    table = claims.longer(RESULTS)
+    ratios = re.findall(r"-?[\d.]+ \[-?[\d.]+, -?[\d.]+\]", row)
+    assert len(ratios) == 5
+    assert [ratio for ratio in ratios if f"| {ratio} |" not in table] == []
+
+
 def test_lines_of_the_same_claim_are_pooled(tmp_path):
     (tmp_path / claims.STUDY).mkdir()
     for name in ("runs.csv", "sweep.json"):
