@@ -39,6 +39,7 @@ VARIANTS = [
     Variant("nanoGPT, compiled", side="nanogpt"),
     Variant("6 heads of 128", overrides={"model.n_heads": 6}),
     Variant("logits at once", overrides={"train.loss_chunk": 0}),
+    Variant("rounded logits", overrides={"model.round_logits": True}),
     Variant("batch 32", "124M@32"),
     Variant("batch 64", "124M@64"),
     Variant("scanned", overrides={"model.scan_layers": True}),
@@ -46,8 +47,8 @@ VARIANTS = [
     Variant("joined q, k, v", overrides={
         "train.compiler_options": ("xla_gpu_dot_merger_threshold_mb=32",)}),
     Variant("products by Triton", env={"XLA_FLAGS": TRITON}),
-    Variant("heads of 128, logits at once, batch 32", "124M@32",
-            {"model.n_heads": 6, "train.loss_chunk": 0}),
+    Variant("heads of 128, rounded logits at once, batch 32", "124M@32",
+            {"model.n_heads": 6, "model.round_logits": True, "train.loss_chunk": 0}),
 ]  # fmt: skip
 TINY = [
     Variant("default", "tiny"),

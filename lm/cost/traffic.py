@@ -21,7 +21,8 @@ OTHER = "element by element"
 _INSTRUCTION = re.compile(
     r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)"
 )
-_OPERAND = re.compile(r"%([\w.-]+)")
+# JAX 0.12 writes %t#1 for element 1 of the tuple t, and %t#1#0 for an element of that.
+_OPERAND = re.compile(r"%([\w.-]+(?:#\d+)*)")
 _FUSED = re.compile(r"calls=%?([\w.-]+)")
 # Arrays with their layout; XLA:TPU marks those outside of the device's memory, in VMEM for
 # instance, by S(1).
@@ -33,9 +34,10 @@ _NO_KERNEL = {
     "opt-barrier", "partition-id", "replica-id", "async-start", "iota", "add-dependency", "domain",
 }  # fmt: skip
 _SLICES = ("slice", "dynamic-slice", "gather")
-_PRODUCT = re.compile(r" (?:dot|convolution)\(|gemm|cublas")
+# Targets are in quotes; operands are named after targets, too.
+_PRODUCT = re.compile(r' (?:dot|convolution)\(|"[^"]*(?:gemm|cublas)')
 _CUBLAS = re.compile(r'custom_call_target="__cublas')
-_ATTENTION = re.compile(r"fmha|tpu_custom_call|splash|flash")
+_ATTENTION = re.compile(r'"[^"]*(?:fmha|tpu_custom_call|splash|flash)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +95,41 @@ def kernels(text: str) -> list[Kernel]:
 
 
 def _parse(lines: list[str]) -> dict[str, _Instruction]:
-    instructions = {}
+    instructions: dict[str, _Instruction] = {}
     for match in filter(None, map(_INSTRUCTION.match, lines)):
         name = match["name"]
         operands = _OPERAND.findall(match["rest"].split("), ")[0])
+        for operand in operands:
+            _add_element(operand, instructions)
         instructions[name] = _Instruction(name, match["type"], match["op"], operands, match.string)
     return instructions
+
+
+def _add_element(operand: str, instructions: dict[str, _Instruction]) -> None:
+    """Add the instruction that takes an element of a tuple; see _OPERAND."""
+    value, mark, index = operand.rpartition("#")
+    if not mark or operand in instructions:
+        return
+    _add_element(value, instructions)
+    type = _elements(instructions[value].type)[int(index)]
+    instructions[operand] = _Instruction(operand, type, "get-tuple-element", [value], "")
+
+
+def _elements(type: str) -> list[str]:
+    """Return the types of a tuple's elements.
+
+    >>> _elements("(f32[2,3]{1,0:T(8,128)}, (s32[], pred[]), /*index=2*/u8[0]{0})")
+    ['f32[2,3]{1,0:T(8,128)}', '(s32[], pred[])', '/*index=2*/u8[0]{0}']
+    """
+    elements = [""]
+    depth = 0
+    for letter in type[1:-1]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            elements.append("")
+        else:
+            elements[-1] += letter
+    return [element.strip() for element in elements]
 
 
 def _called(i: _Instruction) -> str:
@@ -178,9 +209,9 @@ def _written(i: _Instruction, computation: dict, fused: dict) -> int:
         return max((_bytes(part) for part in _arrays(i.type)), default=0)
     if not fused and i.op == "dynamic-update-slice":
         return _bytes(computation[i.operands[1]].type)
-    if _CUBLAS.search(i.line):  # (result, ..., workspace)
-        return sum(_bytes(part) for part in _arrays(i.type)[:-1])
     root = next(filter(_is_root, fused.values()), None)
+    if _CUBLAS.search(root.line if root else i.line):  # (result, ..., workspace)
+        return sum(_bytes(part) for part in _arrays(i.type)[:-1])
     if root is None:
         return _bytes(i.type)
     results = [root]

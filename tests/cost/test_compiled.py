@@ -179,6 +179,9 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
   %k = f32[25]{0} custom-call(%h), custom_call_target="__cudnn$fmhaSoftmax"
   %c = bf16[25]{0} fusion(%stacked), kind=kLoop, calls=%slice_in_16_bits
   %d = bf16[25]{0} fusion(%stacked), kind=kLoop, calls=%nested
+  %cublas.1 = (f32[25]{0}, (s32[]{:T(128)}, f32[100]{0})) custom-call(), custom_call_target="other"
+  %o = f32[25]{0} negate(%cublas.1#0)
+  %q = bf16[25]{0} fusion(%cublas.1#1#1), kind=kLoop, calls=%slice_in_16_bits
   %e = f32[10,10]{1,0} fusion(%stacked), kind=kLoop, calls=%relabelled
   %g = (bf16[8,8]{1,0}, s8[1000]{0}) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul"
   ROOT %z = bf16[8,2]{1,0} fusion(%x, %y), kind=kOutput, calls=%product
@@ -193,6 +196,9 @@ ENTRY %main (x: bf16[8,4], y: bf16[4,2]) -> bf16[8,2] {
         (traffic.ATTENTION, "k"): (2 * 25 * 4, 1),
         (traffic.OTHER, "c"): (25 * 4 + 25 * 2, 1),
         (traffic.OTHER, "d"): (25 * 4 + 25 * 2, 1),
+        (traffic.OTHER, "cublas.1"): (25 * 4 + 4 + 100 * 4, 1),
+        (traffic.OTHER, "o"): (2 * 25 * 4, 1),  # element 0 of a tuple, in the text of JAX 0.12
+        (traffic.OTHER, "q"): (25 * 4 + 25 * 2, 1),
         (traffic.OTHER, "e"): (2 * 100 * 4, 1),
         (traffic.PRODUCTS, "g"): (2 * (2 * 32 + 64), 1),  # without the workspace of cuBLAS
         (traffic.PRODUCTS, "z"): (2 * (32 + 16), 1),  # y is not in the device's memory
