@@ -10,6 +10,7 @@ import optax
 from lm import parameters
 from lm.config import OptimizerConfig
 from lm.system.errors import UserError
+from lm.update_rules.ademamix import ademamix
 from lm.update_rules.matrices import for_matrices
 from lm.update_rules.muon import MUON
 from lm.update_rules.muon_hyperball import MUON_HYPERBALL
@@ -90,18 +91,27 @@ def cautious(decay: optax.GradientTransformation) -> optax.GradientTransformatio
     return optax.GradientTransformation(decay.init, update)
 
 
-def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table):
+def _adam(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table, steps: int):
+    return optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps)
+
+
+def _lion(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table, steps: int):
+    return optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0)
+
+
+def _sgd(o: OptimizerConfig, schedule: optax.Schedule, table: parameters.Table, steps: int):
     return optax.sgd(schedule, momentum=o.momentum or None, nesterov=o.nesterov and o.momentum > 0)
 
 
 MATRIX_RULES = {"muon": MUON, "normuon": NORMUON, "muonh": MUON_HYPERBALL, "soap": SOAP}
 
-# (config, schedule, parameter table) -> updates without clipping and weight decay, scaled by minus
-# the learning rate. They receive the loss as `value`.
+# (config, schedule, parameter table, steps of the training) -> updates without clipping and weight
+# decay, scaled by minus the learning rate. They receive the loss as `value`.
 UPDATE_RULES: dict[str, Callable] = {
-    "adamw": lambda o, schedule, table: optax.adam(schedule, b1=o.b1, b2=o.b2, eps=o.eps),
+    "adamw": _adam,
     "sgd": _sgd,
-    "lion": lambda o, schedule, table: optax.lion(schedule, b1=o.b1, b2=o.b2, weight_decay=0.0),
+    "lion": _lion,
+    "ademamix": ademamix,
     "schedule_free": adam_without_momentum,  # make_optimizer averages its steps
 } | {name: functools.partial(for_matrices, rule) for name, rule in MATRIX_RULES.items()}
 
@@ -113,6 +123,7 @@ UPDATE_RULES: dict[str, Callable] = {
 WIDTH_SCALES = {
     "adamw": lambda factor: (1 / factor, 1.0),
     "lion": lambda factor: (1 / factor, 1.0),
+    "ademamix": lambda factor: (1 / factor, 1.0),
     "muon": lambda factor: (1.0, 1.0),
     "normuon": lambda factor: (factor**-0.5, 1.0),  # the root mean square of an update is fixed
     "muonh": lambda factor: (1.0, 1.0),
@@ -172,7 +183,7 @@ def make_optimizer(
     """
     schedule = learning_rate_schedule(o, steps)
     clip = [] if o.clip_norm is None else [optax.clip_by_global_norm(o.clip_norm)]
-    chain = [UPDATE_RULES[o.name](o, schedule, table)]
+    chain = [UPDATE_RULES[o.name](o, schedule, table, steps)]
     if factor != 1:
         scales = width_scales(o, table, factor)
         chain.append(

@@ -32,6 +32,7 @@ KINDS = {
     "one branch": {"branches": ("attention*2",)},
     "attention twice": {"branches": ("attention", "attention", "ffn"), "residual": "parallel"},
     "looped": LOOPED,
+    "looped, with their input": LOOPED | {"loop_input": "mix"},
     "all looped": {"loops": 2, "window_pattern": (0, 3), "residual": "depth_attention"},
     "looped macaron": LOOPED | MACARON | {"residual": "hyper_connections", "attn_gate": "head"},
 }
@@ -279,6 +280,40 @@ def test_a_mixer_does_not_read_the_keys_that_are_not_its_own(mixer):
 def test_mixers_refuse_what_they_would_do_in_another_way(keys, said):
     ((_, text),) = checks.problems(Config(model=ModelConfig(**keys)), (checks.ideas,))
     assert said in text
+
+
+@pytest.mark.parametrize(("loop_input", "a", "b"), [("add", 1, 1), ("mix", 0.5, 2), ("mix", 1, 0)])
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_later_turns_read_the_input_of_the_looped_layers(loop_input, a, b, scan_layers):
+    """Turns one by one: layers 0 1 2, then 1 2, then 1 2 3, each from what the one before gave."""
+    c = tiny(model=LOOPED | {"loop_input": loop_input, "scan_layers": scan_layers}).model
+    params = redrawn(c)
+    if loop_input == "mix":
+        params |= {"loop_scale_D": a * jnp.ones(c.d_model)}
+        params |= {"loop_input_scale_D": b * jnp.ones(c.d_model)}
+    plain = dataclasses.replace(c, loops=1, loop_layers=None, loop_input="none", scan_layers=False)
+
+    def run(x_BTD, layers):
+        """Return the stream after some layers."""
+        seen = {}
+
+        def tap(here, name, x):
+            if name == "embedding":
+                return x if x_BTD is None else x_BTD
+            seen[name] = x
+            return x
+
+        some = dataclasses.replace(plain, n_layers=len(layers))
+        kept = {name: x for name, x in params.items() if not name.startswith("loop")}
+        kept["layers"] = jax.tree.map(lambda p: p[np.array(layers)], params["layers"])
+        h_BTD = model.hidden(kept, some, TOKENS, tap=tap)
+        return seen["residual"], h_BTD
+
+    e_BTD, _ = run(None, [0])
+    x_BTD, _ = run(e_BTD, [1, 2])
+    x_BTD, _ = run(a * x_BTD + b * e_BTD, [1, 2])
+    _, expected = run(a * x_BTD + b * e_BTD, [1, 2, 3])
+    np.testing.assert_allclose(hidden(c, params), expected, rtol=0, atol=1e-5)
 
 
 def test_an_idea_between_turns_knows_the_turn_and_has_a_cache_in_each(monkeypatch, fresh_tables):

@@ -237,7 +237,7 @@ def test_worked_changes_train(tmp_path):
         path = tmp_path / file
         path.write_text(apply(read(path), place, code), encoding="utf-8")
     keys = changed_keys()
-    assert len(keys) == 6
+    assert len(keys) == 4
     small = {
         "model.d_model": 16,
         "model.n_layers": 1,

@@ -97,6 +97,9 @@ VARIANTS = {
     "RG-LRU in two of three layers": Row(
         {"mixers": ("rg_lru", "rg_lru", "attention")}, sequence=False
     ),
+    "Kimi delta attention in three of four layers": Row(
+        {"mixers": ("kda", "kda", "kda", "attention")}, sequence=False
+    ),
     "experts": Row({"ffn": "moe", "n_experts": 4}, sequence=False),
     "experts after the first layer, one shared": Row(
         {
@@ -192,7 +195,8 @@ def smooth(row: Row) -> dict:
     """Return keys against rounding, which the norm of a recurrence's near-zero outputs multiplies
     by norm_eps^-0.5.
     """
-    return {"norm_eps": 0.1} if "gated_delta" in row.keys else {}
+    has_it = "gated_delta" in row.keys or "kda" in row.keys.get("mixers", ())
+    return {"norm_eps": 0.1} if has_it else {}
 
 
 def with_many_tokens(row: Row):
@@ -242,6 +246,7 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     keys = {key for site in ideas.SITES.values() for key in site}
     tested = {key for row in VARIANTS.values() for key in row.keys}
     tested |= {"multi_token_prediction", "deep_supervision"}  # below; neither changes evaluation
+    tested |= {"loop_input"}  # tests/test_blocks.py
     tested |= {"masked_diffusion"}  # tests/generation/test_diffusion.py: it looks ahead
     assert keys <= tested
     default = tiny().model
@@ -260,6 +265,7 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
         "latent attention",
         "talking heads in every second layer",
         "RG-LRU in two of three layers",
+        "Kimi delta attention in three of four layers",
     }
     on = [
         {(key, value if key in ("residual", "rope_pattern") else True) for key, value in c.items()}

@@ -62,6 +62,7 @@ def test_learning_rates_follow_the_table():
     for name, hidden, others in (
         ("adamw", 0.25, 1.0),
         ("lion", 0.25, 1.0),
+        ("ademamix", 0.25, 1.0),
         ("sgd", 1.0, 4.0),
         ("muon", 1.0, 1.0),
         ("normuon", 0.5, 1.0),
@@ -94,7 +95,7 @@ def test_learning_rates_follow_the_table():
 )
 def test_weights_with_few_outputs_have_adams_rate_only(idea, path):
     table = parameters.parameter_table(wide(4, **idea, **MUP).model)
-    for name in ("adamw", "lion", "schedule_free"):
+    for name in ("adamw", "lion", "schedule_free", "ademamix"):
         assert (
             parameters.flat(width_scales(OptimizerConfig(name=name), table, 4.0))[f"layers/{path}"]
             == 0.25

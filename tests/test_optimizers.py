@@ -265,6 +265,32 @@ def test_soap_ends_on_several_cpu_devices(bench, tmp_path):
             run.kill()  # SIGTERM would not end it
 
 
+@pytest.mark.parametrize(("slow_warmup_steps", "warmup"), [(None, 8), (3, 3)])
+def test_ademamix_follows_its_algorithm_with_the_warmups_of_its_slow_average(
+    slow_warmup_steps, warmup
+):
+    table = {"w": Parameter((3, 4), "DF", "weight", contract="D")}
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((3, 4))
+    grads = rng.standard_normal((8, 3, 4))
+    o = OptimizerConfig(
+        name="ademamix",
+        learning_rate=0.1,
+        schedule="constant",
+        weight_decay=0.0,
+        clip_norm=None,
+        slow_warmup_steps=slow_warmup_steps,
+    )
+    tx = make_optimizer(o, 8, table)
+    params = {"w": jnp.asarray(start, jnp.float32)}
+    state, update = tx.init(params), jax.jit(tx.update)
+    expected = update_rules.ademamix(start, grads, 0.1, warmup)
+    for g, x in zip(grads, expected, strict=True):
+        change, state = update({"w": jnp.asarray(g, jnp.float32)}, state, params)
+        params = {"w": params["w"] + change["w"]}
+        np.testing.assert_allclose(params["w"], x, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "case", AUTHORS["schedule_free"], ids=lambda case: f"warmup_{case['warmup_steps']}"
 )
@@ -294,7 +320,9 @@ def test_schedule_free_follows_its_authors_package(case):
 
 def test_a_rule_of_optax_may_ask_for_the_loss(monkeypatch):
     """Polyak's step is loss / |gradient|^2 (Loizou et al. 2021, arXiv:2002.10542, with f* = 0)."""
-    monkeypatch.setitem(UPDATE_RULES, "sgd", lambda o, schedule, table: optax.polyak_sgd(1e9))
+    monkeypatch.setitem(
+        UPDATE_RULES, "sgd", lambda o, schedule, table, steps: optax.polyak_sgd(1e9)
+    )
     config = tiny(optimizer={"name": "sgd", "weight_decay": 0.0, "clip_norm": None})
     state, batch = state_of(config), {"tokens": jnp.arange(36).reshape(4, 9) * 5 % 19}
     means, grads = jit_gradients(state, batch, config)

@@ -33,7 +33,11 @@ OTHER_STREAMS = (
     "hyper_connections",
 )
 WITHOUT_MUP = ("latent", "talking_heads")  # mixers whose scores and rates muP here does not scale
-OF_ONE_STREAM = ("residual_scalars", "conv_stream")  # ideas that change it before each block
+OF_ONE_STREAM = (
+    "residual_scalars",
+    "conv_stream",
+    "loop_input",
+)  # ideas that change it before each block
 Problem = tuple[str, str]
 
 
@@ -390,6 +394,12 @@ def order_and_packing(config: Config) -> Iterator[Problem]:
 def update_rule(config: Config) -> Iterator[Problem]:
     o = config.optimizer
     m = config.model
+    if o.name == "ademamix" and m.param_dtype != "float32":
+        text = " is too coarse for the slow average of ademamix; use float32"
+        yield "model.param_dtype optimizer.name", text
+    if o.name == "ademamix" and o.b3 < o.b1:
+        text = f" is less than b1 = {o.b1}, but the slow average is slower; use 0.9999"
+        yield "optimizer.b3 optimizer.b1 optimizer.name", text
     if o.name != "schedule_free":
         return
     if o.schedule != "constant" and config.train.steps:
@@ -502,7 +512,7 @@ def ideas(config: Config) -> Iterator[Problem]:
         text = f" normalizes the plain sum, which residual = {m.residual} replaces; use pre"
         yield "model.norm_placement model.residual", text
     for name in OF_ONE_STREAM:
-        if m.residual in OTHER_STREAMS and getattr(m, name):
+        if m.residual in OTHER_STREAMS and getattr(m, name) not in (False, "none"):
             text = (
                 f"it changes the one stream of residual = sum; with {m.residual} few layers "
                 "read it; use one of both"

@@ -192,8 +192,8 @@ class ModelConfig:
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
         "that fall to 0", whole=(True,))
     mixers: tuple[str, ...] = key(("attention",), "what lets positions see each other in each layer, repeated over the "
-        "depth: attention, latent attention (DeepSeek-V2), talking heads, or the recurrence of Griffin",
-        choices=("attention", "latent", "talking_heads", "rg_lru"), whole=("rg_lru",))
+        "depth: attention, latent attention (DeepSeek-V2), talking heads, the recurrence of Griffin, or Kimi delta "
+        "attention", choices=("attention", "latent", "talking_heads", "rg_lru", "kda"), whole=("rg_lru", "kda"))
     latent_width: int | None = key(None, "width of the vector that a cache keeps of a token; none: 4 d_head",
         only="mixers=latent", low=1)
     branches: tuple[str, ...] = key(("attention", "ffn"), "branches of a block in this order, with a factor, if any; "
@@ -201,6 +201,8 @@ class ModelConfig:
     loops: int = key(1, "how often the looped layers are applied, with the same parameters", low=1)
     loop_layers: tuple[int, ...] | None = key(None, "the looped layers, (first, end); none: all", only="loops!=1",
         low=0)
+    loop_input: str = key("none", "what later turns read besides the stream: the input of the looped layers, added "
+        "or in a learned mix", only="loops!=1", choices=("none", "add", "mix"))
     deep_supervision: float | None = key(None, "weight in the loss of the logits of the stream at half of the depth",
         above=0.0)
     masked_diffusion: bool = key(False, "hide random tokens and predict them from those before and after, as in LLaDA "
@@ -297,7 +299,7 @@ class OptimizerConfig:
 
     name: str = key("adamw", "update rule; muon, normuon, muonh (Muon on a sphere) and soap update matrices between "
         "features, and adamw all else",
-        choices=("adamw", "sgd", "lion", "muon", "normuon", "muonh", "soap", "schedule_free"))
+        choices=("adamw", "sgd", "lion", "muon", "normuon", "muonh", "soap", "schedule_free", "ademamix"))
     learning_rate: float = key(1e-3, "peak learning rate", above=0.0)
     schedule: str = key("cosine", "course of the learning rate after the warm-up (wsd: warm-up, stable, decay)",
         choices=("constant", "linear", "cosine", "wsd"))
@@ -313,6 +315,10 @@ class OptimizerConfig:
     b2: float = key(0.95, ("decay rate of the second moment; soap: of its statistics, too; lion: "
                           "of the momentum"),
         only="name!=sgd", low=0.0, below=1.0)
+    b3: float = key(0.9999, "decay rate of the slow average of gradients", only="name=ademamix", above=0.0, below=1.0)
+    slow_weight: float = key(5.0, "weight of the slow average in an update", only="name=ademamix", low=0.0)
+    slow_warmup_steps: int | None = key(None, "steps in which this weight and the half-life of the slow average grow; "
+        "none: train.steps. With a number, a run may be resumed with more steps", only="name=ademamix", low=1)
     eps: float = key(1e-8, "epsilon added to the denominator", only="name!=sgd,lion", above=0.0)
     momentum: float = key(0.0, "decay rate of the momentum; 0: no momentum", only="name=sgd", low=0.0, below=1.0)
     nesterov: bool = key(True, "use Nesterov momentum", only="name=sgd,muon,muonh")

@@ -53,7 +53,9 @@ from lm.ideas import (
     forgetting_gate,
     gated_delta,
     hyper_connections,
+    kimi_delta,
     latent_attention,
+    loop_input,
     masked_diffusion,
     moe,
     multi_token_prediction,
@@ -75,10 +77,13 @@ from lm.system.errors import UserError
 SITES: dict[str, dict[str, Any]] = {
     "token_embeddings": {"masked_diffusion": masked_diffusion},  # embedding_VD, the table
     "embedding": {"token_shift": token_shift},  # x_BTD, the stream before the first block
-    "turn_input": {},  # x_BTD, before each turn of the looped layers; here.turn
+    "turn_input": {
+        "loop_input": loop_input
+    },  # x_BTD, before each turn of the looped layers; here.turn
     "block_input": {  # x_BTD, at the start of each block
         "residual_scalars": residual_scalars,
         "conv_stream": short_convolution.stream,
+        "loop_input": loop_input,
         "deep_supervision": deep_supervision,
     },
     # (q_BTHK, k_BTGK), after the rotation
@@ -124,7 +129,12 @@ RESIDUALS = {
     "parallel": parallel_branches,
 }
 FEED_FORWARDS = {"moe": moe}
-MIXERS = {"latent": latent_attention, "talking_heads": talking_heads, "rg_lru": rg_lru}
+MIXERS = {
+    "latent": latent_attention,
+    "talking_heads": talking_heads,
+    "rg_lru": rg_lru,
+    "kda": kimi_delta,
+}
 
 
 def is_on(value: Any) -> bool:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import jax
 
-from lm import ideas
 from lm.config import Config, as_resolved, to_dict
 from lm.system.errors import UserError
 from lm.system.files import COUNT, files_below, read_json, to_json, write_text
 from lm.workdir.checkpoints import verify
-from lm.workdir.config_changes import compare_configs, stable_steps
+from lm.workdir.config_changes import compare_configs, depends_on_steps, stable_steps
 from lm.workdir.directory import fill
 from lm.workdir.metrics import cut_back
 from lm.workdir.saved_run import checkpoint_steps, holds_run
@@ -61,10 +60,8 @@ def _shared_step(source: Path, config: Config) -> tuple[int, list[str]]:
             "= none"
         )
     has_other_length = steps != old["train"]["steps"]
-    if has_other_length and (changing := ideas.changing_terms(as_resolved(config).model)):
-        raise UserError(
-            f"--branch_from: the weights in the loss of {changing} depend on train.steps"
-        )
+    if has_other_length and (changing := depends_on_steps(as_resolved(config))):
+        raise UserError(f"--branch_from: {changing} would change with train.steps")
     problems, changed = compare_configs(old, config)
     if problems:
         raise UserError(

@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 def for_matrices(
-    rule: MatrixRule, o: OptimizerConfig, schedule: optax.Schedule, table: Table
+    rule: MatrixRule, o: OptimizerConfig, schedule: optax.Schedule, table: Table, steps: int
 ) -> optax.GradientTransformation:
     """Return a rule of hidden matrices together with AdamW for all other parameters.
 

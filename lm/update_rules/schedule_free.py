@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 def adam_without_momentum(
-    o: OptimizerConfig, schedule: optax.Schedule, table
+    o: OptimizerConfig, schedule: optax.Schedule, table, steps: int
 ) -> optax.GradientTransformation:
     """Return the changes of z, without weight decay."""
     rms = optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)

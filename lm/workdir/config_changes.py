@@ -75,23 +75,28 @@ def stable_steps(steps: int, optimizer) -> int:
     return max(optimizer.warmup_steps, math.floor(steps * (1 - optimizer.decay_fraction)))
 
 
+def depends_on_steps(config) -> str:
+    """Return what of a step changes with train.steps besides the learning rate; "": nothing."""
+    from lm import ideas  # imports jax
+
+    if config.optimizer.name == "ademamix" and config.optimizer.slow_warmup_steps is None:
+        return "the slow average of ademamix (set optimizer.slow_warmup_steps from the first step)"
+    changing = ideas.changing_terms(config.model)
+    return changing and f"the weights in the loss of {changing}"
+
+
 def refuse_growth(old: int, new: int, config, steps_made: int) -> str | None:
     """Return why a run of `old` steps cannot become one of `new` steps, or None if it can.
 
-    It can if the learning rate and the weights of the loss in each of the `steps_made` steps stay
-    what they were.
+    It can if the learning rate, and what else `depends_on_steps`, stays what it was in each of the
+    `steps_made` steps.
     """
     if new == old:
         return None
-    from lm import ideas  # imports jax
-
     line = f"config.train.steps: {old} -> {new} (run -> now)"
     optimizer = config.optimizer
-    if steps_made and (changing := ideas.changing_terms(config.model)):
-        return (
-            f"{line}: the weights in the loss of {changing} in the steps already trained would "
-            "change"
-        )
+    if steps_made and (changing := depends_on_steps(config)):
+        return f"{line}: {changing} in the steps already trained would change"
     ends_with_run = optimizer.schedule != "constant" and optimizer.decay_steps is None
     if new < old and not (
         ends_with_run and optimizer.schedule == "wsd" and steps_made <= stable_steps(new, optimizer)

@@ -8,6 +8,24 @@ these steps.
 import numpy as np
 
 
+def ademamix(x, grads, rate, warmup, b1=0.9, b2=0.95, b3=0.9999, alpha=5.0, eps=1e-8):
+    """Return x after each step of algorithm 1 of Pagliardini et al. 2024, with its schedulers."""
+
+    def half_life(b):
+        return np.log(0.5) / np.log(b)
+
+    fast = slow = square = 0.0
+    for t, g in enumerate(grads, 1):
+        a = min(1.0, t / warmup)
+        b3_t = 0.5 ** (1 / ((1 - a) * half_life(b1) + a * half_life(b3)))
+        fast = b1 * fast + (1 - b1) * g
+        slow = b3_t * slow + (1 - b3_t) * g
+        square = b2 * square + (1 - b2) * g**2
+        mean = fast / (1 - b1**t) + a * alpha * slow
+        x = x - rate * mean / (np.sqrt(square / (1 - b2**t)) + eps)
+        yield x
+
+
 def orthogonalized(g):
     """Return five steps x <- a x + b (x x^T) x + c (x x^T)^2 x from x = g / |g| (Jordan et al.
     2024).

@@ -34,6 +34,7 @@ RULES = {
     "muon": {"name": "muon", "schedule": "linear", "adam_learning_rate": 3e-3},
     "sgd": {"name": "sgd", "momentum": 0.9, "schedule": "wsd", "learning_rate": 0.1},
     "lion": {"name": "lion", "schedule": "constant"},
+    "ademamix": {"name": "ademamix", "schedule": "cosine"},
     "schedule_free": {"name": "schedule_free", "schedule": "constant", "cautious_decay": True},
 }
 

@@ -122,6 +122,15 @@ def test_a_run_can_be_extended_exactly_if_its_past_learning_rates_stay():
         check_growth(o, 100, 150)
 
 
+def test_the_slow_average_of_ademamix_grows_over_the_run_or_over_given_steps():
+    o = OptimizerConfig(name="ademamix", schedule="constant")
+    refusal = config_changes.refuse_growth(100, 150, Config(optimizer=o), 10)
+    assert "set optimizer.slow_warmup_steps" in refusal
+    assert config_changes.refuse_growth(100, 150, Config(optimizer=o), 0) is None
+    fixed = dataclasses.replace(o, slow_warmup_steps=100)
+    assert config_changes.refuse_growth(100, 150, Config(optimizer=fixed), 10) is None
+
+
 def test_a_run_can_be_shortened_only_where_both_lengths_are_stable():
     for schedule in ("constant", "linear", "cosine"):
         config = Config(optimizer=OptimizerConfig(schedule=schedule, warmup_steps=20))
