@@ -14,7 +14,12 @@ import numpy as np
 
 from benchmarks.calibration import cells
 from benchmarks.calibration.procedure import Answers, Design, simulate
-from benchmarks.calibration.published import Cell, published_cells
+from benchmarks.calibration.published import (
+    Cell,
+    correlations,
+    published_cells,
+    variance_of_control,
+)
 from lm.sweeps.tuning import CURVE, GRID, VERTEX
 from lm.system.errors import with_exit_code
 from lm.system.files import write_text
@@ -64,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     print(table(rows), end="\n\n", flush=True)
     alone = [in_single_cells(of_study, design, n_sweeps) for design in ALONE]
     print(table(alone), end="\n\n", flush=True)
-    print(over_cells(n_sweeps // 2), flush=True)
+    print(over_cells(n_sweeps // 2), end="\n\n", flush=True)
+    print(controls())
     if arguments.csv:
         write_text(arguments.csv, csv_table(list(rows[0]), rows + alone, digits=4))
     return 0
@@ -129,6 +135,21 @@ def over_cells(n_sweeps: int) -> str:
             covered = [_percent(float(np.mean(answers[name]))) for name in ("mean", "prediction")]
             rows.append([f"{n_cells}", f"{tau:g}", *covered])
     return markdown_table(["cells", "tau", "mean covered", "another cell covered"], rows)
+
+
+def controls() -> str:
+    """Return the variance of a difference by the weight of the baseline in the control."""
+    measured = correlations()
+    weights = (1.0, 0.25, 0.4)
+    found = [f"{variance_of_control(weight, *measured):.2f}" for weight in weights]
+    head = "correlation with the baseline {:.2f}, with the placebo {:.2f}; ".format(*measured)
+    return (
+        head
+        + "variance of a difference by the weight of the baseline: "
+        + ", ".join(
+            f"{weight:g}: {variance}" for weight, variance in zip(weights, found, strict=True)
+        )
+    )
 
 
 def _percent(share: float) -> str:

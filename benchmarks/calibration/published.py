@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lm.sweeps.declare import PLACEBO
 from lm.sweeps.record import read_page_record
+from lm.sweeps.report import read_page
 from lm.sweeps.results import choices_of, final_runs, runs_from_csv
 from lm.sweeps.tuning import Choice, above_optimum
 
@@ -132,3 +134,38 @@ def final_noise(losses_AS: np.ndarray) -> tuple[float, float]:
     noise = np.sum((centered_AS - of_seed_S) ** 2) / ((n_arms - 1) * (n_seeds - 1))
     seed = max(0.0, of_seed_S.var(ddof=1) - noise / n_arms)
     return math.sqrt(noise), math.sqrt(seed)
+
+
+def correlations(page: Path = STUDY) -> tuple[float, float]:
+    """Return the correlations over seeds of an arm with the baseline and with the placebo.
+
+    On average over the arms and the cells of a study, of the arms in which no run got stuck and
+    which have the baseline's update rule.
+    """
+    a = read_page(page)
+    baseline = a.record["baseline"]
+    against = {c.variant for c in a.claims if c.against == baseline and c.difference}
+    found = []
+    for cell in a.record["cells"]:
+        losses = {v.about["arm"]: v.losses for v in a.variants.values() if v.about["cell"] == cell}
+        arms = [list(losses[arm].values()) for arm in against - {PLACEBO}]
+        found.append(
+            [
+                np.mean([np.corrcoef(arm, list(losses[control].values()))[0, 1] for arm in arms])
+                for control in (baseline, PLACEBO)
+            ]
+        )
+    of_baseline, of_placebo = np.mean(found, axis=0)
+    return float(of_baseline), float(of_placebo)
+
+
+def variance_of_control(weight: float, of_baseline: float, of_placebo: float) -> float:
+    """Return the variance of an arm minus a control, in units of that of a run.
+
+    The control is the baseline with this weight and three placebos, which share the rest. They
+    correlate among each other as an arm does with a placebo.
+    """
+    r_BP = [[1.0, of_baseline, *[of_placebo] * 3], [of_baseline, 1.0, *[of_placebo] * 3]]
+    r_BP += [[of_placebo] * (2 + i) + [1.0] + [of_placebo] * (2 - i) for i in range(3)]
+    weights = np.array([1.0, -weight, *[-(1 - weight) / 3] * 3])
+    return float(weights @ np.array(r_BP) @ weights)

@@ -4,7 +4,8 @@
     python -m lm.sweep --config configs/sweeps/swiglu_tuned.py --budget full --dry-run --measure
 
 configs/sweeps/swiglu_vs_silu.py tunes the learning rate alone, without weight decay. Here every
-variant is tuned over the product of two lists: 15 points with 2 seeds each.
+variant is tuned over two lists in turn: the rate at the middle decay, then the decay, 8 points with
+2 seeds each.
 """
 
 from lm.sweeps import Sweep, match_params

@@ -333,7 +333,9 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
     rows = [["variant", "parameters", "FLOPs/token", "tokens per run", "tuned", "changes"]]
     for name, v in variants.items():
         lists = [(key, values) for key, values in v.plan.lists.items() if len(values) > 1]
-        tuned = " x ".join(f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists)
+        tuned = ", then ".join(
+            f"{key.rpartition('.')[2]} {_range(values)}" for key, values in lists
+        )
         numbers = (f"{v.n_params:,}", f"{v.flops:,.0f}", f"{v.tokens:,}")
         rows.append([name, *numbers, tuned or "nothing", _changes(name, variants)])
     n_tuning = sum(v.plan.n_points for v in variants.values()) * plan.budget.tuning_seeds
