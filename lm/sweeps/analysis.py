@@ -396,10 +396,10 @@ def _comparison(
         return dataclasses.replace(claim, missing=f"unstable: {n} runs diverged")
     if a.n_stuck or b.n_stuck:
         # A mean of runs that learned and runs that did not estimates neither.
-        n = [
+        stuck = [
             f"{v.n_stuck} of {len(v.losses)} runs of {v.about['arm']}" for v in (a, b) if v.n_stuck
         ]
-        missing = f"unstable: {' and '.join(n)} got stuck"
+        missing = f"unstable: {' and '.join(stuck)} got stuck"
         return dataclasses.replace(claim, missing=missing, is_counted=True)
     control = control_of(record, variants, pair)
     losses = control.mean(lambda v: v.losses)

@@ -22,6 +22,7 @@ from lm.sweeps.analysis import (
     expected_difference,
     noise_of,
 )
+from lm.sweeps.results import choices_of, shapes_of
 from lm.sweeps.statistics import BETTER, SAME, WORSE
 
 SIZES = {"small": (100, 0.4), "middle": (200, 0.2), "large": (400, 0.0)}
@@ -130,6 +131,27 @@ def test_the_expected_power_is_that_of_the_analyzed_sweep():
     for about in record["variants"].values():
         about["tune"] = {RATE: [0.002]}
     assert noise_of(record, without, 100) is None
+
+
+def test_a_change_that_is_added_does_not_alter_the_curves_of_its_study():
+    """The shape is given by the study then; without it a variant more may change that of all."""
+    record, runs = sweep()
+    record["design"] = "curve"
+    shape = shapes_of(record, runs)[""]
+    assert {c.shape for c in choices_of(record, runs).values()} == {shape}
+    given = choices_of(record | {"shapes": {"": shape + 0.5}}, runs)
+    assert {c.shape for c in given.values()} == {shape + 0.5}
+    assert shapes_of(record | {"design": "vertex"}, runs) == {}
+
+
+def test_a_variant_that_failed_in_its_tuning_does_not_stop_the_others():
+    record, runs = sweep()
+    record["design"] = "curve"
+    rest = [r for r in runs if r.variant != "wide" or r.point[RATE] != 0.004]
+    assert choices_of(record, rest)["gated"].point is None  # the shape of the cell is not known
+    choices = choices_of(record, rest, ["wide"])
+    assert choices["wide"].missing == ((0.004,),)
+    assert choices["gated"].point == pytest.approx((0.002,), rel=0.1)
 
 
 def test_a_control_is_the_mean_of_the_baseline_and_its_placebos():
