@@ -107,7 +107,7 @@ IN_ALL_FAMILIES: dict[str, tuple] = {
 # Our keys that do not change what a trained model computes, beyond rounding.
 WITHOUT_EFFECT = frozenset({
     "dropout", "init", "embed_std", "init_draw", "zero_init_residual", "mup_base_d_model", "mup_base_d_head",
-    "param_dtype", "compute_dtype", "scan_layers", "attention", "remat", "moe_balance", "router_z",
+    "param_dtype", "compute_dtype", "round_logits", "scan_layers", "attention", "remat", "moe_balance", "router_z",
     "multi_token_prediction", "deep_supervision",
 })  # fmt: skip
 # Values of our keys in families that do not mention them: the defaults, so that an idea is off.
