@@ -87,14 +87,16 @@ def devices_per_group(group: int, sizes: dict[str, int], axes: tuple[str, ...]) 
     return min(Counter(number // group for number in numbers).values())
 
 
-def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Iterator[Transfer]:
+def transfers(
+    config: Resolved, sizes: dict[str, int], n_slices: int = 1, platform: str = "cpu"
+) -> Iterator[Transfer]:
     """Yield what a step sends (see lm/parallel/sharding.py), over `n_slices` slices of TPUs.
 
     The slices divide the replica axis. Scalars, gains and biases are left out.
     """
     in_slice = sizes | {"replica": sizes["replica"] // n_slices, "slices": n_slices}
     for what, kind, axes, payload, times in (
-        *_fsdp_transfers(config, sizes, n_slices),
+        *_fsdp_transfers(config, sizes, n_slices, platform),
         *_tensor_transfers(config, sizes),
         *_sequence_transfers(config, sizes),
         *_matrix_transfers(config, sizes),
@@ -105,7 +107,9 @@ def transfers(config: Resolved, sizes: dict[str, int], n_slices: int = 1) -> Ite
             yield Transfer(what, kind, axes, n, payload, times)
 
 
-def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> Iterator[tuple]:
+def _fsdp_transfers(
+    config: Resolved, sizes: dict[str, int], n_slices: int, platform: str
+) -> Iterator[tuple]:
     """Yield the gathers of parameters over fsdp, and the sums of gradients over fsdp and others.
 
     Parameters without an axis of d_model, such as tables of values by token, are not sharded over
@@ -129,6 +133,8 @@ def _fsdp_transfers(config: Resolved, sizes: dict[str, int], n_slices: int) -> I
     embeddings = sum(size(p) for p in sharded.values() if p.kind == "embedding")
     head = size(sharded["embedding" if m.tie_embeddings else "head/w_DV"]) if sharded else 0
     gradients = (layers + embeddings + head) * 4
+    if m.tie_embeddings and platform == "gpu":  # XLA sums both gradients before it sends them
+        gradients -= head * 4
     gather = ("all-gather", ("fsdp",))
     yield "parameters of the layers, forward and backward", *gather, layers * compute, 2 * n
     outer = embeddings * param + head * compute

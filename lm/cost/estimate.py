@@ -83,7 +83,7 @@ def estimate(config: Resolved, device_name: str, n_devices: int, n_slices: int =
             f"{published}"
         )
     memory = memory_per_device(config, device, sizes)
-    sent = tuple(transfers(config, sizes, n_slices))
+    sent = tuple(transfers(config, sizes, n_slices, device.platform))
     # bytes that the optimizer moves, gradients included
     update = 3 * memory.parameters + 2 * memory.optimizer
     moved = moved_activation_bytes(config, sizes)

@@ -352,15 +352,22 @@ CUDNN = pytest.mark.skipif(
     [
         pytest.param("v5e", "auto", marks=installed("v5e")),
         pytest.param("v5p", "einsum", marks=installed("v5p")),
-        pytest.param("h100", "einsum", marks=installed("h100")),
+        pytest.param("h100", "tied", marks=installed("h100")),
         pytest.param("h100", "cudnn", marks=[installed("h100"), CUDNN]),
         pytest.param("h100", "gated_delta", marks=installed("h100")),
     ],
 )
 def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
     """The state is replaced in place, and what is sent over fsdp 4 and tensor 2 was planned."""
-    mixing = {"gated_delta": "all"} if attention == "gated_delta" else {"attention": attention}
+    mixing = {"attention": attention}
+    if attention == "gated_delta":
+        mixing = {"gated_delta": "all"}
+    if attention == "tied":  # gradients of the tied embedding are sent once on GPUs
+        mixing = {"tie_embeddings": True}
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, **mixing))
+    if attention == "tied":
+        muon = dataclasses.replace(CONFIG.optimizer, name="muon")
+        config = dataclasses.replace(config, optimizer=muon)
     if attention == "cudnn":  # which reads the documents as a mask
         config = dataclasses.replace(
             config, data=dataclasses.replace(config.data, packing="documents")
@@ -375,6 +382,9 @@ def test_the_real_compilers_agree_with_the_plan(device, attention, tmp_path):
         assert c.sent[collective] == pytest.approx(e.sent_by_collective[collective], rel=0.1), (
             collective
         )
+    if device == "h100":
+        scattered = "reduce-scatter", ("fsdp",)
+        assert c.sent[scattered] == pytest.approx(e.sent_by_collective[scattered], rel=0.01)
 
 
 @pytest.mark.slow
