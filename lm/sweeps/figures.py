@@ -65,7 +65,8 @@ def differences(a: Analysis) -> Figure:
     """Draw a comparison per row: its name, seeds, mean and intervals, and the numbers.
 
     A diamond is a mean over cells, its ticks are the cells, in a color per text, and its dotted line
-    is the prediction interval. The thin bar is the interval of Holm's level.
+    is the prediction interval. The thin bar is the interval of Holm's level. A gray band is the
+    spread of the placebos of a row's control.
     """
     claims = a.shown()
     margin = a.record["margin"]
@@ -77,6 +78,9 @@ def differences(a: Analysis) -> Figure:
     beside = axes.get_yaxis_transform()
     for claim, y in zip(claims, rows, strict=True):
         axes.text(1.05, y, _numbers(claim), transform=beside, va="center", fontsize=7.5)
+        band = np.clip(a.placebo_band(claim.against, claim.cell), *limits)
+        if claim.kind != PLACEBO and band[0] < band[1]:
+            axes.fill_betweenx((y - 0.5, y + 0.5), *band, color="#cccccc", linewidth=0, zorder=-0.5)
         if claim.difference:
             ticks = list(of_cells.values()) if claim.cell == MEAN else []
             _draw_claim(axes, claim, claim.difference, y, limits, ticks)

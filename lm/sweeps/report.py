@@ -41,8 +41,9 @@ CAPTIONS = {
     "differences": (
         "differences in test loss",
         "Ticks: single seeds, or cells for a mean (diamond), in a color per text. Thick bars: 95 % "
-        "intervals. Thin bars: intervals at Holm's level, from which the verdict is read. Dotted: prediction "
-        "interval. Shaded: the margin. Gray: placebo and secondary rows. Left of 0 the first variant is better.",
+        "intervals. Thin bars: intervals at Holm's level, from which the verdict is read. Dotted: "
+        "prediction interval. Shaded: the margin, and darker the spread of several placebos. Gray: "
+        "placebo and secondary rows. Left of 0 the first variant is better.",
     ),
     "learning_rates": (
         "validation loss over the learning rate",

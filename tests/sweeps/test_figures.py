@@ -7,7 +7,7 @@ import pytest
 from synthetic_sweep import DIVERGED, GRID, RATE, changed, sweep
 
 from lm.sweeps import figures
-from lm.sweeps.analysis import analyze
+from lm.sweeps.analysis import PLACEBO, analyze
 
 SIZES = {"small": (100, 0.4), "large": (400, 0.0)}
 
@@ -43,6 +43,19 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     names = [label.get_text() for label in axes.get_yticklabels()]
     rows = dict(zip(names, texts(axes), strict=True))
     assert rows["wide − plain (mean)"].startswith("unstable: 1 of 5")
+
+
+def test_the_spread_of_several_placebos_is_a_band_in_the_rows_of_their_control(monkeypatch):
+    a = analyze(*sweep())
+    bands = {"plain": (-0.01, 0.02)}
+    monkeypatch.setattr(type(a), "placebo_band", lambda self, against, cell: bands[against])
+    axes = figures.differences(a).axes[0]
+    corners = [band.get_datalim(axes.transData) for band in axes.collections]
+    rows = [c for c in a.shown() if c.kind != PLACEBO]
+    ends = [end for box in corners for end in (box.x0, box.x1)]
+    assert ends == pytest.approx(bands["plain"] * len(rows))
+    monkeypatch.undo()
+    assert not figures.differences(a).axes[0].collections  # one placebo is no spread
 
 
 def test_a_row_is_one_line_and_the_cells_of_a_text_have_one_color():
