@@ -47,7 +47,7 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
 
 def test_the_spread_of_several_placebos_is_a_band_in_the_rows_of_their_control(monkeypatch):
     a = analyze(*sweep())
-    bands = {"plain": (-0.01, 0.02)}
+    bands = {"plain": (-0.004, 0.003)}
     monkeypatch.setattr(type(a), "placebo_band", lambda self, against, cell: bands[against])
     axes = figures.differences(a).axes[0]
     corners = [band.get_datalim(axes.transData) for band in axes.collections]
