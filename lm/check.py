@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from lm.command_line.loading import load
+from lm.command_line.loading import load, overrides_of
 from lm.system import runtime
 from lm.system.errors import UserError, first_line, with_exit_code
 from lm.system.parser import Parser
@@ -33,18 +33,16 @@ FLAGS = (
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code."""
     a, rest = parse_arguments(argv)
-    overrides = []
-    for text in rest:
-        key, separator, value = text.removeprefix("--config.").partition("=")
-        if not text.startswith("--config.") or not separator:
-            raise UserError(f"{text}: unknown option; keys of the config are --config.KEY=VALUE")
-        overrides.append(f"{key}={value}")
+    overrides, problems = overrides_of(rest)
+    if problems:
+        raise UserError(*problems)
     config = load(a.config, overrides)
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
     runtime.start_jax()
-    from lm.checking.properties import PROPERTIES, Broken
-    from lm.checking.subject import Subject, shrunk
+    from lm.checking.card import PROPERTIES
+    from lm.checking.source import where_it_starts
+    from lm.checking.subject import Broken, Subject
 
     chosen = {
         name: holds
@@ -53,19 +51,28 @@ def main(argv: list[str] | None = None) -> int:
     }
     if not chosen:
         raise UserError(f"--only: no property has {a.only}; they are {'; '.join(PROPERTIES)}")
-    subject = Subject(shrunk(config))
     began = time.monotonic()
     broken = []
+    subject = Subject(config)
     for name, holds in chosen.items():
         start = time.monotonic()
         try:
             verdict, measured = "ok", holds(subject)
-        except (Broken, UserError, TypeError, ValueError, KeyError) as error:
-            verdict, measured = "BROKEN", first_line(error)
+        except Exception as error:  # of the code that is checked: any
+            verdict, measured = "BROKEN", _text(error)
             broken.append(name)
+            if isinstance(error, Broken):
+                measured = "; ".join(filter(None, [measured, where_it_starts(subject, error)]))
         say(f"{verdict:<7} {name:<42} {measured}  ({time.monotonic() - start:.0f} s)")
+        if broken and a.first:
+            break
     say(f"{len(chosen) - len(broken)} of {len(chosen)} hold, {time.monotonic() - began:.0f} s")
     return 2 if broken else 0
+
+
+def _text(error: Exception) -> str:
+    """Return the message of a failure; that of another error begins with its type."""
+    return first_line(error).removeprefix("Broken: ").removeprefix("UserError: ")
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -76,6 +83,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--only", metavar="WORDS", help="only properties whose names have one of these words"
     )
+    parser.add_argument("--first", action="store_true", help="stop at the first failure")
     return parser.parse_known_args(argv)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from flax import traverse_util
 
-from lm.config import ModelConfig, width_factor
+from lm.config import ModelConfig, n_applied_layers, width_factor
 
 KINDS = ("weight", "embedding", "norm", "bias")
 
@@ -165,7 +165,7 @@ class Table(dict):
 def _gpt2_std(c: ModelConfig, d_in: int, d_out: int, residual: bool) -> float:
     return (
         0.02
-        / math.sqrt(len(c.branches) * c.n_layers if residual else 1)
+        / math.sqrt(len(c.branches) * n_applied_layers(c) if residual else 1)
         / math.sqrt(width_factor(c))
     )
 

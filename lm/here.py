@@ -71,6 +71,7 @@ class Here(flax.struct.PyTreeNode):
     @property
     def positions(self):
         """The position of each token in its document, integers (T,) or (B, T)."""
+        self._has_texts("positions")
         if self.past.positions is not None:
             return self.past.positions
         return collectives.local_positions(self.tokens_BT.shape[-1])
@@ -119,6 +120,7 @@ class Here(flax.struct.PyTreeNode):
             The array (B, S, ...), and a `Mask` of lm/layers/attention.py; mask.visible() is bool
             (..., T, S).
         """
+        self._has_texts(name)
         return self.past.earlier(self, name, x_BT, window)
 
     def last(self, name: str, x_BTC, n: int):
@@ -158,6 +160,7 @@ class Here(flax.struct.PyTreeNode):
         >>> Here(segments_BT, Past(segments=segments_BT)).recurrence("x", total, 0.0, x_BT, size=2)
         Array([[ 1.,  3.,  7.,  8., 24.]], dtype=float32)
         """
+        self._has_texts(name)
         if collectives.global_seq_len(1) > 1:
             raise UserError(
                 f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1"
@@ -168,6 +171,14 @@ class Here(flax.struct.PyTreeNode):
             run = jax.vmap(run)
         state_B = jax.tree.map(lambda x: jnp.broadcast_to(x, shape_B + jnp.shape(x)), state)
         return self.past.recurrence(self, name, run, state_B, inputs)
+
+    def _has_texts(self, name: str) -> None:
+        """Raise UserError at the site "logits", where some tokens of any texts come together."""
+        if self.tokens_BT is None:
+            raise UserError(
+                f"{name}: the site logits sees some tokens at a time, without their positions and "
+                "texts; use the site last_residual"
+            )
 
     def dropout(self, x_BTD, place: int):
         """Apply dropout at a numbered place of the model; each example draws from its own key."""

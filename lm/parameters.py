@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from lm import model
-from lm.config import Config, ModelConfig, Resolved, ResolvedModel, as_resolved, query_heads
+from lm.config import (
+    Config,
+    ModelConfig,
+    Resolved,
+    ResolvedModel,
+    as_resolved,
+    n_applied_layers,
+    query_heads,
+)
 from lm.config import width_factor as width_factor
 from lm.declarations import Parameter, Table, nest
 from lm.declarations import flat as flat  # parameters.flat is the inverse of parameters.nest
@@ -31,7 +39,12 @@ def default_steps_per_dispatch(config: Config) -> int:
     result (tests/test_step.py).
     """
     t = config.train
-    flops_per_step = 6 * count(parameter_table(config.model)) * t.batch_size * t.seq_len
+    numbers = 0.0  # of the parameters, each as often as its layer is applied
+    for p in parameter_table(config.model).values():
+        layers = p.layers
+        times = n_applied_layers(config.model, layers) / len(layers) if layers else 1
+        numbers += p.size * times
+    flops_per_step = round(6 * numbers) * t.batch_size * t.seq_len
     return 1 if t.debug else min(max(1, 20 * 10**9 // flops_per_step), 10)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from lm import model, parameters
-from lm.checking.properties import product_flops
+from lm.checking.programs import product_flops
 
 
 def forward_flops(c, B: int, T: int) -> int:

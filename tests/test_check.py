@@ -14,22 +14,25 @@ import pytest
 from running import ROOT
 
 from lm import check, ideas
-from lm.checking import properties
-from lm.checking.properties import Broken
-from lm.checking.subject import Subject, shrunk
+from lm.checking import new_ideas, properties, together
+from lm.checking.card import PROPERTIES
+from lm.checking.source import where_it_starts
+from lm.checking.subject import Broken, Subject
 from lm.config import Config
 from lm.declarations import small_weight
 from lm.generation import kv_cache
 from lm.layers.attention import Mask
+from lm.system.errors import UserError
 
 KEY = "norm_bias"  # any key that is true
 
 
 def subject(number: int = 0, **model) -> Subject:
     """Return a subject of its own: programs are compiled once for equal configs."""
-    config = shrunk(Config())
-    c = dataclasses.replace(config.model, d_ff=49 + number, **model)
-    return Subject(dataclasses.replace(config, model=c))
+    c = dataclasses.replace(Config().model, **model)
+    s = Subject(dataclasses.replace(Config(), model=c))
+    s.config = dataclasses.replace(s.config, model=s.changed(d_ff=49 + number))
+    return s
 
 
 def at_values(function):
@@ -119,6 +122,46 @@ def term_that_is_a_mean():
     return "block_input", idea
 
 
+def next_head(here, v):
+    return jnp.roll(v, 1, axis=-2)
+
+
+def sum_of_heads(here, v):
+    return v + jnp.sum(v, axis=-2, keepdims=True)
+
+
+def exponential_in_16_bits(here, v):
+    return jnp.exp(-jnp.abs(v))
+
+
+def stream_twice():
+    return "block_input", types.SimpleNamespace(apply=lambda here, x_BTD: x_BTD * 50)
+
+
+def half_at_start():
+    same = lambda c: True  # noqa: E731
+    idea = types.SimpleNamespace(apply=lambda here, v: v / 2, same_at_start=same)
+    return "values", idea
+
+
+def carried_and_not_read():
+    def apply(here, x_BTD):
+        here.stream["kept"] = x_BTD
+        return x_BTD
+
+    carry = lambda c, x_BTD: {"kept": x_BTD}  # noqa: E731
+    return "block_input", types.SimpleNamespace(apply=apply, carry=carry)
+
+
+def kept_for_the_backward_pass():
+    def apply(here, v):
+        for i in range(40):
+            v = jnp.sin(v + i)
+        return v
+
+    return "values", types.SimpleNamespace(apply=apply)
+
+
 MISTAKES = {
     "a mean over all positions": (at_values(mean_of_all), "sees_earlier_tokens"),
     "a shift that ignores documents": (at_values(shifted_by_one), "sees_earlier_tokens"),
@@ -135,11 +178,18 @@ MISTAKES = {
     "a parameter that nothing reads": (unread(), "the_loss_reads"),
     "a parameter that one layer reads": (read_in_one_layer(), "the_loss_reads"),
     "a term of the loss that is a mean": (term_that_is_a_mean(), "micro_batches"),
+    "values of the next head": (at_values(next_head), "axes_have_no_order"),
+    "values of all heads": (at_values(sum_of_heads), "heads_are_independent"),
+    "an exponential in 16 bits": (at_values(exponential_in_16_bits), "exponentials"),
+    "a stream that grows": (stream_twice(), "branches_that_add_nothing"),
+    "not the same at step 0": (half_at_start(), "starts_as_the_model"),
+    "carried, but not read": (carried_and_not_read(), "what_is_carried"),
+    "activations that no plan knows": (kept_for_the_backward_pass(), "the_plan_has_the_memory"),
 }
 
 
 def property_of(name: str):
-    (found,) = (f for f in properties.PROPERTIES.values() if f.__name__.startswith(name))
+    (found,) = (f for f in PROPERTIES.values() if f.__name__.startswith(name))
     return found
 
 
@@ -186,11 +236,54 @@ def test_a_mistake_in_the_mask_or_the_cache_breaks_a_property(monkeypatch):
 )
 def test_right_models_keep_all_properties(keys):
     config = Config()
-    s = Subject(
-        shrunk(dataclasses.replace(config, model=dataclasses.replace(config.model, **keys)))
-    )
-    for holds in properties.PROPERTIES.values():
+    s = Subject(dataclasses.replace(config, model=dataclasses.replace(config.model, **keys)))
+    for holds in PROPERTIES.values():
         assert holds(s)
+
+
+def test_a_failure_names_the_line_where_it_starts(monkeypatch, fresh_tables):
+    """And the shortest text."""
+    site, idea = at_values(place_in_the_array)
+    monkeypatch.setitem(ideas.SITES[site], KEY, idea)
+    fresh_tables()
+    s = subject(30)
+    with pytest.raises(Broken) as found:
+        properties.a_packed_document_is_the_same_alone(s)
+    where = where_it_starts(s, found.value)
+    assert "starts at layers/0/attention/v, after layers/0/attention/k" in where
+    monkeypatch.setitem(ideas.SITES[site], KEY, at_values(mean_of_all)[1])
+    fresh_tables()
+    with pytest.raises(Broken, match="in a text of 2 tokens, position 0 depends on the later"):
+        properties.sees_earlier_tokens_of_its_document(subject(31))
+
+
+def test_training_checks_ideas_of_ones_own(monkeypatch, fresh_tables):
+    """Those of this package are known by the names of their files."""
+    folder = ROOT / "lm" / "ideas"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files == new_ideas.BUILT_IN, "run python -m lm.check, then add the name"
+    assert new_ideas.check_new_ideas(Subject(Config()).config) is None
+    site, idea = at_values(lambda here, v: v * 2)
+    monkeypatch.setitem(ideas.SITES[site], KEY, idea)
+    fresh_tables()
+    assert "looks back only" in new_ideas.check_new_ideas(subject(32).config)
+    for number, (site, idea) in enumerate((at_values(mean_of_all), unread())):
+        monkeypatch.setitem(ideas.SITES[site], KEY, idea)
+        fresh_tables()
+        with pytest.raises(UserError, match="depend"):
+            new_ideas.check_new_ideas(subject(33 + number).config)
+
+
+def test_ideas_that_go_together_share_models():
+    refused = {"residual_scalars", "attn_sink"}
+
+    def is_refused(config):
+        return sum(bool(getattr(config.model, key)) for key in refused) > 1
+
+    groups = together.groups(Config(), is_refused)
+    flat = [choice for group in groups for choice in group]
+    assert sorted(flat, key=str) == sorted(together.choices(), key=str)
+    assert all(not refused <= {key for key, _ in group} for group in groups)
 
 
 OVER_DEVICES = """

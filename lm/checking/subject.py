@@ -1,5 +1,6 @@
 """The tiny model that is checked: the config's own equations with few features, layers and tokens."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,12 +13,27 @@ import numpy as np
 
 from lm import model, parameters
 from lm.config import Config, ModelConfig, Resolved
+from lm.layers.losses import head_logits
 
 T = 16  # tokens of a text
 B = 4  # texts of a batch
 V = T * T  # so that each token of T texts has a row of its own in the table of embeddings
 MAX_LAYERS = 12
 WINDOW = 5
+ROUNDING = 1e-4  # relative, of float32 results in another order
+LONG = 96  # tokens of a text of several chunks
+
+
+class Broken(Exception):
+    """A property does not hold; the text says where.
+
+    Attributes:
+        where: the intermediate where it starts, or two dicts of intermediates, equal until there.
+    """
+
+    def __init__(self, text: str, where=None):
+        super().__init__(text)
+        self.where = where
 
 
 def shrunk(config: Config) -> Resolved:
@@ -33,7 +49,7 @@ def shrunk(config: Config) -> Resolved:
         "d_ff": 48,
         "vocab_size": V,
         "window_pattern": tuple(WINDOW if window else 0 for window in m.window_pattern),
-        "max_positions": None,
+        "max_positions": LONG,
         "rope_original_max_positions": T // 2,
         "mup_base_d_model": 16,
         "mup_base_d_head": 4,
@@ -94,7 +110,12 @@ def random_parameters(c: ModelConfig, seed: int = 0) -> dict:
 class Subject:
     """A tiny model with random parameters, and what several properties compare with."""
 
-    config: Resolved
+    original: Config  # which the user gave
+    programs: dict = dataclasses.field(default_factory=dict)  # compiled, by the model section
+
+    @functools.cached_property
+    def config(self) -> Resolved:
+        return shrunk(self.original)
 
     @property
     def c(self):
@@ -113,24 +134,119 @@ class Subject:
         """Documents of 6, 1 and 7 tokens, and padding."""
         return np.tile(np.repeat([1, 2, 3, 0], [6, 1, 7, 2]), (B, 1)).astype(np.int32)
 
+    @property
+    def packed(self) -> tuple:
+        """Tokens of documents, the documents, and the positions in them."""
+        return self.tokens_BT, self.segments_BT, positions_of(self.segments_BT)
+
+    @functools.cached_property
+    def diagonal_grads(self) -> dict:
+        """Derivatives by all parameters of the state of position i in row i.
+
+        Each token of each row has its own row of the table of embeddings.
+        """
+        tokens_TT = np.arange(T * T).reshape(T, T)
+        segments_TT = np.tile(self.segments_BT[:1], (T, 1))
+        inputs = {"segments": segments_TT, "positions": positions_of(segments_TT)}
+
+        def diagonal(params):
+            h_TTD = model.hidden(params, self.c, tokens_TT, **inputs)
+            rows = jnp.arange(T)
+            return jnp.sum(jnp.sin(h_TTD[rows, rows]) @ (1.0 + jnp.arange(self.c.d_model)))
+
+        return quickly(jax.grad(diagonal), self.params)
+
+    def with_next(self) -> dict:
+        """Return the packed texts as a batch, with one more token of padding."""
+        pad = ((0, 0), (0, 1))
+        return {"tokens": np.pad(self.tokens_BT, pad), "segments": np.pad(self.segments_BT, pad)}
+
     @functools.cached_property
     def batch(self) -> dict:
-        """One text for each of eight devices."""
-        tokens = np.random.default_rng(1).integers(0, V, (8, T + 1)).astype(np.int32)
-        return {"tokens": tokens}
+        """One text for each of eight devices: documents, padding, and tokens that are no targets."""
+        draw = np.random.default_rng(1)
+        shape = 8, T + 1
+        segments = np.sort(draw.integers(1, 4, shape), axis=1)
+        for row, n in zip(segments, (0, 3, 0, 8, 1, 0, 5, 2), strict=True):
+            row[T + 1 - n :] = 0
+        return {
+            "tokens": draw.integers(0, V, shape).astype(np.int32),
+            "segments": segments.astype(np.int32),
+            "is_target": (draw.random(shape) < 0.8).astype(np.int32),
+        }
 
     @functools.cached_property
     def hidden_BTD(self) -> np.ndarray:
+        """Of texts without documents, as in generation."""
         return self.hidden(self.c, self.tokens_BT)
+
+    @functools.cached_property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """What `run` returns for the packed texts."""
+        return self.run(self.c, self.params, *self.packed)
 
     def hidden(self, c, tokens_BT, **inputs) -> np.ndarray:
         """Return the last hidden states of a variant of the model, compiled."""
         compiled = jax.jit(lambda params, tokens, rest: model.hidden(params, c, tokens, **rest))
         return np.asarray(compiled(self.params, tokens_BT, inputs).astype(jnp.float32))
 
+    def run(self, c, params, tokens_BT, segments_BT, positions_BT) -> dict[str, np.ndarray]:
+        """Return all intermediates by name, in their order, and "hidden" and "logits"."""
+        if c not in self.programs:
+            names: list[str] = []
+            self.programs[c] = jax.jit(functools.partial(_outputs, c, names)), names
+        compiled, names = self.programs[c]
+        found = compiled(params, tokens_BT, segments_BT, positions_BT)
+        return {name: np.asarray(found[name], np.float32) for name in names}
+
     def changed(self, **keys):
         """Return the model section with other keys."""
         return dataclasses.replace(self.c, **keys)
+
+
+def quickly(f, *arguments):
+    """Compile a function without optimizations, and call it once."""
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(f).lower(*arguments).compile(options)(*arguments)
+
+
+@contextlib.contextmanager
+def replaced(table: dict, instead: dict):
+    """Change entries of a dict for a while."""
+    before = dict(table)
+    table.update(instead)
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
+
+
+def _outputs(c, names: list[str], params, tokens_BT, segments_BT, positions_BT) -> dict:
+    found = {}
+
+    def tap(here, name, x):
+        found[here.named(name)] = x
+        return x
+
+    inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
+    found["hidden"] = model.hidden(params, c, tokens_BT, **inputs)
+    found["logits"] = head_logits(found["hidden"], model.head(params, c))
+    names[:] = found
+    return found
+
+
+def positions_of(segments_BT) -> np.ndarray:
+    """Return positions that start at 0 in each document.
+
+    >>> positions_of(np.array([[1, 1, 2, 2, 2, 0]]))
+    array([[0, 1, 0, 1, 2, 0]], dtype=int32)
+    """
+    positions = np.zeros(segments_BT.shape, np.int32)
+    for t in range(1, segments_BT.shape[1]):
+        same = segments_BT[:, t] == segments_BT[:, t - 1]
+        positions[:, t] = np.where(same, positions[:, t - 1] + 1, 0)
+    return positions
 
 
 def difference(a, b) -> float:
@@ -139,3 +255,11 @@ def difference(a, b) -> float:
     arrays = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in pairs]
     size = max(float(np.abs(x).max(initial=0)) for x, _ in arrays)
     return max(float(np.abs(x - y).max(initial=0)) for x, y in arrays) / max(size, 1e-30)
+
+
+def equal(a, b, what: str, limit: float = ROUNDING) -> float:
+    """Return the relative difference; raises Broken if it is more than the limit, or not a number."""
+    error = difference(a, b)
+    if not error <= limit:
+        raise Broken(f"{what} differ by {error:.2g} of the largest number (limit {limit:.0e})")
+    return error

@@ -78,6 +78,22 @@ def load(
     return _merged(in_file, given, note, problems, warnings)
 
 
+def overrides_of(rest: list[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides among the arguments that a parser does not know, and what is wrong."""
+    overrides = []
+    problems = []
+    for argument in rest:
+        if argument.startswith("--config."):
+            overrides.append(argument.removeprefix("--config."))
+            continue
+        advice = "config keys are set with --config.SECTION.KEY=VALUE"
+        if os.path.exists(argument[:200]):
+            option = "--config" if argument.endswith(".py") else "--workdir"
+            advice = f"did you mean {option} {argument[:200]}?"
+        problems.append(f"{argument[:200]}: unexpected argument; {advice}")
+    return overrides, problems
+
+
 def parse_settings(settings: list[str], flag: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of settings such as "model.d_model=256" by key, and the problems by key.
 

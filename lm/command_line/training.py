@@ -5,7 +5,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 
-from lm.command_line.loading import load
+from lm.command_line.loading import load, overrides_of
 from lm.config.convert import flatten, to_dict
 from lm.config.schema import PLATFORMS, Config, schema, sections
 from lm.config.values import allowed, is_address, path_argument, short, show
@@ -47,9 +47,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, Config]
         UserError: with every mistake in both.
     """
     a, rest = _parser().parse_known_args(argv)
-    problems = list(_problems(a, rest))
-    prefix = "--config."
-    overrides = [text.removeprefix(prefix) for text in rest if text.startswith(prefix)]
+    overrides, problems = overrides_of(rest)
+    problems += _problems(a, rest)
     resuming = bool(a.branch_from or a.mirror or a.plan)
     if a.resume and a.workdir and holds_run(a.workdir):
         resuming = True
@@ -212,13 +211,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _problems(a: argparse.Namespace, rest: list[str]) -> Iterator[str]:
-    for argument in rest:
-        if not argument.startswith("--config."):
-            advice = "config keys are set with --config.SECTION.KEY=VALUE"
-            if os.path.exists(argument[:200]):
-                option = "--config" if argument.endswith(".py") else "--workdir"
-                advice = f"did you mean {option} {argument[:200]}?"
-            yield f"{argument[:200]}: unexpected argument; {advice}"
     trains = not (a.plan or a.print_config or a.print_model)
     names_data = any(argument.startswith(DATA) for argument in rest)
     if a.config.startswith("hf:") and trains and not names_data:

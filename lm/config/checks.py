@@ -18,6 +18,7 @@ from lm.config.schema import (
     SPLITS,
     Config,
     ModelConfig,
+    branches_of,
     layer_windows,
     looped_layers,
     present_mixers,
@@ -489,6 +490,14 @@ def blocks(config: Config) -> Iterator[Problem]:
         if not re.fullmatch(r"(attention|ffn)(\*\d*\.?\d+)?", branch):
             text = f" has the branch {short(branch)}; use attention or ffn, with a factor as in ffn*0.5"
             yield "model.branches", text
+            return
+    for branch in branches_of(m):
+        if not branch.factor:
+            text = f" multiplies {branch.kind} by 0, so it adds nothing; leave it out, or use another factor"
+            yield "model.branches", text
+        if branch.factor != 1 and m.norm_placement in ("sandwich", "output"):
+            text = f" has a factor, which has no effect before the norms of {m.norm_placement}; "
+            yield "model.branches model.norm_placement", f"{text}leave it out, or use pre"
     if m.loop_layers is not None:
         first, end = (*m.loop_layers, -1, -1)[:2]
         if len(m.loop_layers) != 2 or not 0 <= first < end <= m.n_layers:

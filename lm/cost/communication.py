@@ -10,9 +10,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from lm import parameters
-from lm.config import Resolved, ResolvedModel, n_applied_layers, n_mixing_branches
+from lm.config import (
+    Resolved,
+    ResolvedModel,
+    n_applied_layers,
+    n_mixing_branches,
+    present_mixers,
+)
 from lm.cost.devices import Device
-from lm.cost.memory import itemsizes, micro_batches_per_step, tokens_per_micro_batch
+from lm.cost.memory import (
+    gathered_features,
+    itemsizes,
+    micro_batches_per_step,
+    tokens_per_micro_batch,
+)
+from lm.ideas import mixing_layers
+from lm.model import MIXERS
 from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
 from lm.update_rules.matrices import split_sides
@@ -202,13 +215,17 @@ def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tup
     """Yield the gathers of keys and values over sequence: every device attends to all positions."""
     m = config.model
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
-    width = m.n_kv_heads * m.d_head / sizes["tensor"]
-    payload = n_tokens * width * itemsizes(config)[1]
-    # keys, and values
-    times = 2 * n_applied_layers(m) * n_mixing_branches(m) * micro_batches_per_step(config, sizes)
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
-    yield "keys and values", "all-gather", ("sequence",), payload, gathers * times
-    yield "gradients of keys and values", "reduce-scatter", ("sequence",), payload, times
+    for kind in present_mixers(m):
+        layers = n_applied_layers(m, mixing_layers(m, kind))
+        times = layers * n_mixing_branches(m) * micro_batches_per_step(config, sizes)
+        what, arrays = "keys and values", 2
+        if hasattr(MIXERS[kind], "cached"):
+            what, arrays = f"what a cache of {kind} holds", 1
+        width = gathered_features(m, kind, sizes) / arrays
+        payload = n_tokens * width * itemsizes(config)[1]
+        yield what, "all-gather", ("sequence",), payload, gathers * arrays * times
+        yield f"gradients of {what}", "reduce-scatter", ("sequence",), payload, arrays * times
 
 
 def _matrix_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:

@@ -31,6 +31,8 @@ from lm.parallel import sharding
 from lm.step import init_state, n_micro_batches
 from lm.system.errors import UserError
 
+OUTPUTS = "KFCR"  # the last axes of products with weights whose outputs are kept
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -182,9 +184,12 @@ def logit_bytes(config: Resolved, sizes: dict[str, int]) -> float:
     """Return the bytes of the logits that exist at once, and of their gradient."""
     n = tokens_per_micro_batch(config, sizes)
     n = min(n, config.train.loss_chunk or n)
+    m = config.model
     compute = itemsizes(config)[1]
-    logit = compute if config.model.round_logits else 4
-    return (logit + compute) * n * _local_vocabulary(config.model, sizes)
+    logit = compute if m.round_logits else 4
+    # Other logits of terms of the loss exist at the same time, unless all are made in chunks.
+    others = 0 if config.train.loss_chunk else ideas.loss_products(m) / (m.d_model * m.vocab_size)
+    return (logit + compute) * n * _local_vocabulary(m, sizes) * (1 + others)
 
 
 def _local_vocabulary(m: ResolvedModel, sizes: dict[str, int]) -> float:
@@ -221,7 +226,9 @@ def activation_bytes(config: Resolved, device: Device, sizes: dict[str, int]) ->
     if m.remat == "none":
         kept = _needed_activations(config, device, sizes)
     elif m.remat == "dots":  # outputs of products, but the last one, which is only added
-        kept += m.d_model + sum(_features(config, sizes)[letter] for letter in "KF")
+        products = _features(config, sizes, batched=False)
+        kept += m.d_model + sum(products[letter] for letter in OUTPUTS)
+        kept += n_mixing_branches(m) * _of_mixers(config, sizes, "products_kept")
     n_tokens = n_applied_layers(m) * tokens_per_micro_batch(config, sizes)
     return kept * n_tokens * itemsizes(config)[1]
 
@@ -235,17 +242,24 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
         # its arrays have heads of whole lanes
         width = _features(config, sizes)["K"] / max(1, n_mixing_branches(m)) + heads * m.d_head
         lanes = (-m.d_head % LANES) / m.d_head * width
-    # keys and values
-    gathered = 2 * m.n_kv_heads * m.d_head / sizes["tensor"] * (sizes["sequence"] - 1)
+    kinds = [mixer_of(m, layer) for layer in range(m.n_layers)]
+    seen = sum(gathered_features(m, kind, sizes) for kind in kinds) / m.n_layers
+    gathered = seen * (sizes["sequence"] - 1)
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / itemsizes(config)[1]
     scores = (1 + float32) * heads * scores_per_query(config, device, sizes)
-    mixers = [_other_mixer(m, layer) for layer in range(m.n_layers)]
-    n_keys = config.train.seq_len
-    kept = sum(mixer.activations(m, n_keys) for mixer in mixers if hasattr(mixer, "activations"))
-    mixed = float32 * kept / m.n_layers / sizes["tensor"]
+    mixed = _of_mixers(config, sizes, "activations")
     of_attention = n_mixing_branches(m) * (lanes + gathered + scores + mixed)
     return layer_activations(config, sizes) + of_attention
+
+
+def _of_mixers(config: Resolved, sizes: dict[str, int], name: str) -> float:
+    """Return the mean over layers of what mixers declare in float32, in numbers of products."""
+    m = config.model
+    mixers = [_other_mixer(m, layer) for layer in range(m.n_layers)]
+    n_keys = config.train.seq_len
+    kept = sum(getattr(mixer, name)(m, n_keys) for mixer in mixers if hasattr(mixer, name))
+    return kept * 4 / itemsizes(config)[1] / m.n_layers / sizes["tensor"]
 
 
 def layer_activations(config: Resolved, sizes: dict[str, int]) -> float:
@@ -271,22 +285,31 @@ def carried_features(config: Resolved) -> int:
     return sum(a.size for a in carried.values() if a.ndim)
 
 
-def _features(config: Resolved, sizes: dict[str, int]) -> Counter:
+def _features(config: Resolved, sizes: dict[str, int], *, batched: bool = True) -> Counter:
     """Return the numbers per token that enter and leave a layer's products, except the stream's.
 
-    By the last axis: "K" and "F" leave products, "to K" and "to F" enter them. Averages over the
-    layers.
+    By the last axis: "K", "F", "C" and "R" leave products, "to K" and "to F" enter them. Averages
+    over the layers. `batched`: also those with a weight of each expert.
     """
     m = config.model
     features: Counter = Counter()
     for p in parameters.parameter_table(m).values():
-        if not p.contract or not p.layers:
+        if not p.contract or not p.layers or (p.batch != "N" and not batched):
             continue
         for dimensions, others, prefix in ((p.columns, p.rows, ""), (p.rows, p.columns, "to ")):
-            if dimensions and p.axes[dimensions[-1]] in "KF":
+            letters = "KF" if prefix or p.batch != "N" else OUTPUTS
+            if dimensions and p.axes[dimensions[-1]] in letters:
                 width = p.matmul_size / math.prod(p.shape[i] for i in others)
-                features[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / sizes["tensor"]
+                is_split = any(sharding.RULES.get(letter) == "tensor" for letter in p.axes)
+                n = sizes["tensor"] if is_split or p.axes[dimensions[-1]] in "KF" else 1
+                features[prefix + p.axes[dimensions[-1]]] += width / m.n_layers / n
     return features
+
+
+def gathered_features(m: ResolvedModel, kind: str, sizes: dict[str, int]) -> float:
+    """Return the numbers per token that the positions of other devices see in a layer of a mixer."""
+    cached = getattr(MIXERS[kind], "cached", None)
+    return 2 * m.n_kv_heads * m.d_head / sizes["tensor"] if cached is None else cached(m)
 
 
 def moved_activation_bytes(config: Resolved, sizes: dict[str, int]) -> float:

@@ -23,7 +23,13 @@ and `apply`:
         Products of a token that only the loss needs, such as other logits; default: 0.
     activations(c, n_keys) -> number
         Of a mixer, or an idea in place of the softmax: float32 numbers of a token that one of its
-        layers keeps for the backward pass.
+        layers keeps for the backward pass. Those that remat = dots keeps, too, besides outputs of
+        products with weights that contract D: products_kept(c, n_keys).
+
+    same_at_start(c) -> bool
+        Whether the model of step 0 is the one without the idea; default: False.
+    unread(c) -> {name: layers}
+        Parameters that have no effect in some of the layers that have them; default: none.
 
 Other terms of the loss are sums over the targets of this device, here.stream["loss/NAME"]: `carry`
 starts them at float32 0, `apply` adds.
@@ -107,6 +113,7 @@ SITES: dict[str, dict[str, Any]] = {
     # logits_BTV, some at a time: without positions
     "logits": {"multi_token_prediction": multi_token_prediction},
 }
+OF_THE_STREAM = ("block_input", "turn_input")  # no branch may read what is changed there
 # The sites of each module, which declares the parameters. Those of an idea in several modules are
 # of the first one.
 MODULES = {
@@ -216,8 +223,18 @@ def at(site: str, here, value, *others):
                 "return the value alone, with its dtype (x.astype(...)), and write what is carried "
                 "to here.stream"
             )
+        if after is not value and site in OF_THE_STREAM and _own_stream(here.c):
+            raise UserError(
+                f"config.model.residual: {here.c.residual}, whose branches do not read the stream "
+                f"that {_name(idea)} changes at the site {site}; use residual = sum"
+            )
         value = after
     return value
+
+
+def _own_stream(c: ResolvedModel) -> bool:
+    """Return whether branches read other streams than the plain sum."""
+    return getattr(RESIDUALS[c.residual], "OWN_STREAM", False)
 
 
 def applied(site: str, c: ResolvedModel) -> bool:

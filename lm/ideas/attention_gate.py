@@ -22,6 +22,10 @@ def table(c):
     return {f"w_gate_{axes}": weight(c, shape, axes)}
 
 
+def same_at_start(c):
+    return c.attn_gate.endswith("_identity")
+
+
 def apply(here, o_BTHK, v_BTGK):
     if here.c.attn_gate.startswith("element"):
         gate_BTHK = jax.nn.sigmoid(einsum("BTD,DHK->BTHK", here.x_BTD, here.p["w_gate_DHK"]))

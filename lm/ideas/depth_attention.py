@@ -14,6 +14,8 @@ from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
+OWN_STREAM = True  # the first branch alone reads x
+
 
 def table(c):
     # Two products with each output: the scores and the mean.

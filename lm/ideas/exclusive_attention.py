@@ -18,6 +18,10 @@ def table(c):
     return {"exclusive_H": small_weight((c.n_heads,), "H")} if c.attn_exclusive == "learned" else {}
 
 
+def same_at_start(c):
+    return c.attn_exclusive == "learned"
+
+
 def apply(here, o_BTHK, v_BTGK):
     v_BTHK = jnp.repeat(v_BTGK, o_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2).astype(jnp.float32)
     along = jnp.sum(o_BTHK * v_BTHK, axis=-1, keepdims=True)

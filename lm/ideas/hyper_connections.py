@@ -25,6 +25,7 @@ from lm.declarations import small_weight
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
+OWN_STREAM = True  # branches do not read x
 N_STREAMS = 4
 N_ITERATIONS = 20  # of Sinkhorn's algorithm, as in the paper
 OFF_DIAGONAL = -8.0  # of b_res at step 0
@@ -39,6 +40,10 @@ def table(c):
         maps[f"{name}_maps_M"] = small_weight((n * (n + 2),), "M")
         maps[f"{name}_maps_scale"] = small_weight((), "", init="ones", std=0.01)
     return maps
+
+
+def same_at_start(c):
+    return True
 
 
 def carry(c, x_BTD):

@@ -41,14 +41,22 @@ def table(c):
     }
 
 
+def cached(c):
+    """Return how many numbers of a token a cache holds, which devices of a sequence exchange."""
+    return sum(widths(c))
+
+
 def query_width(c):
     return c.d_head + widths(c)[1]
 
 
 def activations(c, n_keys):
-    """Queries, keys and values of all heads, and what the cache holds, in the dtype of products."""
+    """Keys and values of all heads, and what the cache holds, in the dtype of products.
+
+    The outputs of products with weights are counted where all are.
+    """
     R, P = widths(c)
-    return (3 * c.n_heads * query_width(c) + 2 * (R + P)) * jnp.dtype(c.compute_dtype).itemsize / 4
+    return (2 * c.n_heads * query_width(c) + R + P) * jnp.dtype(c.compute_dtype).itemsize / 4
 
 
 def products(c, n_keys):

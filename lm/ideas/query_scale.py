@@ -19,6 +19,10 @@ def table(c):
     return {"query_scale_H": gain((query_heads(c),), "H")}
 
 
+def same_at_start(c):
+    return c.query_scale == "learned"
+
+
 def apply(here, qk):
     q_BTHK, k_BTGK = qk
     scale_BTH = here.p["query_scale_H"].astype(jnp.float32)

@@ -14,6 +14,10 @@ def table(c):
     }
 
 
+def same_at_start(c):
+    return True
+
+
 def carry(c, x_BTD):
     return {"x0_BTD": x_BTD}
 

@@ -31,6 +31,9 @@ class ShortConvolution:
         name = f"w_conv_{self.place}_J{axes}"
         return {name: small_weight((KERNEL, *shape), f"J{axes}", "J", batch=axes)}
 
+    def same_at_start(self, c):
+        return True
+
     def apply(self, here, value):
         if self.place == "keys":
             q_BTHK, k_BTGK = value

@@ -28,6 +28,11 @@ def table(c):
     }
 
 
+def same_at_start(c):
+    """Of attention with the same weights."""
+    return True
+
+
 def products(c, n_keys):
     """Scores and means of values, and the two sums over heads."""
     return 2 * c.n_heads * (c.d_head + c.n_heads) * n_keys
@@ -36,6 +41,11 @@ def products(c, n_keys):
 def activations(c, n_keys):
     """Scores before and after their mixing, and weights likewise."""
     return 4 * c.n_heads * n_keys
+
+
+def products_kept(c, n_keys):
+    """Mixed scores and weights, as their products have no batch: remat = dots keeps them."""
+    return 2 * c.n_heads * n_keys
 
 
 def apply(here, x_BTD):
@@ -54,6 +64,7 @@ def apply(here, x_BTD):
     wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
     scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide)
     scores_BHTS = _mixed(scores_BHTS * c.d_head**-0.5, p["w_scores_HC"])
+    scores_BHTS = here.tap("scores", scores_BHTS)
     visible_BTS = mask.visible()[..., None, :, :]
     weights_BHTS = jax.nn.softmax(jnp.where(visible_BTS, scores_BHTS, jnp.finfo(wide).min))
     weights_BHTS = _mixed(weights_BHTS, p["w_weights_HC"]).astype(v_BSHK.dtype)

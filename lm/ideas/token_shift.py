@@ -16,6 +16,10 @@ def table(c):
     return {"shift_scale": small_weight((), ""), "w_shift_C1": small_weight((n, 1), "C1", "C")}
 
 
+def same_at_start(c):
+    return True
+
+
 def apply(here, x_BTD):
     gate_BT1 = jax.nn.sigmoid(einsum("BTC,CI->BTI", x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
     previous_BTD = here.last("shift", x_BTD, 2)[..., 0, :]

@@ -16,6 +16,15 @@ def table(c):
     return {"value_mix": small_weight((), "")} if c.value_residual == "learned" else {}
 
 
+def unread(c):
+    """In the first layer v is v_0. It has an a, too, so that checkpoints keep their shapes."""
+    return {"value_mix": [applied_layers(c)[first_depth(c)][1]]}
+
+
+def same_at_start(c):
+    return c.value_residual == "learned"
+
+
 def carry(c, x_BTD):
     return {"v_first_BTGK": jnp.zeros((*x_BTD.shape[:-1], c.n_kv_heads, c.d_head), x_BTD.dtype)}
 

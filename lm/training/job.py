@@ -14,6 +14,7 @@ import numpy as np
 
 from lm import parameters
 from lm.baselines.ngrams import unigram_loss
+from lm.checking.new_ideas import check_new_ideas
 from lm.config import Config, to_dict
 from lm.cost.memory import attention_implementation
 from lm.cost.units import si
@@ -81,6 +82,8 @@ def train(
     # ---- The run: data, resolved config, mesh, parameters ----------------------------------------
     run = prepare(config, progress.say)
     check_arrays(run.config, run.mesh_sizes)
+    if checked := check_new_ideas(run.config):
+        progress.say(checked)
     workdir = Workdir(
         processes.from_first(lambda: str(directory or default_workdir(run.config.name)))
     )
