@@ -21,6 +21,8 @@ from lm.cost import communication, flops
 from lm.declarations import weight
 from lm.generation.kv_cache import Prefill, decode
 from lm.layers.linear import einsum
+from lm.parameters import default_steps_per_dispatch
+from lm.system.errors import UserError
 
 T = 8
 TOKENS = np.arange(2 * T).reshape(2, T)
@@ -330,3 +332,62 @@ def test_an_idea_between_turns_knows_the_turn_and_has_a_cache_in_each(monkeypatc
     model.hidden(redrawn(c), c, TOKENS)
     assert turns_seen == [0, 1, 2]
     test_scanned_unrolled_and_cached_are_the_same(LOOPED | {"d_ff": 52})
+
+
+def test_factors_that_add_nothing_are_refused():
+    for branch, placement, advice in (
+        ("ffn*0", "pre", "leave it out"),
+        ("ffn*0.5", "sandwich", "use pre"),
+    ):
+        keys = {"branches": (branch, "attention"), "norm_placement": placement}
+        config = Config(model=ModelConfig(**keys))
+        ((names, text),) = checks.problems(config, (checks.blocks,))
+        assert names[0] == "model.branches"
+        assert advice in text
+
+
+def test_initial_values_and_dispatches_count_each_turn_of_a_loop():
+    shape, axes = (8, 4), "FD"
+    std = {}
+    steps = {}
+    for loops in (1, 4):
+        c = ModelConfig(init="gpt2", loops=loops, d_model=256)
+        std[loops] = weight(c, shape, axes, contract="F", residual=True).std
+        config = parameters.resolve(Config(model=c), 256)
+        steps[loops] = default_steps_per_dispatch(
+            dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=4))
+        )
+    assert std[1] == pytest.approx(2 * std[4])
+    assert steps[1] > steps[4]
+
+
+@pytest.mark.parametrize(
+    ("site", "keys", "message"),
+    [
+        ("logits", {}, "last_residual"),
+        ("block_input", {"residual": "hyper_connections"}, "residual = sum"),
+        ("turn_input", {"residual": "depth_attention"}, "residual = sum"),
+    ],
+)
+def test_an_idea_where_it_has_no_effect_or_no_texts_is_refused(site, keys, message, monkeypatch):
+    def apply(here, x):
+        return x + here.last("mine", x, 2)[..., 0, :]
+
+    monkeypatch.setitem(ideas.SITES[site], "norm_bias", types.SimpleNamespace(apply=apply))
+    c = parameters.resolve(Config(model=ModelConfig(d_model=32, d_ff=37, **keys)), 19).model
+    table = parameters.parameter_table(c)
+    shapes = {path: jax.ShapeDtypeStruct(p.shape, "float32") for path, p in table.items()}
+    tokens_BT = jnp.zeros((1, 4), jnp.int32)
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(lambda p: model.logits(p, c, tokens_BT), parameters.nest(shapes))
+
+
+def test_devices_of_a_sequence_exchange_what_a_cache_of_latents_holds():
+    sizes = {"replica": 1, "fsdp": 1, "tensor": 1, "sequence": 2}
+    sent = {}
+    for mixers in (("attention",), ("latent",)):
+        c = ModelConfig(d_model=512, n_heads=8, mixers=mixers)
+        config = parameters.resolve(Config(model=c), 256)
+        found = [t for t in communication.transfers(config, sizes) if t.kind == "reduce-scatter"]
+        sent[mixers[0]] = sum(t.payload * t.times for t in found if t.axes == ("sequence",))
+    assert sent["latent"] / sent["attention"] == pytest.approx((4 * 64 + 32) / (2 * 8 * 64))

@@ -23,7 +23,9 @@ from running import on_devices
 from tiny import jit_gradients, redrawn, state_of, tiny
 
 from lm import ideas, layer_stack, model, optimizers, parameters, past, step
-from lm.config import MESH_AXES, ModelConfig, checks, present_mixers
+from lm.checking.card import PROPERTIES
+from lm.checking.subject import Subject
+from lm.config import MESH_AXES, Config, ModelConfig, checks, present_mixers
 from lm.cost import flops
 from lm.declarations import Parameter, small_weight
 from lm.generation import decoding
@@ -180,6 +182,20 @@ APART = [  # these do not go together
     {("residual", "depth_attention"), ("residual_scalars", True)},
     {("residual", "depth_attention"), ("conv_stream", True)},
 ]
+# Keys that turn no idea on: sizes, choices within a part (tests/layers, tests/test_choices.py),
+# blocks (tests/test_blocks.py), initial values, and how it is computed.
+PLAIN = {
+    *("d_model", "n_heads", "n_kv_heads", "d_head", "vocab_size", "d_ff", "max_positions"),
+    *("norm_eps", "norm_bias", "norm_algorithm", "norm_ddof", "norm_placement", "activation"),
+    *("experts_per_token", "moe_balance", "router_z", "ffn_bias", "attn_bias", "attn_out_bias"),
+    *("head_bias", "rope_theta", "rope_pairing", "rope_width", "rope_low_freq_factor"),
+    *("rope_high_freq_factor", "rope_beta_fast", "rope_beta_slow", "rope_amplitude"),
+    *("sinusoidal_order", "qk_norm", "qk_norm_over", "latent_width", "branches", "loops"),
+    *("loop_layers", "attn_scale", "attn_softcap", "logit_softcap", "round_logits", "embed_scale"),
+    *("tie_embeddings", "dropout", "init", "embed_std", "init_draw", "zero_init_residual"),
+    *("parametrization", "mup_base_d_model", "mup_base_d_head", "param_dtype", "compute_dtype"),
+    *("scan_layers", "attention", "remat"),
+}
 BASE = {"n_layers": 4, "scan_layers": True}
 B, T = 2, 8
 # all different: each token has its own row of the embedding table
@@ -204,6 +220,9 @@ def with_many_tokens(row: Row):
 
 
 SLOW = pytest.mark.slow
+# of lm/checking/card.py: what looks at the equations, not at the time
+WORDS = ("order", "independent", "leave the stream", "step 0", "wide", "carried", "plan's", "width")
+CARD = {name: f for name, f in PROPERTIES.items() if any(word in name for word in WORDS)}
 TOGETHER = [
     pytest.param(Row(keys), id=f"pairs {i}", marks=[SLOW] * (i % 2 or i > 7))
     for i, keys in enumerate(PAIRS)
@@ -249,6 +268,10 @@ def test_every_idea_has_a_row_and_each_two_meet_in_a_config():
     tested |= {"loop_input"}  # tests/test_blocks.py
     tested |= {"masked_diffusion"}  # tests/generation/test_diffusion.py: it looks ahead
     assert keys <= tested
+    tested |= {key for on in PAIRS for key in on}
+    every = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert every == tested | PLAIN, "a new key needs a row, a pair, or a place among plain ones"
+    assert not keys & PLAIN
     default = tiny().model
     assert not any(is_on(getattr(default, key)) for key in keys)
     missing = {
@@ -310,6 +333,19 @@ def unused(fsdp: int, micro_batch_size=None, **model):
         # of its own: JAX keeps traces of functions
         steps = jax.jit(lambda *inputs: train_steps(*inputs, config))
         return unused_parameters(steps.trace(state, None, inputs, np.int32(1)), state)
+
+
+@SLOW
+@pytest.mark.parametrize("name", CARD)
+@pytest.mark.parametrize("row", VARIANTS.values(), ids=VARIANTS)
+def test_it_keeps_the_properties_of_lm_check(row, name):
+    """Those that no other test here has."""
+    config = Config()
+    assert CARD[name](Subject(dataclasses.replace(config, model=replaced(config, row))))
+
+
+def replaced(config, row: Row):
+    return dataclasses.replace(config.model, **smooth(row) | row.keys)
 
 
 @ROWS
