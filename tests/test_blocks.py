@@ -355,7 +355,7 @@ def test_initial_values_and_dispatches_count_each_turn_of_a_loop():
         std[loops] = weight(c, shape, axes, contract="F", residual=True).std
         config = parameters.resolve(Config(model=c), 256)
         steps[loops] = default_steps_per_dispatch(
-            dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=4))
+            dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=1))
         )
     assert std[1] == pytest.approx(2 * std[4])
     assert steps[1] > steps[4]

@@ -380,6 +380,13 @@ def training_resumes_to_the_bit(s: Subject) -> str:
     for _ in range(4):
         states.append(state)
         state, metrics = take(state, s.batch, config)
+    first, second, *_ = states
+    for name in ("params", "opt_state"):
+        before, after = jax.device_get((getattr(first, name), getattr(second, name)))
+        if not difference(before, after) > 0:
+            raise Broken(f"a step does not change {name}")
+    if int(second.step) != int(first.step) + 1:
+        raise Broken("a step is not counted")
     restored = jax.tree.map(lambda x: jnp.asarray(np.array(x)), states[2])
     for _ in range(2):
         restored, _ = take(restored, s.batch, config)
