@@ -10,9 +10,10 @@ from lm.system.errors import UserError
 BUILT_IN = {
     "attention_gate", "attention_sink", "deep_supervision", "depth_attention",
     "differential_attention", "exclusive_attention", "forgetting_gate", "gated_delta",
-    "hyper_connections", "latent_attention", "masked_diffusion", "moe", "multi_token_prediction",
-    "parallel_branches", "query_scale", "residual_scalars", "rg_lru", "short_convolution", "talking_heads",
-    "token_shift", "value_embedding", "value_residual",
+    "hyper_connections", "kimi_delta", "latent_attention", "loop_input", "masked_diffusion",
+    "moe", "multi_token_prediction", "parallel_branches", "query_scale", "residual_scalars",
+    "rg_lru", "short_convolution", "talking_heads", "token_shift", "value_embedding",
+    "value_residual",
 }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def exponentials_and_logits_are_wide(s: Subject) -> str:
         return step.objective(params, step.batch_fields(batch), config, 1.0, 0.5)[0]
 
     n = 0
-    angles = set()
+    angles: set[int] = set()
     for eqn in all_equations(jax.make_jaxpr(loss)(s.params, some).jaxpr):
         name = eqn.primitive.name
         if name in WIDE:
@@ -89,9 +89,10 @@ def exponentials_and_logits_are_wide(s: Subject) -> str:
             if any(map(_is_narrow, eqn.outvars)):
                 raise Broken(f"a sine or cosine is rounded to 16 bits: {line_of(eqn)}")
     for eqn in all_equations(jax.make_jaxpr(jax.grad(loss))(s.params, some).jaxpr):
-        (*_, out) = eqn.outvars or (None,)
-        if eqn.primitive.name == "scatter-add" and out.aval.shape[:1] == (V,) and _is_narrow(out):
-            raise Broken("gradients of embeddings are summed in 16 bits")
+        if eqn.primitive.name == "scatter-add":
+            (out,) = eqn.outvars
+            if out.aval.shape[:1] == (V,) and _is_narrow(out):
+                raise Broken("gradients of embeddings are summed in 16 bits")
     tokens = s.batch["tokens"][:, :-1]
     logits = jax.make_jaxpr(lambda p: model.logits(p, c, tokens))(s.params)
     if any(map(_is_narrow, logits.jaxpr.outvars)) and not c.round_logits:

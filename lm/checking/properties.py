@@ -236,7 +236,7 @@ def the_loss_reads_every_parameter_of_every_layer(s: Subject) -> str:
 def _check_read(s: Subject, flat: dict) -> None:
     """Raise Broken for a parameter, or a part of it, without a gradient."""
     table = parameters.parameter_table(s.c)
-    known = {}
+    known: dict = {}
     for idea in ideas.everywhere(s.c):
         known |= idea.unread(s.c) if hasattr(idea, "unread") else {}
     typical = np.median([g.max() for g in flat.values()])
@@ -248,11 +248,11 @@ def _check_read(s: Subject, flat: dict) -> None:
             raise Broken(f"the loss does not depend on {path}")
         for i, letter in enumerate(p.axes):
             others = tuple(axis for axis in range(g.ndim) if axis != i)
-            unread = np.nonzero(~(g.max(axis=others) > 0))[0]
+            unread = list(np.nonzero(~(g.max(axis=others) > 0))[0])
             if letter == "N":
                 layers = known.get(path.rpartition("/")[2], ())
                 unread = [i for i in unread if p.layers[i] not in layers]
-            if letter in "VT" or not len(unread):
+            if letter in "VT" or not unread:
                 continue
             what = f"{letter} = {unread[0]}"
             if letter == "N":
@@ -307,14 +307,14 @@ def bfloat16_is_within_its_error(s: Subject) -> str:
 def losses_of_packed_documents_are_those_of_documents_alone(s: Subject) -> str:
     """Of cross-entropies: no target is padding, or of another document than its position."""
     packed = s.with_next()
-    alone = {name: [] for name in packed}
+    parts: dict[str, list] = {name: [] for name in packed}
     for document in (1, 2, 3):
         own = packed["segments"][0] == document
         for name, x in packed.items():
             row = np.zeros_like(x)
             row[:, : own.sum()] = x[:, own]
-            alone[name].append(row)
-    alone = {name: np.concatenate(rows) for name, rows in alone.items()}
+            parts[name].append(row)
+    alone = {name: np.concatenate(rows) for name, rows in parts.items()}
     alone["segments"] = np.minimum(alone["segments"], 1)
     names = ["loss", *_cross_entropies(s)]
     one, other = ({name: _means(s, batch)[name] for name in names} for batch in (packed, alone))

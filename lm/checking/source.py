@@ -40,7 +40,7 @@ def line_of(eqn) -> str:
 
 
 def _lines(eqn) -> list[str]:
-    found = []
+    found: list[str] = []
     trace = eqn.source_info.traceback
     if trace is None:
         return found

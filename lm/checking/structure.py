@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +191,7 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
     tokens_TT = np.arange(n * n).reshape(n, n)
     segments_TT = np.tile(s.segments_BT[:1], (n, 1))
     positions_TT = np.tile(s.packed[2][:1], (n, 1))
-    found = {}
+    found: dict[str, Any] = {}
 
     def diagonal(params):
         def tap(here, name, x):
@@ -228,11 +229,11 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
 def starts_as_the_model_without_it(s: Subject) -> str:
     """Ideas with `same_at_start` leave the model of step 0 as it is without them."""
     c = s.c
-    keys = {}
+    keys: dict[str, Any] = {}
     names = []
     for site in ideas.SITES.values():
         keys |= {key: idea for key, idea in site.items() if ideas.is_on(getattr(c, key))}
-    chosen = {"residual": ideas.RESIDUALS, "ffn": ideas.FEED_FORWARDS}
+    chosen: dict[str, dict] = {"residual": ideas.RESIDUALS, "ffn": ideas.FEED_FORWARDS}
     keys |= {key: d[getattr(c, key)] for key, d in chosen.items() if d.get(getattr(c, key))}
     defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
     off = {}

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from lm.checking.subject import Broken, Subject
 from lm.config import Config, ModelConfig, checks
 from lm.system.errors import UserError
 
-Choice = tuple[str, object]  # a key of config.model and its value
+Choice = tuple[str, Any]  # a key of config.model and its value
 ALSO = {"norm": ("dyt",), "rope_pattern": ((1, 0),), "window_pattern": ((0, 3),)}
 
 
