@@ -1,5 +1,6 @@
 """The line of the source at which a property first fails."""
 
+import linecache
 import traceback
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def _lines(eqn) -> list[str]:
             continue
         file = path.relative_to(ROOT).as_posix()
         if file.startswith(EQUATIONS) and file != "ideas/__init__.py":
-            text = path.read_text(encoding="utf-8").splitlines()[number - 1].strip()
+            text = linecache.getline(str(path), number).strip()
             found.append(f"lm/{file}:{number}: {text}")
     return found
 
