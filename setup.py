@@ -18,6 +18,8 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+CONFIGS = [file for kind in ("*.py", "*.toml") for file in Path("configs").rglob(kind)]
+
 
 class BuildWithConfigs(build_py):
     """Put configs/ inside lm: in site-packages a folder of that name would belong to everyone.
@@ -29,13 +31,13 @@ class BuildWithConfigs(build_py):
         super().run()
         if self.editable_mode:
             return
-        for file in Path("configs").rglob("*.py"):
+        for file in CONFIGS:
             target = Path(self.build_lib, "lm", file)
             self.mkpath(str(target.parent))
             self.copy_file(str(file), str(target))
 
     def get_source_files(self):  # of the source archive, from which a wheel can be built
-        return super().get_source_files() + [str(file) for file in Path("configs").rglob("*.py")]
+        return super().get_source_files() + [str(file) for file in CONFIGS]
 
 
 setup(cmdclass={"build_py": BuildWithConfigs})

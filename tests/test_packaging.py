@@ -78,6 +78,7 @@ def test_a_wheel_of_a_clone_trains_and_sweeps_from_an_empty_folder(tmp_path):
     (wheel,) = wheels.iterdir()
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"lm", "lm_ablation-0.1.0.dist-info"}
+    assert "lm/configs/replications/glu_variants.toml" in names
     run(sys.executable, "-m", "venv", tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-m", "pip", "install", wheel)

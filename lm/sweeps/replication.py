@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from scipy import stats
 
+from lm.command_line.loading import locate
 from lm.config.values import close_match, short
 from lm.sweeps import statistics
 from lm.sweeps.analysis import CLAIM, Analysis, analyze
@@ -68,6 +69,9 @@ class Comparison(NamedTuple):
 
 def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
     """Return the content of a file and its comparisons; raises UserError if it is wrong."""
+    path = Path(locate(str(path)))
+    if not path.is_file():
+        raise UserError(f"--replicate: there is no file {path}; configs/replications/ has examples")
     try:
         content = tomllib.loads(read_bytes(path).decode())
         check_shape(content, _FILE)

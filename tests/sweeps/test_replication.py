@@ -66,3 +66,13 @@ def test_a_wrong_file_is_an_error_with_advice(text, advice, tmp_path, capsys):
     path.write_text(text)
     assert sweep.main(["--replicate", str(path)]) == 2
     assert advice in capsys.readouterr().err
+
+
+def test_the_examples_are_found_from_any_folder_and_other_files_named(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(["--replicate", GLU]) == 2  # found; its sweep is not in this folder
+    assert "docs/results/swiglu_vs_silu" in capsys.readouterr().err
+    assert sweep.main(["--replicate", "mine.toml"]) == 2
+    assert "there is no file mine.toml" in capsys.readouterr().err
