@@ -486,9 +486,9 @@ def need_whole_sequences(m: ModelConfig) -> list[str]:
 
 def blocks(config: Config) -> Iterator[Problem]:
     m = config.model
-    for branch in m.branches:
-        if not re.fullmatch(r"(attention|ffn)(\*\d*\.?\d+)?", branch):
-            text = f" has the branch {short(branch)}; use attention or ffn, with a factor as in ffn*0.5"
+    for written in m.branches:
+        if not re.fullmatch(r"(attention|ffn)(\*\d*\.?\d+)?", written):
+            text = f" has the branch {short(written)}; use attention or ffn, with a factor as in ffn*0.5"
             yield "model.branches", text
             return
     for branch in branches_of(m):

@@ -458,7 +458,7 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     tuning = Error(sum(variances) / len(group) ** 2, min(c.tuning.df for c in group))
     if len({tuple(about["seeds"]) for about in record["variants"].values()}) == 1:
         # An earlier page: all cells have the same seeds, so that their differences are correlated.
-        by_seed = statistics.estimate(np.mean([c.differences for c in group], axis=0))
+        by_seed = statistics.estimate(np.mean([c.differences for c in group], axis=0).tolist())
         difference = statistics.with_error(by_seed, *tuning)
     validations = [c.validation for c in group if c.validation]
     validation = None
