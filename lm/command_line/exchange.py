@@ -33,7 +33,7 @@ from lm.huggingface.writing import write_checkpoint
 from lm.interpret import capture
 from lm.layer_stack import layer_path
 from lm.system.errors import UserError
-from lm.system.files import expanded, refuse_url, to_json
+from lm.system.files import expanded, read_bytes, refuse_url, to_json
 from lm.system.locks import lock
 from lm.system.text_tables import say, table
 from lm.trained_model import TrainedModel, load, read_meta
@@ -202,7 +202,7 @@ def require_own_code(directory: str, run: TrainedModel) -> None:
     own = texts[code_export.FILE]
     path = find_file(directory, code_export.FILE, MAX_BYTES)
     same_map = read_fields(directory).get("auto_map") == fields["auto_map"]
-    if path is None or path.read_text(encoding="utf-8") != own or not same_map:
+    if path is None or read_bytes(path) != own.encode() or not same_map:
         raise UserError(
             f"{directory}: {code_export.FILE} is not the code of {run.path}, and is not run here; "
             "export the run again, or compare a changed file yourself"

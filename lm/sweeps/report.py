@@ -31,7 +31,14 @@ from lm.sweeps.record import read_page_record, text_of
 from lm.sweeps.results import STUCK, choices_of, runs_from_csv, runs_to_csv
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.system.errors import UserError
-from lm.system.files import is_file_name, make_folder, to_json, write_bytes, write_text
+from lm.system.files import (
+    is_file_name,
+    make_folder,
+    read_bytes,
+    to_json,
+    write_bytes,
+    write_text,
+)
 from lm.system.text_tables import csv_table, for_terminal, html_page
 from lm.workdir.provenance import format_command
 
@@ -518,7 +525,7 @@ def write_page(a: Analysis, directory: Path) -> Path:
     write_text(page / "report.json", to_report_json(a))
     findings = read_others(page, {claim.variant for claim in a.claims})
     notes = page / NOTES
-    of_page = notes.read_text(encoding="utf-8") if notes.is_file() else ""
+    of_page = read_bytes(notes).decode() if notes.is_file() else ""
     write_text(directory / f"{name}.md", to_markdown(a, paths, findings, notes=of_page))
     return directory / f"{name}.md"
 
