@@ -125,6 +125,7 @@ PRINTS = {
     "lm/system/text_tables.py": "the rule itself",
     "lm/config/reference.py": "the schema",
     "lm/__main__.py": "a constant",
+    "lm/huggingface/code_export.py": "an example in a model card",
 }
 
 
@@ -191,6 +192,11 @@ def test_a_user_without_home_and_name_gets_no_traceback(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "HOME"} | {
         "PYTHONPATH": str(ROOT)
     }
+    python = command[: command.index("-m")]
+    if subprocess.run(
+        [*python, "-c", ""], env=environment, cwd="/", capture_output=True
+    ).returncode:
+        pytest.skip("other users cannot run this Python")
     done = subprocess.run(
         [*command, "/nowhere"], env=environment, cwd="/", capture_output=True, timeout=300
     )

@@ -486,7 +486,10 @@ def test_activations_and_products_stay_in_the_compute_dtype(scan_layers, monkeyp
         assert "final_norm/output" in found
         attends = "attention" in present_mixers(c) and "gated_delta" not in row.keys
         assert ("k" in found) == attends
-        assert {*found.values()} == {jnp.dtype("bfloat16")}, (name, found)
+        wide = {key for key in found if key.endswith("/scores")}  # before a softmax in float32
+        assert {found[key] for key in wide} <= {jnp.dtype("float32")}
+        dtypes = {found[key] for key in found.keys() - wide}
+        assert dtypes == {jnp.dtype("bfloat16")}, (name, found)
 
 
 @ROWS

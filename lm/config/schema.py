@@ -571,7 +571,7 @@ def n_applied_layers(model: ModelConfig, of: Sequence[int] | None = None) -> int
     >>> n_applied_layers(ModelConfig(n_layers=4, loops=3, loop_layers=(1, 3)), of=(0, 1))
     4
     """
-    if of is None:
+    if of is None or of == range(model.n_layers):  # without a loop: there may be too many layers
         return sum(map(len, turns(model)))
     return sum(layer in layers for layers in turns(model) for layer in of)
 

@@ -60,7 +60,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
     >>> e = difference(estimate([0.1, 0.2, 0.6]), estimate([0.3, 0.4]))
     >>> [round(x, 4) for x in (e.mean, e.se, e.df)]
-    [-0.05, 0.1607, 2.3969]
+    [-0.05, 0.1607, 2.3965]
     """
     variances = np.array([first.se, second.se]) ** 2
     total = float(variances.sum())

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import shlex
 
 import pytest
 from running import CONFIG as TINY
@@ -28,7 +29,9 @@ def test_help_shows_commands_that_are_accepted_and_every_key_with_its_values(
     assert caught.value.code == 0
     text = capsys.readouterr().out
     examples = [
-        line.split()[3:] for line in text.splitlines() if line.startswith(f"  python -m {command} ")
+        shlex.split(line)[3:]
+        for line in text.splitlines()
+        if line.startswith(f"  python -m {command} ")
     ]
     assert len(examples) >= 3
     for arguments in examples:

@@ -96,7 +96,7 @@ def test_a_branch_that_would_differ_is_refused(source, tmp_path):
         (config(decay_steps=50), "and optimizer.decay_steps = none"),
         (
             with_keys(config(), model_multi_token_prediction=True),
-            "mtp_2, mtp_3 depend on train.steps",
+            "mtp_2, mtp_3 would change with train.steps",
         ),
         (
             config(learning_rate=0.5),
