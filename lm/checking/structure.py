@@ -1,6 +1,7 @@
 """Properties of the equations: what the declared axes, keys and initial values promise."""
 
 import dataclasses
+import functools
 import math
 import types
 from typing import Any
@@ -163,7 +164,10 @@ def heads_are_independent(s: Subject) -> str:
         heads_BTHK = jnp.where(s.segments_BT[..., None, None] > 0, first["heads"], 0)
         return jnp.sum(jnp.sin(jnp.take(heads_BTHK, h, axis=-2)))
 
-    grads = jax.jit(jax.vmap(jax.grad(of_head), (None, 0)))(s.params, np.arange(c.n_heads))
+    grad = jax.grad(of_head)
+    # Not by vmap, which jax.lax.ragged_dot of experts does not have.
+    of_heads = jax.jit(lambda params, h_H: jax.lax.map(functools.partial(grad, params), h_H))
+    grads = of_heads(s.params, np.arange(c.n_heads))
     own = grads["layers"][name]
     for weight, axis in (("w_q_DHK", -2), ("w_k_DGK", -2), ("w_v_DGK", -2)):
         g = np.abs(np.asarray(own[weight])[:, 0])
@@ -254,12 +258,12 @@ def starts_as_the_model_without_it(s: Subject) -> str:
     ours = parameters.init_params(c, 0)
     flat = parameters.flat(ours)
     theirs = parameters.flat(parameters.init_params(without, 0))
-    for old, new in zip(c.mixers, mixers, strict=True):
-        if old != new:  # the same weights under another name
-            for path in theirs:
-                other = path.replace(f"/{new}/", f"/{old}/")
-                if other in flat and flat[other].shape == theirs[path].shape:
-                    theirs[path] = flat[other]
+    if "mixers" in off:  # the same weights under other names
+        for path, x in theirs.items():
+            rows = _rows_by_layer(path, dict(zip(c.mixers, mixers, strict=True)), c, flat)
+            if rows:
+                stack = jnp.stack([rows[layer] for layer in sorted(rows)])
+                theirs[path] = stack if stack.shape == x.shape else x
     one = s.run(c, ours, *s.packed)
     other = s.run(without, parameters.nest(theirs), *s.packed)
     inside = s.segments_BT > 0
@@ -268,6 +272,19 @@ def starts_as_the_model_without_it(s: Subject) -> str:
         what = " and ".join(names)
         raise Broken(f"at step 0 the model differs by {error:.2g} from the one without {what}")
     return f"{', '.join(names)}: {error:.1g}"
+
+
+def _rows_by_layer(path: str, renamed: dict[str, str], c, flat: dict) -> dict:
+    """Return the values of a mixer's parameter by layer, from mixers with other names in `flat`.
+
+    `renamed` has the name in `path` for each mixer of the model.
+    """
+    rows: dict = {}
+    for old, new in renamed.items():
+        if path.startswith(f"layers/{new}"):
+            stack = flat.get(path.replace(f"layers/{new}", f"layers/{old}", 1), ())
+            rows |= zip(ideas.mixing_layers(c, old), stack, strict=False)
+    return rows
 
 
 def branches_that_add_nothing_leave_the_stream(s: Subject) -> str:

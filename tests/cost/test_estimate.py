@@ -60,11 +60,8 @@ def test_plan_of_a_7b_model_on_64_h100s(capsys, monkeypatch):
         + 4 * (WEIGHTS / 4 + LAYERS * (4 * D + 2 * F + 5 * D))
         + 4 * V * D,
         "parameters of the layers, forward and backward": 4 * 2 * (2 * WEIGHTS) * 3 / 4,
-        "gradients of these parameters": 4
-        * 4
-        * (WEIGHTS + EMBEDDINGS + V * D)
-        * 3
-        / 4,  # a tied table is used twice
+        # a tied table is used twice, but XLA:GPU sums both gradients before it sends them
+        "gradients of these parameters": 4 * 4 * (WEIGHTS + EMBEDDINGS) * 3 / 4,
         "gradients, once per step": 4 * (WEIGHTS + EMBEDDINGS) / 4 * 2 * 15 / 16,
     }
     for what, n_bytes in expected.items():
