@@ -67,9 +67,15 @@ PLAIN = {
 }
 # without norms, logits are large numbers, and so are their differences
 PLAIN["norms: none"] |= {"residual_multiplier": 0.01}
+WITHOUT_CODE = {"kda"}  # mixers that the code in PyTorch does not have
+ROWS = {
+    name: row
+    for name, row in VARIANTS.items()
+    if not WITHOUT_CODE.intersection(row.keys.get("mixers", ()))
+}
 ALL = (
     PLAIN
-    | {name: smooth(row) | row.keys for name, row in VARIANTS.items()}
+    | {name: smooth(row) | row.keys for name, row in ROWS.items()}
     | {f"pair {i}": smooth(Row(keys)) | keys for i, keys in enumerate(PAIRS)}
 )
 MODELS = {name: {"n_layers": 4, "scan_layers": True} | keys for name, keys in ALL.items()}
