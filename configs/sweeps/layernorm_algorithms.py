@@ -1,6 +1,6 @@
 r"""Can LayerNorm be computed in one pass? In a trained model, after fine-tuning, and from scratch.
 
-    for seed in $(seq 469999000 469999009); do
+    for seed in $(seq 469999000 469999014); do
         python -m lm.train --config configs/shakespeare_small.py --config.model.norm=layer \
             --config.train.seed=$seed --workdir runs/layernorm-$seed
     done
