@@ -245,6 +245,8 @@ def starts_as_the_model_without_it(s: Subject) -> str:
         if hasattr(idea, "same_at_start") and idea.same_at_start(c):
             names.append(key)
             off[key] = defaults[key]
+            if ideas.is_on(off[key]):
+                off[key] = False
     mixers = []
     for kind in c.mixers:
         same = getattr(ideas.MIXERS.get(kind), "same_at_start", lambda c: False)
