@@ -134,6 +134,8 @@ def _run(module: str, arguments: list[str], cwd: str, env: dict[str, str], files
         code = main(*before, *arguments) if before else main(arguments)
     finally:
         atexit._run_exitfuncs()
+        if jax.distributed.is_initialized():  # a fork server of Python 3.13 forgets JAX's own exit
+            jax.distributed.shutdown()
     sys.exit(code)  # multiprocessing flushes stdout and stderr
 
 
