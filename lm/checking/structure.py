@@ -245,7 +245,7 @@ def starts_as_the_model_without_it(s: Subject) -> str:
         if hasattr(idea, "same_at_start") and idea.same_at_start(c):
             names.append(key)
             off[key] = defaults[key]
-            if ideas.is_on(off[key]):
+            if off[key] is True:
                 off[key] = False
     mixers = []
     for kind in c.mixers:

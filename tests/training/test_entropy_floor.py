@@ -74,7 +74,7 @@ def test_a_leaking_mask_stops_the_run_and_the_evaluation(train, tmp_path, monkey
     code, output = train(tmp_path / "run", *TINY, width)
     assert code == 3
     assert "a causal model cannot get below 1.9236 on this text" in output
-    monkeypatch.setattr("lm.training.evaluation.check_loss", lambda *arguments: None)
+    monkeypatch.setattr("lm.training.evaluation.check_loss", lambda *arguments, **options: None)
     assert train(tmp_path / "unseen", *TINY, width)[0] == 0
     assert evaluate([f"--workdir={tmp_path / 'unseen'}", "--no-baselines"]) == 3
     assert "the test loss is 0." in capsys.readouterr().err
