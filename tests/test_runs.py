@@ -220,7 +220,7 @@ def test_lines_fit_the_terminal_and_are_whole_in_a_file(runs_of, command, monkey
     runs_of("other", steps=60)
     assert f"{name}  python_docs of a long name (fallback)  " in command(runs.main, "runs")[1]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((width, 24)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((width, 24)))
     for arguments in ([], ["--keys"]):
         _, output = command(runs.main, "runs", *arguments)
         assert max(map(len, output.splitlines())) <= width
