@@ -81,7 +81,7 @@ def train(kit: Kit, text: Path, workdir: Path, *more: str):
 
 
 def equal(expected: Path, workdir: Path, status: list) -> dict:
-    """Return how two runs differ, of which the checksums of the last states are the bits."""
+    """Return how two runs differ; equal checksums of the last states mean equal bits."""
     from benchmarks.faults.runs import differences
 
     return {"status": status, "differences": differences(workdir, expected, steps=False)}

@@ -94,7 +94,7 @@ def open_shards(
 
     Raises:
         UserError: there are no shards, one cannot be read, or one differs from the folder's
-            manifest; or they have chats, of which `marks` asks for what they do not have.
+            manifest; or `marks` is true and they have chats without marked answers.
     """
     location = Path(expanded(path))
     manifest = read_manifest(location) if location.is_dir() else None

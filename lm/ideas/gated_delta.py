@@ -58,20 +58,22 @@ def apply(here, qkv):
     q_BTHK, k_BTHK, v_BTHK = (
         jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv
     )
-    q_BTHK, k_BTHK = (
-        x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q_BTHK, k_BTHK)
-    )
     decay_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_decay_DH"]).astype(jnp.float32)
     write_BTH = einsum("BTD,DH->BTH", here.x_BTD, p["w_write_DH"]).astype(jnp.float32)
     step_BTH = jax.nn.softplus(decay_BTH + p["decay_step_H"].astype(jnp.float32))
     log_a_BTH = -jnp.exp(p["decay_log_H"].astype(jnp.float32)) * step_BTH
-    inputs = q_BTHK, k_BTHK, v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
+    inputs = unit(q_BTHK), unit(k_BTHK), v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
     # keeps inputs and states only
     chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))
     o_BTHK = here.recurrence(
         "delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK
     )
     return rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
+
+
+def unit(x_BTHK):
+    """Return vectors divided by their L2 norm."""
+    return x_BTHK * jax.lax.rsqrt(jnp.sum(x_BTHK * x_BTHK, axis=-1, keepdims=True) + 1e-6)
 
 
 def chunk(S_KV, inputs, document_T):

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from lm.declarations import gain, small_weight, weight
-from lm.ideas.gated_delta import inverse
+from lm.ideas.gated_delta import inverse, unit
 from lm.layers.linear import einsum
 from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
@@ -70,7 +70,7 @@ def apply(here, x_BTD):
         step_BTHK = jax.nn.softplus(decay_BTHK + p["decay_step_HK"].astype(jnp.float32))
         log_a_BTHK = -jnp.exp(p["decay_log_H"].astype(jnp.float32))[:, None] * step_BTHK
         b_BTH = jax.nn.sigmoid(einsum("BTD,DH->BTH", x_BTD, p["w_write_DH"]).astype(jnp.float32))
-    inputs = _unit(q_BTHK), _unit(k_BTHK), v_BTHK, log_a_BTHK, b_BTH
+    inputs = unit(q_BTHK), unit(k_BTHK), v_BTHK, log_a_BTHK, b_BTH
     # keeps inputs and states only
     chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))
     S_HKV = jnp.zeros((c.n_heads, c.d_head, c.d_head))
@@ -83,10 +83,6 @@ def apply(here, x_BTD):
 def _of_low_rank(x_BTD, p, name: str):
     x_BTC = einsum("BTD,DC->BTC", x_BTD, p[f"{name}_DC"])
     return einsum("BTC,CHK->BTHK", x_BTC, p[f"{name}_CHK"])
-
-
-def _unit(x_BTHK):
-    return x_BTHK * jax.lax.rsqrt(jnp.sum(x_BTHK * x_BTHK, axis=-1, keepdims=True) + 1e-6)
 
 
 def chunk(S_KV, inputs, document_T):

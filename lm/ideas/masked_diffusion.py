@@ -5,10 +5,11 @@
 l is uniform in 1 .. L, and l of the L targets of a text are hidden, each set of l with the same
 probability (LLaDA, Nie et al. 2025, arXiv:2502.09992; it has the expectation of MDLM's integral
 over times, Sahoo et al. 2024, arXiv:2406.07524, and less variance). Training minimizes the bound,
-and evaluations report it as the loss. Tokens that are no targets are read: before answers, for
-example. Those after the last target are not, so that the end of a text does not tell.
+and evaluations report it as the loss. Tokens that are not targets, such as a question
+before an answer, are never hidden. All tokens after the last target are hidden, because they would
+show where the answer ends.
 
-A position predicts its own token. A hidden one has the id V, of which the head has no logit. As in
+A position predicts its own token. A hidden token has the id V; the head has no logit for it. As in
 MDLM, the texts of a batch divide the range of l / L among themselves. The masks of an evaluation
 are a function of its tokens. lm/generation/diffusion.py draws texts.
 """
