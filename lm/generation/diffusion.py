@@ -49,7 +49,11 @@ class DiffusionSampler(Decoder):
         draws = (sampling, np.uint32(seed), np.asarray(samples, np.uint32))
         n_drawn = 0
         while n_drawn < n_tokens:
-            kept = [text[-(T // 2) :] if T > 1 else [] for text in texts]
+            longest = T - (n_tokens - n_drawn)  # of a text that still fits whole
+            kept = [
+                text if len(text) <= longest else text[len(text) - min(len(text), T // 2) :]
+                for text in texts
+            ]
             n = min(n_tokens - n_drawn, T - max(map(len, kept)))
             ids_BT = np.full((len(texts), T), self.config.vocab_size, np.int32)
             for row, ids in zip(ids_BT, kept, strict=True):
