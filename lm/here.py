@@ -161,10 +161,6 @@ class Here(flax.struct.PyTreeNode):
         Array([[ 1.,  3.,  7.,  8., 24.]], dtype=float32)
         """
         self._has_texts(name)
-        if collectives.global_seq_len(1) > 1:
-            raise UserError(
-                f"config.mesh.sequence: {name} needs whole sequences on a device; use sequence = 1"
-            )
         shape_B = self.tokens_BT.shape[:-1]
         run = functools.partial(scan, chunk, size)
         for _ in shape_B:

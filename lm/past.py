@@ -54,13 +54,15 @@ class Past:
 
         `run` is `scan` of a batch; `state_B` holds for each text its state before the first token.
         """
-        return run(state_B, inputs_BT, self.documents(here.tokens_BT.shape))[1]
+        document_BT = self.documents(here.tokens_BT.shape)
+        return collectives.along_sequence(run, state_B, inputs_BT, document_BT)
 
     def documents(self, shape_BT: tuple):
         """Return the document of each token, ascending numbers; 0 continues an earlier state."""
         if self.segments is None:
             return jnp.zeros(shape_BT, jnp.int32)
-        return jnp.cumsum(jnp.diff(self.segments, prepend=0, axis=-1) != 0, axis=-1)
+        before = collectives.from_neighbor(self.segments[..., -1:], -1)
+        return jnp.cumsum(jnp.diff(self.segments, prepend=before, axis=-1) != 0, axis=-1)
 
 
 @flax.struct.dataclass

@@ -34,7 +34,7 @@ from lm.here import Here
 from lm.huggingface.config_files import export_fields
 from lm.ideas import attention_gate, is_on
 from lm.layers.losses import Sums
-from lm.parallel import collectives, sharding
+from lm.parallel import sharding
 from lm.step import _sums, batch_fields, init_state, train_steps
 from lm.system.errors import UserError
 from lm.training.layer_statistics import layer_statistics
@@ -66,9 +66,9 @@ VARIANTS = {
     "exclusive attention": Row({"attn_exclusive": "full"}),
     "exclusive attention, learned": Row({"attn_exclusive": "learned"}, identity=True),
     "sink": Row({"attn_sink": True}),
-    "forgetting gate": Row({"attn_forget": True, "positions": "none"}, sequence=False),
-    "gated delta": Row({"gated_delta": "all"}, sequence=False),
-    "gated delta in three of four layers": Row({"gated_delta": "three_of_four"}, sequence=False),
+    "forgetting gate": Row({"attn_forget": True, "positions": "none"}),
+    "gated delta": Row({"gated_delta": "all"}),
+    "gated delta in three of four layers": Row({"gated_delta": "three_of_four"}),
     "differential attention": Row({"attn_differential": True}),
     "value embeddings": Row({"value_embeddings": True}),
     "residual scalars": Row({"residual_scalars": True}, identity=True),
@@ -88,19 +88,17 @@ VARIANTS = {
     "parallel branches, multipliers": Row(
         {"residual": "parallel", "residual_multiplier": 0.5, "logit_divisor": 3.0}
     ),
-    "convolution of keys": Row({"conv_keys": True}, identity=True, sequence=False),
-    "convolution of values": Row({"conv_values": True}, identity=True, sequence=False),
-    "convolution of the stream": Row({"conv_stream": True}, identity=True, sequence=False),
-    "token shift": Row({"token_shift": True}, identity=True, sequence=False),
+    "convolution of keys": Row({"conv_keys": True}, identity=True),
+    "convolution of values": Row({"conv_values": True}, identity=True),
+    "convolution of the stream": Row({"conv_stream": True}, identity=True),
+    "token shift": Row({"token_shift": True}, identity=True),
     "query scale": Row({"query_scale": "learned"}, identity=True),
     "query scale, log n": Row({"query_scale": "log_n"}),
     "latent attention": Row({"mixers": ("latent",)}),
     "talking heads in every second layer": Row({"mixers": ("talking_heads", "attention")}),
-    "RG-LRU in two of three layers": Row(
-        {"mixers": ("rg_lru", "rg_lru", "attention")}, sequence=False
-    ),
+    "RG-LRU in two of three layers": Row({"mixers": ("rg_lru", "rg_lru", "attention")}),
     "Kimi delta attention in three of four layers": Row(
-        {"mixers": ("kda", "kda", "kda", "attention")}, sequence=False
+        {"mixers": ("kda", "kda", "kda", "attention")}
     ),
     "experts": Row({"ffn": "moe", "n_experts": 4}, sequence=False),
     "experts after the first layer, one shared": Row(
@@ -558,16 +556,17 @@ def test_loss_terms_of_packed_rows_add_up_over_micro_batches():
     chex.assert_trees_all_close(whole, parts, rtol=1e-4, atol=1e-6)
 
 
+# Adam divides gradients near 0 by their size, and with its usual eps multiplies their rounding.
+LARGE_EPS = {"eps": 1e-6}
+
+
 @pytest.mark.slow
 def test_all_train_alike_on_8_devices(tmp_path):
     """Losses, gradients and updates on a mesh are those of one device."""
 
-    # Adam divides gradients near 0 by their size, and with its usual eps multiplies their rounding.
-    optimizer = {"eps": 1e-6}
-
     def case(row, mesh):
         model = BASE | smooth(row) | row.keys | {"n_heads": 4}
-        return {"mesh": mesh, "sections": {"model": model, "optimizer": optimizer}}
+        return {"mesh": mesh, "sections": {"model": model, "optimizer": LARGE_EPS}}
 
     rows = list(VARIANTS.values())
     one = on_devices(tmp_path, 1, [case(row, None) for row in rows])[0]
@@ -583,16 +582,23 @@ def test_all_train_alike_on_8_devices(tmp_path):
     assert not differ
 
 
-def test_those_that_need_whole_sequences_are_refused_on_parts(monkeypatch):
-    """On a mesh that divides sequences; experts are refused with the config
-    (tests/config/test_checks.py).
+@pytest.mark.slow
+def test_what_crosses_the_devices_of_a_packed_sequence(tmp_path):
+    """States of recurrences and later targets, with parts of two positions: a convolution reaches
+    back over two devices, and documents begin and end on all of them.
     """
-    monkeypatch.setattr(collectives, "global_seq_len", lambda n_local: 2 * n_local)
-    for row in VARIANTS.values():
-        if not row.sequence and row.keys.get("ffn") != "moe":
-            c = config_of(row).model
-            with pytest.raises(UserError, match=r"config.mesh.sequence: .* use sequence = 1"):
-                jax.eval_shape(lambda params, c=c: model.hidden(params, c, TOKENS), redrawn(c))
+    kinds = (
+        {"conv_keys": True, "token_shift": True, "multi_token_prediction": True},
+        {"mixers": ("rg_lru", "kda"), "norm_eps": 0.1},  # as in `smooth`
+        {"attn_forget": True, "positions": "none"},
+    )
+    shared = {"data": {"packing": "documents"}, "optimizer": LARGE_EPS}
+    cases = [{"sections": {"model": BASE | keys} | shared} for keys in kinds]
+    one = on_devices(tmp_path, 1, [case | {"mesh": None} for case in cases])[0]
+    eight = on_devices(tmp_path, 8, [case | {"mesh": [1, 2, 1, 4]} for case in cases])[0]
+    for keys, expected, found in zip(kinds, one, eight, strict=True):
+        for name, x in expected.items():
+            np.testing.assert_allclose(found[name], x, atol=2e-4, rtol=0, err_msg=f"{keys} {name}")
 
 
 def test_multi_token_prediction_sums_the_losses_of_later_targets_in_the_same_document():

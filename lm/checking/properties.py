@@ -27,7 +27,7 @@ from lm.checking.subject import (
     positions_of,
 )
 from lm.config import MESH_AXES
-from lm.config.checks import need_whole_sequences
+from lm.config.checks import recurrences
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.layers.losses import head_logits
@@ -131,7 +131,7 @@ def _count(tokens_BT):
 
 def documents_of_several_chunks_are_the_same_alone(s: Subject) -> str:
     """Recurrences compute some positions at a time; a document may begin in any chunk."""
-    if not need_whole_sequences(s.c):
+    if not recurrences(s.c):
         return "no recurrence"
     n = LONG
     tokens_BT = np.random.default_rng(5).integers(0, V, (2, n)).astype(np.int32)

@@ -21,7 +21,7 @@ from lm.checking.subject import (
     replaced,
 )
 from lm.config import ModelConfig, branches_of, mixer_of, query_heads
-from lm.config.checks import need_whole_sequences
+from lm.config.checks import recurrences
 
 LIMIT = 1e-4  # relative
 RATE = 0.25  # of dropout
@@ -212,7 +212,7 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
     sees_TS = (np.asarray(grads["embedding"]) != 0).any(-1)[: n * n].reshape(n, n)
     document_T, position_T = segments_TT[0], positions_TT[0]
     window = c.window_pattern[0] or n
-    extends = bool(need_whole_sequences(c))  # such as a convolution of keys
+    extends = bool(recurrences(c))  # such as a convolution of keys
     for i in range(n):
         for j in range(n):
             if not document_T[i] or document_T[i] != document_T[j]:

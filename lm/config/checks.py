@@ -475,11 +475,20 @@ def mesh(config: Config) -> Iterator[Problem]:
 
 def need_whole_sequences(m: ModelConfig) -> list[str]:
     """Return the keys whose values need whole sequences on a device."""
+    return _keys_declared(m, "whole")
+
+
+def recurrences(m: ModelConfig) -> list[str]:
+    """Return the keys with which positions see earlier ones by a recurrence."""
+    return _keys_declared(m, "recurrent")
+
+
+def _keys_declared(m: ModelConfig, what: str) -> list[str]:
     names = []
     for field in dataclasses.fields(m):
         value = getattr(m, field.name)
         values = value if isinstance(value, tuple) else (value,)
-        if any(item in field.metadata.get("whole", ()) for item in values):
+        if any(item in field.metadata.get(what, ()) for item in values):
             names.append(field.name)
     return names
 
@@ -564,9 +573,8 @@ def diffusion(config: Config) -> Iterator[Problem]:
     m = config.model
     if not m.masked_diffusion:
         return
-    # What mixes positions otherwise than attention looks back only; experts do not mix them.
-    causal = [name for name in need_whole_sequences(m) if name != "ffn"]
-    for name in causal:
+    later_targets = ["multi_token_prediction"] if m.multi_token_prediction else []
+    for name in recurrences(m) + later_targets:
         text = ", but masked_diffusion reads tokens before and after; use one of both"
         yield f"model.{name} model.masked_diffusion", text
     if m.value_embeddings:

@@ -21,7 +21,7 @@ MAX_SAMPLE = 1_000_000  # tokens; each one takes a forward pass
 
 def key(
     default, doc, *, only=None, low=None, above=None, high=None, below=None, choices=None, forms=None, path=False,
-    execution=False, whole=(), attention=None, read_by=(),
+    execution=False, whole=(), recurrent=(), attention=None, read_by=(),
 ):  # fmt: skip
     """Declare a config key.
 
@@ -39,6 +39,7 @@ def key(
             (beyond rounding). Such a key may change when a run is resumed, and is left out of the
             digest that identifies an experiment.
         whole: the values that need whole sequences on a device.
+        recurrent: the values with which positions see earlier ones by a recurrence.
         attention: "scores" if the key changes attention scores, "replaced" if it puts another layer
             in the place of attention.
         read_by: the mixers, or "ffn", that read the key. It has no effect in a model with none of
@@ -69,6 +70,7 @@ def key(
         "execution": execution,
         "path": path,
         "whole": whole,
+        "recurrent": recurrent,
         "attention": attention,
         "read_by": read_by,
     }
@@ -164,15 +166,15 @@ class ModelConfig:
         "or a learned part from 0", choices=("none", "full", "learned"), read_by=ATTENTION)
     attn_sink: bool = key(False, "add one key with a learned score and the value 0 to each head", attention="scores",
         read_by=ATTENTION)
-    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none", whole=(True,),
-        attention="scores", read_by=ATTENTION)
+    attn_forget: bool = key(False, "a forget gate for each head and token; mostly with positions = none",
+        recurrent=(True,), attention="scores", read_by=ATTENTION)
     query_scale: str = key("none", "a learned factor of each head's queries, from 1; log_n: times the logarithm of the "
         "position, 1 at the end of the context", choices=("none", "learned", "log_n"), attention="scores",
         read_by=ATTENTION)
     attn_differential: bool = key(False, "each head is the difference of two heads with the same keys and values",
         attention="scores", read_by=ATTENTION)
     gated_delta: str = key("none", "Gated DeltaNet in place of attention, in all layers or in three of four",
-        choices=("none", "all", "three_of_four"), whole=("all", "three_of_four"), attention="replaced",
+        choices=("none", "all", "three_of_four"), recurrent=("all", "three_of_four"), attention="replaced",
         read_by=ATTENTION)
     value_embeddings: bool = key(False, "add an embedding of the token to the values in every second layer",
         read_by=ATTENTION)
@@ -184,16 +186,16 @@ class ModelConfig:
         choices=("sum", "depth_attention", "hyper_connections", "parallel"))
     residual_multiplier: float = key(1.0, "factor of what each branch adds: x + m f(norm x), as in Granite", above=0.0)
     residual_scalars: bool = key(False, "x <- a x + b (embeddings) before each layer, a = 1 and b = 0 at first")
-    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", whole=(True,),
+    conv_keys: bool = key(False, "add a causal convolution over 4 positions to the keys, from 0", recurrent=(True,),
         read_by=ATTENTION)
-    conv_values: bool = key(False, "add such a convolution to the values", whole=(True,), read_by=ATTENTION)
-    conv_stream: bool = key(False, "add such a convolution to the residual stream before each layer", whole=(True,))
-    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", whole=(True,))
+    conv_values: bool = key(False, "add such a convolution to the values", recurrent=(True,), read_by=ATTENTION)
+    conv_stream: bool = key(False, "add such a convolution to the residual stream before each layer", recurrent=(True,))
+    token_shift: bool = key(False, "add a gated part of the previous token's embedding, from 0", recurrent=(True,))
     multi_token_prediction: bool = key(False, "also predict the second and third next token, with weights 1/2 and 1/4 "
-        "that fall to 0", whole=(True,))
+        "that fall to 0")
     mixers: tuple[str, ...] = key(("attention",), "what lets positions see each other in each layer, repeated over the "
         "depth: attention, latent attention (DeepSeek-V2), talking heads, the recurrence of Griffin, or Kimi delta "
-        "attention", choices=("attention", "latent", "talking_heads", "rg_lru", "kda"), whole=("rg_lru", "kda"))
+        "attention", choices=("attention", "latent", "talking_heads", "rg_lru", "kda"), recurrent=("rg_lru", "kda"))
     latent_width: int | None = key(None, "width of the vector that a cache keeps of a token; none: 4 d_head",
         only="mixers=latent", low=1)
     branches: tuple[str, ...] = key(("attention", "ffn"), "branches of a block in this order, with a factor, if any; "

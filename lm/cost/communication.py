@@ -13,9 +13,9 @@ from lm import parameters
 from lm.config import (
     Resolved,
     ResolvedModel,
+    mixer_of,
     n_applied_layers,
     n_mixing_branches,
-    present_mixers,
 )
 from lm.cost.devices import Device
 from lm.cost.memory import (
@@ -24,7 +24,6 @@ from lm.cost.memory import (
     micro_batches_per_step,
     tokens_per_micro_batch,
 )
-from lm.ideas import mixing_layers
 from lm.model import MIXERS
 from lm.optimizers import MATRIX_RULES
 from lm.parallel import sharding
@@ -212,18 +211,25 @@ def _split_products(m: ResolvedModel, sizes: dict[str, int]) -> tuple[int, int]:
 
 
 def _sequence_transfers(config: Resolved, sizes: dict[str, int]) -> Iterator[tuple]:
-    """Yield the gathers of keys and values over sequence: every device attends to all positions."""
+    """Yield the gathers of keys and values over sequence: every device attends to all positions.
+
+    The states that recurrences send on are not counted.
+    """
     m = config.model
     n_tokens = tokens_per_micro_batch(config, sizes) * sizes["sequence"]
     gathers = 1 + (m.remat != "none")  # no policy keeps the gathered keys and values
-    for kind in present_mixers(m):
-        layers = n_applied_layers(m, mixing_layers(m, kind))
-        times = layers * n_mixing_branches(m) * micro_batches_per_step(config, sizes)
+    alike: dict[tuple, list[int]] = {}
+    for layer in range(m.n_layers):
+        features = gathered_features(m, layer, sizes)
+        if features:
+            alike.setdefault((mixer_of(m, layer), features), []).append(layer)
+    for (kind, features), layers in alike.items():
+        applied = n_applied_layers(m, layers) * n_mixing_branches(m)
+        times = applied * micro_batches_per_step(config, sizes)
         what, arrays = "keys and values", 2
         if hasattr(MIXERS[kind], "cached"):
             what, arrays = f"what a cache of {kind} holds", 1
-        width = gathered_features(m, kind, sizes) / arrays
-        payload = n_tokens * width * itemsizes(config)[1]
+        payload = n_tokens * features / arrays * itemsizes(config)[1]
         yield what, "all-gather", ("sequence",), payload, gathers * arrays * times
         yield f"gradients of {what}", "reduce-scatter", ("sequence",), payload, arrays * times
 

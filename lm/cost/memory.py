@@ -242,8 +242,7 @@ def _needed_activations(config: Resolved, device: Device, sizes: dict[str, int])
         # its arrays have heads of whole lanes
         width = _features(config, sizes)["K"] / max(1, n_mixing_branches(m)) + heads * m.d_head
         lanes = (-m.d_head % LANES) / m.d_head * width
-    kinds = [mixer_of(m, layer) for layer in range(m.n_layers)]
-    seen = sum(gathered_features(m, kind, sizes) for kind in kinds) / m.n_layers
+    seen = sum(gathered_features(m, layer, sizes) for layer in range(m.n_layers)) / m.n_layers
     gathered = seen * (sizes["sequence"] - 1)
     # Weights in compute_dtype and scores in float32.
     float32 = 4 / itemsizes(config)[1]
@@ -306,9 +305,9 @@ def _features(config: Resolved, sizes: dict[str, int], *, batched: bool = True) 
     return features
 
 
-def gathered_features(m: ResolvedModel, kind: str, sizes: dict[str, int]) -> float:
-    """Return the numbers per token that the positions of other devices see in a layer of a mixer."""
-    cached = getattr(MIXERS[kind], "cached", None)
+def gathered_features(m: ResolvedModel, layer: int, sizes: dict[str, int]) -> float:
+    """Return the numbers per token that the positions of other devices see in a layer."""
+    cached = getattr(_other_mixer(m, layer), "cached", None)
     return 2 * m.n_kv_heads * m.d_head / sizes["tensor"] if cached is None else cached(m)
 
 

@@ -43,6 +43,11 @@ def table(c):
     }
 
 
+def cached(c):
+    """Return how many numbers of a token later ones see: none, they see the state."""
+    return 0
+
+
 def products(c, n_keys):
     """Three products with the state, four of pairs of positions, and `inverse`; see `chunk`."""
     return c.n_heads * (c.d_head * (3 * c.d_head + 4 * CHUNK) + (CHUNK**2 - 1) / 3)

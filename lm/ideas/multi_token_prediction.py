@@ -11,6 +11,8 @@ each distance.
 
 import jax.numpy as jnp
 
+from lm.parallel import collectives
+
 WEIGHTS = {2: 0.5, 3: 0.25}
 
 
@@ -24,9 +26,13 @@ def losses(fields, cross_entropy):
     for distance in WEIGHTS:
         # One token further. A target counts only if all nearer ones do, so that they are of one
         # document or answer.
-        targets_BT, weights_BT = (
-            jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in (targets_BT, weights_BT)
-        )
+        targets_BT, weights_BT = _next(targets_BT), _next(weights_BT)
         weights_BT *= fields["weights"]
         terms[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT)
     return terms
+
+
+def _next(x_BT):
+    """Return the value of the next position, 0 after the last one."""
+    after_B1 = collectives.from_neighbor(x_BT[:, :1], 1)
+    return jnp.concatenate([x_BT[:, 1:], after_B1], axis=1)

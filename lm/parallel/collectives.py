@@ -194,6 +194,47 @@ def gather_keys(k_BTGK):
     return _map_over_tensor(gather, heads)(k_BTGK) if _is_mapped("sequence") else k_BTGK
 
 
+def from_neighbor(x, distance: int):
+    """Return x of the device with the positions before (-1) or after (1) its own; 0 without one."""
+    if not _is_mapped("sequence"):
+        return jnp.zeros_like(x)
+    n = axis_size("sequence")
+    pairs = [(i, i - distance) for i in range(n) if 0 <= i - distance < n]
+    return jax.lax.ppermute(x, "sequence", pairs)
+
+
+def along_sequence(run, state_B, inputs_BT, document_BT):
+    """Return the outputs (B, T, ...) of a recurrence whose state goes from device to device.
+
+    Device i computes text b in step i + b and sends its state on. There are B + P - 1 steps on P
+    devices, so with few texts the devices mostly wait.
+
+    Args:
+        run: (state_B, inputs_BT, document_BT) -> (state_B, outputs_BT), for any number of texts.
+        state_B: the state before the first token of each text.
+        inputs_BT, document_BT: of this device's positions; see `Here.recurrence`.
+    """
+    if not _is_mapped("sequence"):
+        return run(state_B, inputs_BT, document_BT)[1]
+    device = jax.lax.axis_index("sequence")
+    n_texts = len(document_BT)
+    n_steps = n_texts + axis_size("sequence") - 1
+
+    def step(received, number):
+        # Before its first text and after its last one, a device computes one that nobody reads.
+        text = jnp.clip(number - device, 0, n_texts - 1)
+        start, inputs, document = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, text, 1), (state_B, inputs_BT, document_BT)
+        )
+        before = jax.tree.map(lambda a, b: jnp.where(device == 0, a, b), start, received)
+        after, outputs = run(before, inputs, document)
+        return jax.tree.map(lambda x: from_neighbor(x, -1), after), outputs[0]
+
+    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), state_B)
+    _, outputs_NT = jax.lax.scan(step, nothing, jnp.arange(n_steps))
+    return jax.lax.dynamic_slice_in_dim(outputs_NT, device, n_texts)
+
+
 def global_seq_len(n_local: int) -> int:
     """Return the full length of a sequence, given the number of its positions on this device."""
     return n_local * axis_size("sequence") if _is_mapped("sequence") else n_local

@@ -44,8 +44,6 @@ CONTRADICTIONS = [
      "model.attn_softcap: 50.0, but layers of gated_delta have no attention scores"),
     ("model.gated_delta=all model.window_pattern=(0,64)", "model.window_pattern: (0, 64), but layers of gated_delta"),
     ("model.gated_delta=all model.attn_scale=0.1", "model.attn_scale: 0.1, but layers of gated_delta"),
-    ("model.gated_delta=all mesh.sequence=2", ("mesh.sequence: 2, but model.gated_delta needs "
-                                              "whole sequences")),
     ("model.attention=xla model.attn_softcap=50", "model.attention: xla does not support attn_softcap"),
     ("model.attention=cudnn", "model.attention: cudnn needs compute_dtype = bfloat16"),
     ("model.n_layers=100000", ("model.n_layers: 100000 layers, compiled one by one, would take "

@@ -389,8 +389,8 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error():
         ((1, 1, 1, 8), {"model": {"attention": "chunked"}}, "config.model.attention: chunked"),
         (
             (1, 1, 1, 8),
-            {"model": {"gated_delta": "all"}},
-            "config.mesh.sequence: model.gated_delta needs whole",
+            {"model": {"ffn": "moe", "n_experts": 4}},
+            "config.mesh.sequence: model.ffn needs whole",
         ),
     ],
 )
