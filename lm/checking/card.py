@@ -22,6 +22,7 @@ PROPERTIES: dict[str, Callable[[Subject], str]] = {
     "cached decoding = full pass": properties.cached_decoding_is_the_full_pass,
     "the loss reads each parameter and layer": properties.the_loss_reads_every_parameter_of_every_layer,
     "micro-batches, loss chunks = whole batch": properties.micro_batches_and_loss_chunks_are_the_whole_batch,
+    "losses are means over the targets": properties.losses_are_means_over_the_targets,
     "FLOPs = traced program": programs.flops_are_those_of_the_traced_program,
     "plan's kernels = program's kernels": programs.the_plan_has_the_kernels_of_the_program,
     "plan's memory = traced program's": programs.the_plan_has_the_memory_of_the_traced_program,

@@ -184,7 +184,7 @@ def flops_are_those_of_the_traced_program(s: Subject) -> str:
         traced = product_flops(traced_loss(s, n, attention="einsum")) / n
         counted = flops.flops_per_token(c, n, full_square=True) / 3
         ratios.append(counted / traced)
-        if not abs(ratios[-1] - 1) <= 0.01:
+        if not abs(ratios[-1] - 1) <= 0.003:  # a sink is one more key, which is not declared
             raise Broken(
                 f"declared are {ratios[-1]:.3f} of the traced operations of {n} tokens; see "
                 "`products` and `loss_products`"

@@ -224,6 +224,19 @@ def micro_batches_and_loss_chunks_are_the_whole_batch(s: Subject) -> str:
     return f"{max(parts, chunks):.1g}"
 
 
+def losses_are_means_over_the_targets(s: Subject) -> str:
+    """In training and in evaluation: padding and tokens that are no targets do not count."""
+    if s.c.masked_diffusion:
+        return "of the tokens that it hides"
+    loss = _means(s, s.batch)["loss"]
+    equal(loss, _of_whole_batch(s)[0]["loss"], "the loss of a step, and the mean over its targets,")
+    total, n_targets = jax.jit(step.eval_step, static_argnames="config")(
+        s.params, None, s.batch, s.config
+    )
+    equal(loss, total / n_targets, "the losses of a batch in training and in evaluation")
+    return f"{float(n_targets):.0f} of {s.batch['tokens'][:, 1:].size} tokens"
+
+
 def the_loss_reads_every_parameter_of_every_layer(s: Subject) -> str:
     """A layer of a stack, a head or a feature that no equation reads has the gradient 0."""
     _, grads = _of_whole_batch(s)

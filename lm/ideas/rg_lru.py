@@ -93,8 +93,9 @@ def chunk(h_HK, inputs, document_T):
 
     def join(earlier, later):  # two ranges of positions
         (a, x, document), (b, y, later_document) = earlier, later
-        same = document == later_document
-        return jnp.where(same, a + b, b), jnp.where(same, jnp.exp(b) * x, 0) + y, later_document
+        # a + b is read where both are of one document only.
+        x_later = jnp.where(document == later_document, jnp.exp(b) * x, 0)
+        return a + b, x_later + y, later_document
 
     log_THK, h_THK, _ = jax.lax.associative_scan(join, (log_a_THK, x_THK, document_T11))
     h_THK += jnp.where(document_T11 == 0, jnp.exp(log_THK) * h_HK, 0)
