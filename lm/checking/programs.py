@@ -12,7 +12,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from lm import ideas, model, parameters, step
 from lm.checking.source import all_equations, inner_programs, line_of
-from lm.checking.subject import LONG, Broken, Subject, T, V, equal, quickly, replaced
+from lm.checking.subject import LARGE, LONG, Broken, Subject, T, V, equal, quickly, replaced
 from lm.cost import flops, memory
 from lm.cost.devices import DEVICES
 from lm.huggingface import code_export
@@ -138,7 +138,9 @@ def what_is_carried_is_read(s: Subject) -> str:
 
 
 def implementations_compute_the_same(s: Subject) -> str:
-    """Each implementation of attention that runs here, and the equations of GPUs and TPUs."""
+    """Each implementation of attention that runs here, and the equations of GPUs and TPUs, which are
+    finite for large weights, too.
+    """
     n = 160  # more than a chunk of queries
     draw = np.random.default_rng(4)
     tokens_BT = draw.integers(0, V, (1, n)).astype(np.int32)
@@ -166,8 +168,12 @@ def implementations_compute_the_same(s: Subject) -> str:
         found.append(f"{name} {equal(plain, others, f'{name} and einsum', 1e-3):.1g}")
     tokens_BT, positions_T = tokens_BT[:, :T], None
     plain = outputs(gradients)
+    both = jax.tree.map(lambda *x: jnp.stack(x), s.params, s.large_params)
     with compiling_for("gpu"):
-        others = outputs(gradients)
+        of_both = quickly(lambda both: jax.lax.map(lambda p: gradients(p, s.c), both), both)
+    others, of_large = (jax.tree.map(lambda x, i=i: x[i], of_both) for i in range(2))
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(of_large)):
+        raise Broken(f"gradients for a GPU are not finite with weights times {LARGE}")
     what = "gradients of the equations for a GPU and for a CPU"
     found.append(f"GPU {equal(plain, others, what, 1e-3):.1g}")
     return ", ".join(found)
@@ -213,31 +219,40 @@ def product_flops(program) -> int:
 
 
 def the_plan_has_the_memory_of_the_traced_program(s: Subject) -> str:
-    """What the backward pass keeps of the layers, beside what remat = block keeps of them."""
-    n_tokens = 128
-    wide = {"d_model": 64, "d_ff": 192, "d_head": 16, "attention": "einsum"}
-    train = dataclasses.replace(s.config.train, batch_size=2, seq_len=n_tokens)
-    planned, traced = {}, {}
-    for remat in ("none", "dots", "block"):
-        m = s.changed(**wide, remat=remat, max_positions=n_tokens)
-        config = dataclasses.replace(s.config, model=m, train=train)
-        planned[remat] = memory.activation_bytes(config, DEVICES["h100"], ONE)
-        traced[remat] = _kept_bytes(config, n_tokens)
+    """What the backward pass keeps: with remat = block of more layers, and with none and dots
+    beside that.
+    """
+    n_layers = s.c.n_layers
+    more = _kept_bytes(s, remat="block", n_layers=3 * n_layers)
+    block, none, dots = (_kept_bytes(s, remat=remat) for remat in ("block", "none", "dots"))
+    kept = {
+        "block": (more - block, 0.4, 1.15),
+        "none": (none - block, 0.9, 2.1),  # XLA keeps less
+        "dots": (dots - block, 0.8, 1.25),
+    }
     ratios = []
-    for remat, (low, high) in {"none": (0.9, 1.9), "dots": (0.8, 1.25)}.items():
-        of_plan = planned[remat] - planned["block"]
-        ratios.append((traced[remat] - traced["block"]) / of_plan)
+    for remat, ((traced, planned), low, high) in kept.items():
+        ratios.append(traced / planned)
         if not low <= ratios[-1] <= high:
             raise Broken(
                 f"with remat = {remat} the traced program keeps {ratios[-1]:.2f} times the planned "
-                "numbers for the backward pass; see `activations`"
+                "numbers for the backward pass; see `activations` and `carried`"
             )
-    return f"{ratios[0]:.2f} and {ratios[1]:.2f} of the plan (remat none, dots)"
+    return (
+        f"{ratios[0]:.2f}, {ratios[1]:.2f}, {ratios[2]:.2f} of the plan (remat block, none, dots)"
+    )
 
 
-def _kept_bytes(config, n_tokens: int) -> int:
-    """Return the bytes that the derivative of the loss keeps, before XLA's optimizations."""
-    table = parameters.parameter_table(config.model)
+def _kept_bytes(s: Subject, **keys) -> np.ndarray:
+    """Return the bytes that the derivative of the loss keeps, before XLA's optimizations and without
+    parameters, and those of the plan.
+    """
+    n_tokens = 128
+    wide = {"d_model": 64, "d_ff": 192, "d_head": 16, "attention": "einsum"}
+    m = s.changed(**wide, max_positions=n_tokens, **keys)
+    train = dataclasses.replace(s.config.train, batch_size=2, seq_len=n_tokens)
+    config = dataclasses.replace(s.config, model=m, train=train)
+    table = parameters.parameter_table(m)
     shapes = {path: jax.ShapeDtypeStruct(p.shape, jnp.float32) for path, p in table.items()}
     batch = {"tokens": jax.ShapeDtypeStruct((config.train.batch_size, n_tokens + 1), jnp.int32)}
 
@@ -246,7 +261,9 @@ def _kept_bytes(config, n_tokens: int) -> int:
         return jax.vjp(lambda p: step.objective(p, fields, config, 1.0, 0.5)[0], params)[1]
 
     kept = jax.eval_shape(derivative, parameters.nest(shapes), batch)
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
+    traced = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
+    traced -= 4 * parameters.count(table)
+    return np.array([traced, memory.activation_bytes(config, DEVICES["h100"], ONE)])
 
 
 def the_plan_has_the_kernels_of_the_program(s: Subject) -> str:

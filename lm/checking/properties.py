@@ -7,6 +7,7 @@ in the order of the card.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import numpy as np
 from lm import ideas, model, parameters, step
 from lm.checking import structure
 from lm.checking.subject import (
+    LARGE,
     LONG,
     ROUNDING,
     B,
@@ -26,13 +28,13 @@ from lm.checking.subject import (
     equal,
     positions_of,
 )
-from lm.config import MESH_AXES
+from lm.config import MESH_AXES, MeshConfig, Resolved
 from lm.config.checks import recurrences
 from lm.generation import decoding
 from lm.generation.kv_cache import Prefill, decode
 from lm.layers.losses import head_logits
 from lm.parallel import sharding
-from lm.parallel.mesh import make_mesh
+from lm.parallel.mesh import check_mesh, make_mesh
 from lm.system.errors import UserError
 
 ROUNDING_16 = 0.1  # relative, of a model in bfloat16
@@ -40,6 +42,7 @@ MESHES = {
     "8 replicas": (8, 1, 1, 1),
     "fsdp 4, tensor 2": (1, 4, 2, 1),
     "sequence 2": (1, 1, 1, 2),
+    "texts over sequence 4": (1, 1, 1, 4),
 }
 
 
@@ -194,16 +197,34 @@ def _of_batch(s: Subject, model=None, **keys) -> tuple:
     """Return losses and gradients with other keys of the section train, or another model."""
     train = dataclasses.replace(s.config.train, **keys)
     config = dataclasses.replace(s.config, train=train, model=model or s.c)
-    state = step.state_of_step_0(config, s.params, 0)
+    return _gradients(config)(s.params, s.batch)
+
+
+def _gradients(config: Resolved) -> Callable:
+    """Return (params, batch) -> losses and gradients, compiled once."""
     compiled = jax.jit(functools.partial(step.losses_and_gradients, config=config))
-    return jax.device_get(compiled(state, s.batch))
+    return lambda params, batch: jax.device_get(
+        compiled(step.state_of_step_0(config, params, 0), batch)
+    )
 
 
 def _of_whole_batch(s: Subject) -> tuple:
     """Return losses and gradients of the model as it is, which several properties read."""
     if "whole" not in s.programs:
-        s.programs["whole"] = _of_batch(s)
+        s.programs["gradients"] = _gradients(s.config)
+        s.programs["whole"] = s.programs["gradients"](s.params, s.batch)
     return s.programs["whole"]
+
+
+def large_weights_stay_finite(s: Subject) -> str:
+    """An exponential without its largest exponent, or a root or quotient of 0, is not."""
+    _of_whole_batch(s)
+    losses, grads = s.programs["gradients"](s.large_params, s.batch)
+    for name, x in (losses | parameters.flat(grads)).items():
+        if not np.isfinite(x).all():
+            what = name if name in losses else f"the gradient of {name}"
+            raise Broken(f"{what} is not finite with weights times {LARGE}")
+    return f"weights times {LARGE}"
 
 
 def scanned_and_rematerialized_are_unrolled(s: Subject) -> str:
@@ -413,15 +434,21 @@ def training_resumes_to_the_bit(s: Subject) -> str:
 
 def devices_compute_the_same(s: Subject) -> str:
     """Losses and gradients over each axis of eight simulated devices, or a refusal."""
-    whole = _of_whole_batch(s)
+    # Positions count from 0 in documents, and without them from the first token of a sequence.
+    texts = {name: x for name, x in s.batch.items() if name != "segments"}
+    packed = _of_whole_batch(s)
+    plain = s.programs["gradients"](s.params, texts)
     results = []
     for name, shape in MESHES.items():
         sizes = dict(zip(MESH_AXES, shape, strict=True))
         devices = jax.devices()[: math.prod(shape)]
         if len(devices) < math.prod(shape):
             return "not run: it needs eight devices; python -m lm.check simulates them"
+        whole, batch = (plain, texts) if name.startswith("texts") else (packed, s.batch)
+        config = dataclasses.replace(s.config, mesh=MeshConfig(**sizes))
         try:
-            ours = _on_mesh(s, sizes, devices)
+            check_mesh(config, len(devices))
+            ours = _on_mesh(s, batch, sizes, devices)
         except UserError as error:
             results.append(f"{name} refused")
             if "mesh" not in str(error):
@@ -431,7 +458,7 @@ def devices_compute_the_same(s: Subject) -> str:
     return ", ".join(results)
 
 
-def _on_mesh(s: Subject, sizes: dict, devices) -> tuple:
+def _on_mesh(s: Subject, batch: dict, sizes: dict, devices) -> tuple:
     # as many examples as devices share the batch
     state = step.state_of_step_0(s.config, s.params, 0)
     mesh = make_mesh(sizes, devices)
@@ -441,7 +468,7 @@ def _on_mesh(s: Subject, sizes: dict, devices) -> tuple:
         state = jax.device_put(state, jax.tree.map(lambda a: a.sharding, abstract))
         batch = {
             name: sharding.shard_examples(mesh, x.shape, 0, x.__getitem__)
-            for name, x in s.batch.items()
+            for name, x in batch.items()
         }
         compiled = jax.jit(functools.partial(step.losses_and_gradients, config=s.config))
         return jax.device_get(compiled(state, batch))

@@ -20,7 +20,7 @@ from lm.checking.subject import (
     random_parameters,
     replaced,
 )
-from lm.config import ModelConfig, branches_of, mixer_of, query_heads
+from lm.config import ModelConfig, branches_of, looped_layers, mixer_of, query_heads
 from lm.config.checks import recurrences
 
 LIMIT = 1e-4  # relative
@@ -225,6 +225,30 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
             if distance >= window and sees_TS[i, j] and not extends:
                 raise Broken(f"position {i} sees token {j}, but its window has {window} tokens")
     return f"windows of {window}" if window < n else "all"
+
+
+def loops_are_the_same_layers_again(s: Subject) -> str:
+    """A model of n layers in k turns computes what one of k n layers with the same weights does."""
+    c = s.c
+    if c.loops == 1:
+        return "no loop"
+    if c.loop_input != "none" or len(looped_layers(c)) < c.n_layers:
+        return "not compared: its turns are no plain repetition"
+    longer = s.changed(loops=1, n_layers=c.loops * c.n_layers)
+    table = parameters.parameter_table(c)
+    flat = parameters.flat(s.params)
+    repeated = {}
+    for path, p in parameters.parameter_table(longer).items():
+        repeated[path] = flat[path]
+        if p.layers is not None:
+            own = list(table[path].layers)
+            again = [layer % c.n_layers for layer in p.layers]
+            if not set(again) <= set(own):
+                return f"not compared: {path} is of other layers in a deeper model"
+            repeated[path] = jnp.stack([flat[path][own.index(layer)] for layer in again])
+    deep = s.run(longer, parameters.nest(repeated), *s.packed)["hidden"]
+    error = equal(s.outputs["hidden"], deep, f"{c.loops} turns and {c.loops} times the layers")
+    return f"{error:.1g}"
 
 
 # ---- Initial values ------------------------------------------------------------------------------

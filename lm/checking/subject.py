@@ -21,6 +21,7 @@ V = T * T  # so that each token of T texts has a row of its own in the table of 
 MAX_LAYERS = 12
 WINDOW = 5
 ROUNDING = 1e-4  # relative, of float32 results in another order
+LARGE = 1000  # factor of weights
 LONG = 96  # tokens of a text of several chunks
 
 
@@ -124,6 +125,13 @@ class Subject:
     @functools.cached_property
     def params(self) -> dict:
         return random_parameters(self.c)
+
+    @functools.cached_property
+    def large_params(self) -> dict:
+        table = parameters.parameter_table(self.c)
+        flat = parameters.flat(self.params)
+        large = {path: x if table[path].small else LARGE * x for path, x in flat.items()}
+        return parameters.nest(large)
 
     @functools.cached_property
     def tokens_BT(self) -> np.ndarray:
