@@ -10,6 +10,7 @@ import jinja2
 from lm.sweeps.analysis import Analysis, analyze
 from lm.sweeps.record import read_failures, read_record, without_cells
 from lm.sweeps.results import RUNS, choices_of, final_runs, read_runs
+from lm.sweeps.speed import read_speeds
 from lm.system.errors import UserError, first_line, with_exit_code
 from lm.system.parser import Parser
 from lm.system.text_tables import say
@@ -76,7 +77,7 @@ def report(arguments: argparse.Namespace) -> int:
     a = read_finished(directory)
     say("\n".join(map(str, write_report(a, directory))))
     if arguments.publish:
-        say(str(publish(a, arguments.publish)))
+        say(str(publish(a, arguments.publish, read_speeds(directory))))
     return 0
 
 

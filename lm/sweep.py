@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
 
         workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
         options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
+        options["speed"] = arguments.speed
         code = run_sweep(plan, workdir, arguments.together, **options)
         if code == 0 and arguments.study and not arguments.dry_run:
             finish = finish_repeat if arguments.repeat else finish_addition

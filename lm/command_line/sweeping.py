@@ -72,6 +72,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help=("with --dry-run: also trace the variants, and estimate the time"),
     )
     add(
+        "--speed",
+        action="store_true",
+        help="after the runs, measure the speed of each variant in turn with the baseline",
+    )
+    add(
         "--together",
         type=int,
         metavar="N",
@@ -90,6 +95,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(
             "--measure belongs to --dry-run; add --dry-run, or leave out --measure to train"
         )
+    if arguments.speed and arguments.dry_run:
+        parser.error("--speed measures finished runs; leave out --dry-run")
     if arguments.study and arguments.budget == "quick":
         parser.error("--study: the published runs have the full budget; leave out --budget")
     arguments.budget = arguments.budget or "quick"

@@ -22,13 +22,14 @@ from markupsafe import Markup
 from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
-from lm.sweeps import ledger, statistics
+from lm.sweeps import ledger, speed, statistics
 from lm.sweeps.analysis import BESIDE, CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.record import read_page_record, text_of
 from lm.sweeps.results import STUCK, choices_of, runs_from_csv, runs_to_csv
+from lm.sweeps.speed import Speeds
 from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
 from lm.system.errors import UserError
 from lm.system.files import (
@@ -178,6 +179,7 @@ def to_markdown(
     findings: Sequence[Finding] = (),
     of_ledger: str = "",
     notes: str = "",
+    speeds: Speeds | None = None,
 ) -> str:
     """Return the report as Markdown.
 
@@ -186,6 +188,7 @@ def to_markdown(
         findings: what others found.
         of_ledger: the ledger's verdict on a change that was added to a study.
         notes: Markdown of a published page, not escaped.
+        speeds: what `lm.sweep --speed` measured.
     """
 
     def both(claim: Claim, field: str) -> str:
@@ -242,6 +245,7 @@ def to_markdown(
         cells=a.of_kind(CELL),
         placebos=a.of_kind(PLACEBO),
         by_source=a.by_source(),
+        speeds=speed.rows(a, speeds) if speeds else [],
         of_ledger=of_ledger,
         notes=Markup(notes),
         ALPHA=ledger.ALPHA,
@@ -260,6 +264,7 @@ def to_markdown(
             WORSE: f"worse by more than {margin}",
             SAME: f"the same within {margin}",
         },
+        SHORTER=speed.SHORTER,
         MIN_ROWS=MIN_ROWS,
         MEAN=MEAN,
         BESIDE=BESIDE,
@@ -449,7 +454,7 @@ def write_report(a: Analysis, directory: Path) -> list[Path]:
     if plus and a.of_kind(CLAIM):
         path = ledger.path_beside(directory, study)
         of_ledger = ledger.describe(path, a.of_kind(CLAIM)[0].variant)
-    text = to_markdown(a, paths, of_ledger=of_ledger)
+    text = to_markdown(a, paths, of_ledger=of_ledger, speeds=speed.read_speeds(directory))
     svgs = {paths[name]: to_bytes(figure, "svg") for name, figure in drawn.items()}
     contents = {
         "report.html": to_html(text, a.record["name"], svgs),
@@ -463,9 +468,9 @@ def write_report(a: Analysis, directory: Path) -> list[Path]:
     return [directory / name for name in contents]
 
 
-def publish(a: Analysis, directory: Path) -> Path:
-    """Write a finished sweep as a page into a directory such as docs/results; return the path of
-    the page.
+def publish(a: Analysis, directory: Path, speeds: Speeds | None = None) -> Path:
+    """Write a finished sweep, and its speeds, as a page into a directory such as docs/results; return
+    the path of the page.
 
     Raises:
         UserError: the sweep is not complete, its budget supports no conclusions, its name is not
@@ -495,6 +500,8 @@ def publish(a: Analysis, directory: Path) -> Path:
     record.pop("sha256", None)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv(a.runs))
+    if speeds:
+        speed.write_speeds(page, speeds)
     return write_page(a, directory)
 
 
@@ -526,7 +533,9 @@ def write_page(a: Analysis, directory: Path) -> Path:
     findings = read_others(page, {claim.variant for claim in a.claims})
     notes = page / NOTES
     of_page = read_bytes(notes).decode() if notes.is_file() else ""
-    write_text(directory / f"{name}.md", to_markdown(a, paths, findings, notes=of_page))
+    speeds = speed.read_speeds(page)
+    text = to_markdown(a, paths, findings, notes=of_page, speeds=speeds)
+    write_text(directory / f"{name}.md", text)
     return directory / f"{name}.md"
 
 

@@ -29,6 +29,7 @@ from lm.sweeps.results import (
     read_runs,
     rule_of,
 )
+from lm.sweeps.speedometer import Speedometer
 from lm.sweeps.stacked import StackedRuns, group_by_program, runs_that_fit
 from lm.sweeps.tuning import Outcome, choose_in_cell
 from lm.sweeps.variants import Variant, describe_variants, refuse_idle_changes, resolve_variants
@@ -53,7 +54,14 @@ class Key(NamedTuple):
 
 
 def run_sweep(
-    plan: Plan, workdir: Path, together: int | None, *, dry_run=False, timed=False, published=None
+    plan: Plan,
+    workdir: Path,
+    together: int | None,
+    *,
+    dry_run=False,
+    timed=False,
+    speed=False,
+    published=None,
 ) -> int:
     """Run or resume a sweep.
 
@@ -62,6 +70,7 @@ def run_sweep(
             CPU).
         dry_run: print the runs and their cost, and stop.
         timed: in a dry run, also trace the variants and measure the baseline's speed.
+        speed: in the end, measure the speeds (lm/sweeps/speedometer.py).
         published: the `lm.sweeps.addition.Published` whose runs are not trained again, or None.
 
     Returns:
@@ -102,7 +111,10 @@ def run_sweep(
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
         runner = _Runner(variants, record, workdir, together, progress.say, signals)
-        return runner.run(again=bool(published and published.runs))
+        code = runner.run(again=bool(published and published.runs))
+        if speed and code == 0:
+            Speedometer(variants, workdir, together, progress.say, signals).measure()
+        return 128 + signals.received if signals.received else code
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:

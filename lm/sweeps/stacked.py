@@ -288,18 +288,38 @@ class StackedRuns:
 
     def tokens_per_second(self) -> float:
         """Measure the speed of a few dispatches, all runs together. Nothing is written."""
+        measure = self.speedometer()
+        return statistics.median(measure() for _ in range(3))
+
+    def speedometer(self, at_least: float = 0.0) -> Callable[[], float]:
+        """Return a function that trains on and returns tokens per second, all runs together.
+
+        The program is compiled here. A measurement is one dispatch, or as many as take `at_least`
+        seconds.
+        """
         n = self.config.train.steps_per_dispatch
         states = self._programs.init(self._seeds)
         inputs = self._inputs(0, n)
-        speeds = []
-        for _ in range(4):
-            since = time.monotonic()
+
+        def dispatch() -> None:
+            nonlocal states
             states, metrics = self._programs.steps(
                 states, self._resident, inputs, self._values, np.int32(n)
             )
             jax.block_until_ready(metrics)
-            speeds.append(self._tokens_per_step * n / max(time.monotonic() - since, 1e-9))
-        return _median(speeds) or math.nan
+
+        def measure() -> float:
+            since = time.monotonic()
+            n_dispatches = 0
+            seconds = 0.0
+            while not n_dispatches or seconds < at_least:
+                dispatch()
+                n_dispatches += 1
+                seconds = max(time.monotonic() - since, 1e-9)
+            return self._tokens_per_step * n * n_dispatches / seconds
+
+        dispatch()
+        return measure
 
     def _inputs(self, step: int, n_steps: int):
         """Return the inputs of a dispatch, stacked over the runs."""
