@@ -155,10 +155,10 @@ def fields_read(batch: dict, c: ResolvedModel, key=None) -> dict:
     return fields | {"inputs": inputs, "weights": weights, "counts": counts}
 
 
-def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[losses.Sums, dict]:
+def _sums(params: dict, fields: dict, config: Resolved, fraction=None) -> tuple[losses.Sums, dict]:
     """Return the sums of the cross-entropy over this device's targets, and the terms of the loss.
 
-    `progress` is the fraction of the training steps that were taken; None: in an evaluation, which
+    `fraction` is that of the training steps that were taken; None: in an evaluation, which
     has no terms.
 
     Returns:
@@ -188,14 +188,14 @@ def _sums(params: dict, fields: dict, config: Resolved, progress=None) -> tuple[
         )
 
     added = {}
-    if progress is not None:
+    if fraction is not None:
         added = {"z_loss": config.train.z_loss, "smoothing": config.train.label_smoothing}
     sums = cross_entropy(fields["targets"], fields["weights"], **added)
     if "counts" in fields:
         sums = sums._replace(weight=jnp.sum(fields["counts"]))
-    if progress is None:
+    if fraction is None:
         return sums, {}
-    terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, progress)
+    terms = ideas.loss_terms(config.model, stream, fields, cross_entropy, fraction)
     if "z_loss" in terms:
         raise ValueError(
             "an idea's term of the loss has the name z_loss of config.train; rename it"
@@ -242,13 +242,13 @@ def _sum_over_micro_batches(f, params, fields: dict, n: int):
     return jax.lax.scan(add, zeros, micro_batches)[0]
 
 
-def objective(params: dict, fields: dict, config: Resolved, n_targets, progress):
+def objective(params: dict, fields: dict, config: Resolved, n_targets, fraction):
     """Return what training minimizes, and the means of {"loss": cross-entropy, "loss/NAME": term}.
 
     `fields` are those of the examples of a micro-batch on this device; `n_targets` is the sum of
-    the weights in the whole batch; for `progress` see `_sums`.
+    the weights in the whole batch; for `fraction` see `_sums`.
     """
-    sums, terms = _sums(params, fields, config, progress)
+    sums, terms = _sums(params, fields, config, fraction)
     total = sums.objective
     means = {"loss": sums.nll}
     if config.train.z_loss:
@@ -278,14 +278,14 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
         noise = jax.random.fold_in(noise, state.step)
     fields = fields_read(batch, config.model, noise)
     n_targets = jnp.maximum(jnp.sum(fields.get("counts", fields["weights"])), 1)
-    progress = state.step / max(t.steps, 1)
+    fraction = state.step / max(t.steps, 1)
     if config.model.dropout:
         key = jax.random.fold_in(jax.random.key(state.seed), _DROPOUT)
         key = jax.random.fold_in(key, state.step)
         examples = jnp.arange(len(fields["inputs"]))
         fields["dropout_keys_B"] = jax.vmap(lambda i: jax.random.fold_in(key, i))(examples)
 
-    def local(params, fields, n_targets, progress):
+    def local(params, fields, n_targets, fraction):
         """Return losses and gradients, summed over the devices once, after all micro-batches.
 
         Only over fsdp, gradients of sharded parameters are summed and scattered in each
@@ -294,7 +294,7 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
 
         def of_micro_batch(params, fields):
             of_params = functools.partial(
-                objective, fields=fields, config=config, n_targets=n_targets, progress=progress
+                objective, fields=fields, config=config, n_targets=n_targets, fraction=fraction
             )
             (_, means), grads = jax.value_and_grad(of_params, has_aux=True)(params)
             return means, grads
@@ -306,7 +306,7 @@ def losses_and_gradients(state: TrainState, batch: dict, config: Resolved) -> tu
         return collectives.sum_over_batch(means), grads
 
     mapped = collectives.map_over_batch(local, table, params_out=True)
-    return mapped(state.params, fields, n_targets, progress)
+    return mapped(state.params, fields, n_targets, fraction)
 
 
 def _all_finite(tree):

@@ -117,7 +117,7 @@ def term_that_is_a_mean():
     idea = types.SimpleNamespace(
         apply=apply,
         carry=lambda c, x_BTD: {"loss/mine": jnp.float32(0)},
-        loss_weights=lambda c, progress: {"mine": 1.0},
+        loss_weights=lambda c, fraction: {"mine": 1.0},
     )
     return "block_input", idea
 

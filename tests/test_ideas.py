@@ -799,13 +799,13 @@ SUMS = Sums(*[jnp.float32(0)] * 4)
         (  # a mean, for example, would depend on the number of micro-batches
             {
                 "losses": lambda fields, cross_entropy: {"mine": jnp.float32(0)},
-                "loss_weights": lambda c, progress: {"mine": 1.0},
+                "loss_weights": lambda c, fraction: {"mine": 1.0},
             },
             "some_idea: losses gave mine as float32; return what cross_entropy gives",
         ),
-        ({"loss_weights": lambda c, progress: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
+        ({"loss_weights": lambda c, fraction: {"mine": 1.0}}, "loss term 'mine' needs a sum"),
         (
-            {"loss_weights": lambda c, progress: {"mtp_2": 1.0}},
+            {"loss_weights": lambda c, fraction: {"mtp_2": 1.0}},
             "prediction and some_idea both declare mtp_2",
         ),
         (
@@ -815,7 +815,7 @@ SUMS = Sums(*[jnp.float32(0)] * 4)
         ({"carry": lambda c, x_BTD: {"x": x_BTD}}, "some_idea: carry has x"),
         (
             {
-                "loss_weights": lambda c, progress: {"z_loss": 1.0},
+                "loss_weights": lambda c, fraction: {"z_loss": 1.0},
                 "losses": lambda fields, cross_entropy: {"z_loss": SUMS},
             },
             "has the name z_loss",

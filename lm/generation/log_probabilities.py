@@ -104,7 +104,7 @@ def score(
     *,
     seq_len: int,
     batch_size: int | None = None,
-    progress: Callable[[int], object] = lambda n: None,
+    on_batch: Callable[[int], object] = lambda n: None,
 ) -> list[Score]:
     """Return the scores of windows in order. Batches of similar lengths share few shapes.
 
@@ -113,7 +113,7 @@ def score(
         seq_len: the number of tokens that the model sees.
         batch_size: number of windows in a batch; None: as many as have LOGITS logits, and at most
             64.
-        progress: called with the number of windows of each finished batch.
+        on_batch: called with the number of windows of each finished batch.
     """
     masked_diffusion.refuse(c, "the probability of a text")
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
@@ -133,7 +133,7 @@ def score(
             scored = slice(end - windows[i].n_scored, end)
             log_p = -float(losses_T[scored].sum(dtype=np.float64))
             scores[i] = Score(log_p, bool(hits_T[scored].all()))
-        progress(len(batch))
+        on_batch(len(batch))
     return [scores[i] for i in range(len(windows))]
 
 

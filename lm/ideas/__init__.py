@@ -12,8 +12,8 @@ and `apply`:
     carry(c, x_BTD) -> {name: array}
         What goes from layer to layer in here.stream: its values before the first layer, given the
         embeddings. `apply` reads and writes here.stream[name].
-    loss_weights(c, progress) -> {name: weight}
-        The weights of its terms of the loss; progress: from 0 to 1 in training.
+    loss_weights(c, fraction) -> {name: weight}
+        The weights of its terms of the loss; fraction: from 0 to 1 in training.
     losses(fields, cross_entropy) -> {name: Sums}
         Terms of the loss that are cross-entropies; see `loss_terms`.
     products(c, n_keys) -> number
@@ -358,14 +358,14 @@ def loss_products(c: ResolvedModel) -> float:
     return sum(counts)
 
 
-def loss_weights(c: ResolvedModel, progress) -> dict:
+def loss_weights(c: ResolvedModel, fraction) -> dict:
     """Return the weights of the terms that ideas add to the loss, by name.
 
-    `progress` is the fraction of the training steps that were taken, which may be traced.
+    `fraction` is that of the training steps that were taken, which may be traced.
     """
     return {
         name: weight
-        for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, progress).items()
+        for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, fraction).items()
     }
 
 
@@ -378,7 +378,7 @@ def changing_terms(c: ResolvedModel) -> str:
 
 
 def loss_terms(
-    c: ResolvedModel, stream: dict, fields: dict, cross_entropy, progress
+    c: ResolvedModel, stream: dict, fields: dict, cross_entropy, fraction
 ) -> dict[str, tuple]:
     """Return {name: (sum over targets, weight)} of the terms of all ideas.
 
@@ -388,7 +388,7 @@ def loss_terms(
         fields: those of the batch, see lm/step.py.
         cross_entropy: (targets, weights, of="x") -> the `Sums` of lm/layers/losses.py for the
             logits of stream[of], (B, T, D).
-        progress: see `loss_weights`.
+        fraction: see `loss_weights`.
 
     Raises:
         TypeError: `losses` returns a number that is not `Sums`, such as a mean. Only the caller
@@ -401,7 +401,7 @@ def loss_terms(
                 f"{_name(idea)}: losses gave {name} as {_kind(x)}; return what cross_entropy gives"
             )
         sums[name] = x.objective
-    weights = loss_weights(c, progress)
+    weights = loss_weights(c, fraction)
     if differ := sorted(sums.keys() ^ weights.keys()):
         raise ValueError(
             f"loss term {differ[0]!r} needs a sum (`losses` or `carry`) and a weight "

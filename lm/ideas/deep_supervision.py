@@ -22,7 +22,7 @@ def apply(here, x_BTD):
     return x_BTD
 
 
-def loss_weights(c, progress):
+def loss_weights(c, fraction):
     return {"deep": c.deep_supervision}
 
 

@@ -61,7 +61,7 @@ def carry(c, x_BTD):
     return {f"loss/{name}": jnp.float32(0) for name in loss_weights(c, 0)}
 
 
-def loss_weights(c, progress):
+def loss_weights(c, fraction):
     return {"moe_balance": c.moe_balance, "router_z": c.router_z}
 
 

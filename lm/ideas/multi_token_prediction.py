@@ -16,8 +16,8 @@ from lm.parallel import collectives
 WEIGHTS = {2: 0.5, 3: 0.25}
 
 
-def loss_weights(c, progress):
-    return {f"mtp_{distance}": weight * (1 - progress) for distance, weight in WEIGHTS.items()}
+def loss_weights(c, fraction):
+    return {f"mtp_{distance}": weight * (1 - fraction) for distance, weight in WEIGHTS.items()}
 
 
 def losses(fields, cross_entropy):

@@ -102,7 +102,7 @@ class Trace:
         names = ["tokens", *(name for name in there if there[name])]
         tokens_BT = jax.ShapeDtypeStruct((t.batch_size, t.seq_len + 1), jnp.int32)
         number = jax.ShapeDtypeStruct((), jnp.float32)
-        numbers = {"n_targets": number, "progress": number}
+        numbers = {"n_targets": number, "fraction": number}
         keys_B = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), t.batch_size))
         inputs = shapes, dict.fromkeys(names, tokens_BT), numbers, keys_B
         with compiling_for("tpu"):  # on CPUs, products have forms of their own
@@ -325,7 +325,7 @@ def equations(config: Resolved) -> str:
     traced = Trace(config)
     c, t = config.model, config.train
     head = jax.eval_shape(lambda params: model.head(params, c), traced.params)
-    known = {"config": config, "c": c, "head": head, "progress": Name("progress")}
+    known = {"config": config, "c": c, "head": head, "fraction": Name("fraction")}
     known |= {"p": Names(), "params": Names()}
     windows = layer_stack.windows(c, t.seq_len if config.data.packing == "none" else None)
 

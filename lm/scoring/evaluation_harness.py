@@ -216,7 +216,7 @@ class HarnessModel(TemplateLM):
             windows += split_text(context, ids, seq_len, full_last=full_last)
             ends.append(len(windows))
         with tqdm(total=len(windows), desc="Scoring windows", disable=disable_tqdm) as bar:
-            options = {"seq_len": seq_len, "batch_size": self.batch_size, "progress": bar.update}
+            options = {"seq_len": seq_len, "batch_size": self.batch_size, "on_batch": bar.update}
             scores = score(self.trained.params, c, windows, **options)
         return [scores[start:end] for start, end in itertools.pairwise(ends)]
 

@@ -155,6 +155,6 @@ def test_weights_of_the_loss_that_change_in_training_fix_the_number_of_steps(mon
     )
     assert config_changes.refuse_growth(100, 150, experts, 1) is None
     monkeypatch.setattr(
-        moe, "loss_weights", lambda c, progress: {"mine": 1.0, "moe_balance": progress > 0.85}
+        moe, "loss_weights", lambda c, fraction: {"mine": 1.0, "moe_balance": fraction > 0.85}
     )
     assert "of moe_balance in" in config_changes.refuse_growth(100, 150, experts, 1)
