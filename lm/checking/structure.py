@@ -78,8 +78,9 @@ def ideas_of_the_config_are_on(s: Subject) -> str:
 
 def shifted_positions_change_nothing(s: Subject) -> str:
     """Unless a position is added to the embeddings, or an idea says that it needs its number."""
-    absolute = [idea for idea in ideas.everywhere(s.c) if getattr(idea, "ABSOLUTE", False)]
-    if s.c.positions not in ("rope", "none") or absolute or s.c.query_scale == "log_n":
+    present = ideas.everywhere(s.c)
+    absolute = [idea for idea in present if hasattr(idea, "absolute") and idea.absolute(s.c)]
+    if s.c.positions not in ("rope", "none") or absolute:
         return "not for absolute positions"
     tokens_BT, segments_BT, positions_BT = s.packed
     shifted = s.run(s.c, s.params, tokens_BT, segments_BT, positions_BT + 7)
@@ -328,6 +329,7 @@ def branches_that_add_nothing_leave_the_stream(s: Subject) -> str:
     inside = s.segments_BT > 0
     x_ND = found["embedding"][inside].astype(np.float64)
     changes = any(ideas.applied(site, s.c) for site in ("embedding", "turn_input", "block_input"))
+    averages = any(getattr(idea, "AVERAGES", False) for idea in ideas.everywhere(s.c))
     for name, y in found.items():
         if not name.endswith("/residual"):
             continue
@@ -335,7 +337,7 @@ def branches_that_add_nothing_leave_the_stream(s: Subject) -> str:
         ratio = math.sqrt((y_ND**2).sum() / (x_ND**2).sum())
         cosine = (x_ND * y_ND).sum() / math.sqrt((y_ND**2).sum() * (x_ND**2).sum() + 1e-30)
         smallest = 1 / (4 * len(c.branches) * c.n_layers * c.loops)
-        if c.residual != "depth_attention" and not changes:
+        if not averages and not changes:
             smallest = 1 - 1e-3
         largest = 1 + 1e-3 if not changes else 2 * (1 + c.n_layers * c.loops)
         is_same = cosine > 1 - 1e-5 or changes

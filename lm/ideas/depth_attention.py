@@ -15,6 +15,7 @@ from lm.layers.norms import rms_norm
 from lm.layers.recomputed import recomputed
 
 OWN_STREAM = True  # the first branch alone reads x
+AVERAGES = True  # the stream is a mean over branches
 
 
 def table(c):

@@ -23,6 +23,10 @@ def same_at_start(c):
     return c.query_scale == "learned"
 
 
+def absolute(c):
+    return c.query_scale == "log_n"
+
+
 def apply(here, qk):
     q_BTHK, k_BTGK = qk
     scale_BTH = here.p["query_scale_H"].astype(jnp.float32)
