@@ -12,7 +12,7 @@ from tiny import jit_eval, jit_gradients, redrawn, state_of, tiny
 from lm import model, step
 from lm.config import Config, checks
 from lm.data import Split
-from lm.generation import decoding
+from lm.generation import decoding, diffusion
 from lm.generation.diffusion import make_sampler
 from lm.generation.filters import Sampling
 from lm.huggingface.config_files import export_fields
@@ -154,6 +154,21 @@ def test_long_texts_are_drawn_in_blocks_and_depend_on_seed_and_sample_only():
     assert not np.array_equal(*others)
     likeliest = sampler.generate([[1]] * 2, 9, Sampling(temperature=0.0), samples=[0, 0])
     np.testing.assert_array_equal(*likeliest)
+
+
+def test_a_prompt_that_fits_is_read_whole(monkeypatch):
+    """Beside the tokens to draw; a longer one is cut to half of the context."""
+    sampler = make_sampler(redrawn(C), C, seq_len=8)
+    lengths = []
+
+    def recorded(sampler, ids_BT, lengths_B, *arguments):
+        lengths.extend(lengths_B.tolist())
+        return ids_BT
+
+    monkeypatch.setattr(diffusion, "_reveal", recorded)
+    for n_prompt in (1, 6, 7, 8, 20):
+        sampler.generate([[1] * n_prompt], 2, Sampling())
+    assert lengths == [1, 6, 4, 4, 4]
 
 
 def test_what_needs_the_next_token_is_refused():
