@@ -220,6 +220,8 @@ def along_sequence(run, state_B, inputs_BT, document_BT):
     n_texts = len(document_BT)
     n_steps = n_texts + axis_size("sequence") - 1
 
+    # Otherwise the derivative would keep the inputs of a text for each step.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(received, number):
         # Before its first text and after its last one, a device computes one that nobody reads.
         text = jnp.clip(number - device, 0, n_texts - 1)

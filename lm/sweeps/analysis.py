@@ -497,7 +497,7 @@ def _with_multipliers(
         compute_S2.append([v.about["flops_per_token"] * v.about["tokens"] for v in pair])
         losses_S2N.append([[own[seed] for seed in seeds] for own in (pair[0].losses, control)])
         texts |= {v.about["data"]["fingerprint"] for v in pair}
-    if len(texts) > 1 or not np.all(compute_S2):
+    if len(texts) > 1 or not np.all(np.array(compute_S2) > 0):
         return group
     errors_S = [c.tuning for c in group]
     log_multipliers = statistics.log_multipliers(np.array(compute_S2, float), losses_S2N, errors_S)
