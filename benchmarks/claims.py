@@ -20,11 +20,13 @@ import numpy as np
 
 from benchmarks.page import fill, rows_of
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis
+from lm.sweeps.analysis import CELL, CLAIM, MEAN, PLACEBO, Analysis, analyze
 from lm.sweeps.figures import nats
+from lm.sweeps.record import read_page_record
 from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
 from lm.sweeps.replication import cells_of, replicate
 from lm.sweeps.report import by_text, format_p, read_page, to_csv, write_page
+from lm.sweeps.results import runs_from_csv
 from lm.system.errors import with_exit_code
 from lm.system.files import write_text
 from lm.system.text_tables import markdown_table
@@ -207,8 +209,10 @@ def longer(directory: Path) -> str:
     """Return the differences of a study in one cell, beside those with longer training."""
     if not all((directory / name).exists() for name in (STUDY, LONGER)):
         return ""
-    in_study = [c for c in read_page(directory / STUDY).claims if c.cell == CELL_OF_BOTH]
-    short = {c.variant: c.difference for c in in_study}
+    # Both against one control: the longer runs have no placebos but the first.
+    record = read_page_record(directory / STUDY) | {"control": "baseline"}
+    a = analyze(record, runs_from_csv(directory / STUDY / "runs.csv"))
+    short = {c.variant: c.difference for c in a.claims if c.cell == CELL_OF_BOTH}
     rows = []
     for claim in read_page(directory / LONGER).claims:
         before = short[claim.variant]
@@ -227,8 +231,8 @@ def longer(directory: Path) -> str:
     ]
     return (
         f"Changes of [{STUDY}]({STUDY}.md) in the cell {CELL_OF_BOTH}, and with 3 times the steps "
-        f"([{LONGER}]({LONGER}.md)). The seeds differ, so the fourth column is Welch's t test; 95 "
-        f"% intervals, uncorrected.\n\n{markdown_table(header, rows)}"
+        f"([{LONGER}]({LONGER}.md)), both against a single control. The seeds differ, so the fourth "
+        f"column is Welch's t test; 95 % intervals, uncorrected.\n\n{markdown_table(header, rows)}"
     )
 
 
@@ -280,7 +284,8 @@ def repeats(directory: Path) -> str:
     for repeat in read_repeats(directory / REPEATS):
         by_claim.setdefault(repeat[:4], []).append(repeat)
     for (study, *_), again in by_claim.items():
-        published = published_pairs(read_page(directory / study), again[0])
+        runs = runs_from_csv(directory / study / "runs.csv")
+        published = published_pairs(read_page_record(directory / study), runs, again[0])
         pooled = statistics.estimate([x for repeat in again for x in repeat.differences])
         change = statistics.difference(pooled, published)
         name = f"{again[0].variant} − {again[0].against}, {again[0].cell}"

@@ -158,8 +158,8 @@ def fields_read(batch: dict, c: ResolvedModel, key=None) -> dict:
 def _sums(params: dict, fields: dict, config: Resolved, fraction=None) -> tuple[losses.Sums, dict]:
     """Return the sums of the cross-entropy over this device's targets, and the terms of the loss.
 
-    `fraction` is that of the training steps that were taken; None: in an evaluation, which
-    has no terms.
+    `fraction`: how much of the training is done, from 0 to 1; None: in an evaluation, which has
+    no terms.
 
     Returns:
         The sums, whose objective includes the z-loss, and the other terms {name: (sum over the

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from running import ROOT
 
-from lm import check, ideas
+from lm import check, ideas, step
 from lm.checking import new_ideas, properties, together
 from lm.checking.card import PROPERTIES
 from lm.checking.source import where_it_starts
@@ -70,6 +70,10 @@ def of_a_similar_layer(here, v):
 
 def in_float32(here, v):
     return jnp.sin(v.astype(jnp.float32))
+
+
+def overflows(here, v):
+    return jnp.log(jnp.exp(v.astype(jnp.float32))).astype(v.dtype)
 
 
 def without_gradient(here, v):
@@ -178,6 +182,7 @@ MISTAKES = {
     "a parameter that nothing reads": (unread(), "the_loss_reads"),
     "a parameter that one layer reads": (read_in_one_layer(), "the_loss_reads"),
     "a term of the loss that is a mean": (term_that_is_a_mean(), "micro_batches"),
+    "an exponential without its largest exponent": (at_values(overflows), "large_weights"),
     "values of the next head": (at_values(next_head), "axes_have_no_order"),
     "values of all heads": (at_values(sum_of_heads), "heads_are_independent"),
     "an exponential in 16 bits": (at_values(exponential_in_16_bits), "exponentials"),
@@ -221,6 +226,33 @@ def test_a_mistake_in_the_mask_or_the_cache_breaks_a_property(monkeypatch):
         m.setattr(kv_cache, "slot_times", lambda last, n: slot_times(last - 1, n))
         with pytest.raises(Broken, match="decoded and in the full pass"):
             properties.cached_decoding_is_the_full_pass(subject(21))
+
+
+@pytest.mark.slow
+def test_a_turn_that_is_no_repetition_breaks_a_property(monkeypatch, fresh_tables):
+    site, idea = at_values(lambda here, v: v * (1 + here.turn))
+    monkeypatch.setitem(ideas.SITES[site], KEY, idea)
+    fresh_tables()
+    with pytest.raises(Broken, match="2 turns and 2 times the layers"):
+        property_of("loops_are")(subject(22, loops=2))
+
+
+@pytest.mark.slow
+def test_a_loss_divided_by_all_positions_breaks_a_property(monkeypatch):
+    fields_read = step.fields_read
+
+    def counting_all(*arguments):
+        fields = fields_read(*arguments)
+        return fields | {"counts": jnp.ones_like(fields["weights"])}
+
+    monkeypatch.setattr(step, "fields_read", counting_all)
+    with pytest.raises(Broken, match="the loss of a step, and the mean over its targets"):
+        property_of("losses_are_means")(subject(23))
+
+
+def test_a_property_without_meaning_accuses_nobody():
+    """Large weights without norms grow beyond float32."""
+    assert property_of("large_weights")(subject(24, norm_placement="none")) == "not without norms"
 
 
 @pytest.mark.slow

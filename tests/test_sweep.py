@@ -270,7 +270,7 @@ def test_a_change_is_added_to_a_published_study_without_training_its_baseline_ag
         'variants={"mlp": tiny.variants["mlp"], "glu": {"model.d_ff": match_params("mlp")}}, '
         'comparisons=(("glu", "mlp"),), placebo={"model.rope_pairing": "halves"}, '
         'sizes={"one": {"model.n_layers": 1}, "two": {"model.n_layers": 2}}, '
-        'budgets={"full": Budget(tuning_seeds=1, seeds=5)}',
+        'budgets={"full": Budget(tuning_seeds=1, seeds=5, placebos=2)}',
     )
     code, output = run(bench, "--budget", "full", "--workdir", "demo", config=study / "demo.py")
     assert code == 0, output

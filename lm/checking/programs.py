@@ -172,7 +172,8 @@ def implementations_compute_the_same(s: Subject) -> str:
     with compiling_for("gpu"):
         of_both = quickly(lambda both: jax.lax.map(lambda p: gradients(p, s.c), both), both)
     others, of_large = (jax.tree.map(lambda x, i=i: x[i], of_both) for i in range(2))
-    if not all(np.isfinite(x).all() for x in jax.tree.leaves(of_large)):
+    is_finite = all(np.isfinite(x).all() for x in jax.tree.leaves(of_large))
+    if not is_finite and s.c.norm_placement != "none":
         raise Broken(f"gradients for a GPU are not finite with weights times {LARGE}")
     what = "gradients of the equations for a GPU and for a CPU"
     found.append(f"GPU {equal(plain, others, what, 1e-3):.1g}")

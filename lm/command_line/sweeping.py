@@ -95,6 +95,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error(
             "--measure belongs to --dry-run; add --dry-run, or leave out --measure to train"
         )
+    if arguments.speed and arguments.replicate:
+        parser.error("--speed belongs to a sweep; leave it out with --replicate")
     if arguments.speed and arguments.dry_run:
         parser.error("--speed measures finished runs; leave out --dry-run")
     if arguments.study and arguments.budget == "quick":

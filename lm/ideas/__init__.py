@@ -361,7 +361,7 @@ def loss_products(c: ResolvedModel) -> float:
 def loss_weights(c: ResolvedModel, fraction) -> dict:
     """Return the weights of the terms that ideas add to the loss, by name.
 
-    `fraction` is that of the training steps that were taken, which may be traced.
+    `fraction`: how much of the training is done, from 0 to 1; it may be traced.
     """
     return {
         name: weight

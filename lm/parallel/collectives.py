@@ -232,8 +232,9 @@ def along_sequence(run, state_B, inputs_BT, document_BT):
         after, outputs = run(before, inputs, document)
         return jax.tree.map(lambda x: from_neighbor(x, -1), after), outputs[0]
 
-    nothing = jax.tree.map(lambda x: jnp.zeros_like(x[:1]), state_B)
-    _, outputs_NT = jax.lax.scan(step, nothing, jnp.arange(n_steps))
+    # Before a state arrives, one from which any recurrence may start.
+    start = jax.tree.map(lambda x: x[:1], state_B)
+    _, outputs_NT = jax.lax.scan(step, start, jnp.arange(n_steps))
     return jax.lax.dynamic_slice_in_dim(outputs_NT, device, n_texts)
 
 

@@ -47,10 +47,10 @@ class Published(NamedTuple):
         """
         git = self.record["starts"][-1].get("git") or {}
         for name in filter(record["variants"].__contains__, self.record["variants"]):
-            was, now = self.record["variants"][name], record["variants"][name]
-            if other := variant_differences(
-                was, now, only_shared=True
-            ):  # a key that one lacks is newer than the page
+            # Pages have the configs of the baseline and its first placebo only.
+            was, now = {"config": {}} | self.record["variants"][name], record["variants"][name]
+            # A key that one lacks is newer than the page.
+            if other := variant_differences(was, now, only_shared=True):
                 raise UserError(
                     f"--study: {name} is not what was published: "
                     f"{'; '.join(other)}; check the data, or use commit "

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lm.config.values import close_match, short
 from lm.sweeps import statistics
 from lm.sweeps.addition import Published, published_study
-from lm.sweeps.analysis import Analysis, analyze
+from lm.sweeps.analysis import analyze
 from lm.sweeps.declare import in_cell
 from lm.sweeps.plan import FIRST_TUNING_SEED, MAX_SEEDS, Plan, plan_sweep, read_sweep
 from lm.sweeps.record import read_page_record, read_record
@@ -77,7 +77,12 @@ def plan_repeat(
         UserError: the study has no such change or cell, or has used these seeds.
     """
     path, page = published_study(study)
-    found = _published(read_page_record(page), runs_from_csv(page / "runs.csv"), name, cell)
+    full = plan_sweep(str(path), read_sweep(str(path)), "full")
+    record = read_page_record(page)
+    # A page may have more placebos than its study's file.
+    placebos = [pair for pair in record["placebos"] if pair[0] in full.variants]
+    runs = runs_from_csv(page / "runs.csv")
+    found = _published(record | {"placebos": placebos}, runs, name, cell)
     if not MIN_PAIRS <= n_pairs <= MAX_SEEDS:
         raise UserError(f"--pairs must be from {MIN_PAIRS} to {MAX_SEEDS}, not {short(n_pairs)}")
     if seed is None:
@@ -88,7 +93,6 @@ def plan_repeat(
             f"--seed {seed}: the seeds of a repeat are {n_pairs} from 0 to {FIRST_TUNING_SEED - 1} "
             "that the study has not used; leave it out to draw them"
         )
-    full = plan_sweep(str(path), read_sweep(str(path)), "full")
     sweep = dataclasses.replace(
         full.sweep,
         question=f"Does {name} − {found.control} of {study} repeat?",
@@ -116,9 +120,8 @@ def plan_repeat(
             "seeds": list(seeds),
             "tune": {key: list(values) for key, values in planned.lists.items()},
         }
-        # a page has the configs of the baseline and the placebo only
-        same[full_name] = {"config": {}} | found.about[full_name] | fresh
-    return plan, Published({"variants": same, "starts": read_page_record(page)["starts"]}, [])
+        same[full_name] = found.about[full_name] | fresh
+    return plan, Published({"variants": same, "starts": record["starts"]}, [])
 
 
 def _published(record: dict, runs: Sequence[Run], name: str, cell: str | None) -> Comparison:
@@ -173,9 +176,8 @@ def finish_repeat(study: str, workdir: Path) -> str:
     )
     write_text(workdir / LINE, to_lines([repeat]))
     _, page = published_study(study)
-    published = published_pairs(
-        analyze(read_page_record(page), runs_from_csv(page / "runs.csv")), repeat
-    )
+    record = read_page_record(page)
+    published = published_pairs(record, runs_from_csv(page / "runs.csv"), repeat)
     here = statistics.estimate(repeat.differences)
     change = statistics.difference(here, published)
     return "\n".join(
@@ -190,13 +192,14 @@ def finish_repeat(study: str, workdir: Path) -> str:
     )
 
 
-def published_pairs(a: Analysis, repeat: Repeat) -> Estimate:
+def published_pairs(record: dict, runs: Sequence[Run], repeat: Repeat) -> Estimate:
     """Return the published difference in the cell of a repeat, by its pairs alone.
 
-    The error of tuning is not in it: a repeat trains at the same values.
+    A repeat trains the variant and what it is compared with, without placebos, at the same values:
+    the same is compared here, and the error of tuning is not in it.
     """
     key = repeat.variant, repeat.against, repeat.cell
-    for claim in a.claims:
+    for claim in analyze(record | {"control": "baseline"}, runs).claims:
         if (claim.variant, claim.against, claim.cell) == key and claim.differences:
             return statistics.estimate(claim.differences)
     raise UserError(f"{repeat.study} has published no {' and '.join(key[:2])}, {key[2]}")

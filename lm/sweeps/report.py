@@ -500,6 +500,7 @@ def publish(a: Analysis, directory: Path, speeds: Speeds | None = None) -> Path:
     record.pop("sha256", None)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
     write_text(page / "runs.csv", runs_to_csv(a.runs))
+    (page / speed.SPEEDS).unlink(missing_ok=True)  # of an earlier page
     if speeds:
         speed.write_speeds(page, speeds)
     return write_page(a, directory)

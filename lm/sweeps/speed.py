@@ -4,8 +4,8 @@
 does not import jax.
 
 A variant that trains r times as many tokens per second as its control has, after the same seconds,
-made r times as many steps. The loss of the control falls by about s ln r in so many more steps, with
-s = dL / d ln(steps) from shorter runs of the baseline, each with a schedule of its own. The
+made r times as many steps. The loss of the control changes by about s ln r in so many more steps,
+with s = dL / d ln(steps) < 0 from shorter runs of the baseline, each with a schedule of its own. The
 difference at equal seconds is the one at equal tokens plus s ln r. A straight line does not reach
 far: there is none for r beyond FARTHEST.
 """
@@ -56,7 +56,8 @@ def read_speeds(directory: Path) -> Speeds | None:
     path = directory / SPEEDS
     if not path.is_file():
         return None
-    speeds = Speeds(**read_json(path, _SHAPE, ADVICE))
+    content = read_json(path, _SHAPE, ADVICE)
+    speeds = Speeds(content["ratios"], content["slopes"])
     for name, values in (speeds.ratios | speeds.slopes).items():
         if len(values) < 2 or not all(map(math.isfinite, values)):
             raise UserError(f"{path} is corrupted: {name} has not two numbers; {ADVICE}")
@@ -103,21 +104,26 @@ def _mean(cells: Sequence[Estimate]) -> Estimate:
 
 
 def _log_ratio(a: Analysis, claim: Claim, speeds: Speeds) -> Estimate | None:
-    """Return the logarithm of the ratio of both speeds; the baseline's own is 1."""
-    logs = []
-    for arm in (claim.variant, claim.against):
+    """Return the logarithm of the ratio of both speeds, of which each is relative to the baseline."""
+
+    def log_speed(arm: str) -> Estimate | None:
         ratios = speeds.ratios.get(in_cell(arm, claim.cell))
-        if ratios:
-            logs.append(statistics.estimate([math.log(x) for x in ratios]))
-        elif arm != a.record["baseline"]:
-            return None
-    return logs[0] if len(logs) == 1 else statistics.difference(*logs)
+        return statistics.estimate([math.log(x) for x in ratios]) if ratios else None
+
+    of_variant, of_against = log_speed(claim.variant), log_speed(claim.against)
+    if claim.against == a.record["baseline"]:
+        return of_variant
+    if claim.variant == a.record["baseline"]:
+        return of_against._replace(mean=-of_against.mean) if of_against else None
+    if of_variant is None or of_against is None:
+        return None
+    return statistics.difference(of_variant, of_against)
 
 
 def at_equal_seconds(difference: Estimate, log_ratio: Estimate, slope: Estimate) -> Estimate:
     """Return the difference in loss after the same seconds, from the one after the same tokens.
 
-    The errors of the three are independent.
+    The errors of the three are taken as independent.
 
     >>> d, r, s = Estimate(-0.02, 0.003, 9, 10), Estimate(math.log(0.9), 0, 8, 9), Estimate(-0.2, 0, 3, 4)
     >>> round(at_equal_seconds(d, r, s).mean, 4)

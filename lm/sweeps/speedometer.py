@@ -14,6 +14,7 @@ from lm.sweeps.results import Run, choices_of, final_runs, read_runs
 from lm.sweeps.speed import SHORTER, Speeds, read_speeds, write_speeds
 from lm.sweeps.stacked import StackedRuns
 from lm.sweeps.variants import Variant
+from lm.system.locks import InUse, lock
 from lm.system.text_tables import plural
 from lm.training.signals import Signals
 
@@ -42,11 +43,24 @@ class Speedometer:
         self.points = {
             name: choice.point for name, choice in choices_of(self.record, self.runs).items()
         }
-        self.speeds = read_speeds(self.workdir) or Speeds({}, {})
 
     def measure(self) -> None:
-        """Measure what is missing, cell by cell."""
+        """Measure what is missing, cell by cell; of several processes, one does."""
+        directory = self.workdir / ".claims" / "speed"
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock(directory)
+        except InUse:
+            self.say("another process measures the speeds")
+            return
+        with held:
+            self.speeds = read_speeds(self.workdir) or Speeds({}, {})
+            self._measure_cells()
+
+    def _measure_cells(self) -> None:
         for cell in self.record["cells"]:
+            if self.signals.received:
+                return
             names = [name for name, v in self.variants.items() if v.plan.cell == cell]
             arms = {self.variants[name].plan.arm: name for name in names}
             baseline = arms[self.record["baseline"]]
@@ -57,9 +71,11 @@ class Speedometer:
                 write_speeds(self.workdir, self.speeds)
             missing = [n for n in names if n != baseline and n not in self.speeds.ratios]
             missing = [name for name in missing if self._final(name)]
-            of_baseline = self._meter(baseline) if missing else None
+            if not missing or self.signals.received:
+                continue
+            of_baseline = self._meter(baseline)
             for name in missing:
-                if self.signals.received or of_baseline is None:
+                if self.signals.received:
                     return
                 self.say(f"speed of {name}, in turn with {baseline}")
                 self.speeds.ratios[name] = ratios_in_turn(self._meter(name), of_baseline)
@@ -70,9 +86,10 @@ class Speedometer:
 
     def _meter(self, name: str) -> Callable[[], float]:
         v = self.variants[name]
-        n = self.together * jax.device_count()
+        together = max(1, self.together // 2)  # two programs are in memory
+        n = together * jax.device_count()
         configs = [v.run_config(self.points[name], seed) for seed in v.plan.seeds[:n]]
-        return _stacked(configs, v, self.together, self.workdir).speedometer(SECONDS)
+        return _stacked(configs, v, together, self.workdir).speedometer(SECONDS)
 
     def _slopes(self, baseline: str) -> list[float]:
         """Return dL / d ln(steps) of the baseline, by shorter runs with its first final seeds.
@@ -87,8 +104,12 @@ class Speedometer:
         configs = []
         for seed in seeds:
             config = v.run_config(self.points[baseline], seed)
+            optimizer = config.optimizer
+            if optimizer.decay_steps is not None:
+                decay_steps = max(1, round(SHORTER * optimizer.decay_steps))
+                optimizer = dataclasses.replace(optimizer, decay_steps=decay_steps)
             train = dataclasses.replace(config.train, steps=shorter)
-            configs.append(dataclasses.replace(config, train=train))
+            configs.append(dataclasses.replace(config, train=train, optimizer=optimizer))
         self.say(f"{plural(len(seeds), 'run')} of {baseline} with {shorter} of {steps} steps")
         found = []
         n_at_once = self.together * jax.device_count()

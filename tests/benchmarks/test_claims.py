@@ -3,6 +3,7 @@ from the runs.
 """
 
 import itertools
+import json
 import re
 import shutil
 
@@ -54,13 +55,18 @@ def test_the_differences_are_those_of_the_published_runs(page):
         if tuned and len(rates) > 1:  # an earlier page, with fresh seeds at several rates
             rate = min(tuned, key=lambda rate: np.mean(tuned[rate]))
         losses[name] = [float(run["test_loss"] or "nan") for run in final if run[RATE] == rate]
+    record = json.loads((RESULTS / page / "sweep.json").read_text())
     tested = 0
     for row in rows_of(RESULTS / page / "claims.csv"):
         if row["mean"] and row["cell"] != "mean":
             names = [
                 f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")
             ]
-            a, b = (losses[name] for name in names)
+            controls = [names[1]]
+            if record.get("control") == "mean":
+                controls += [one for one, like in record["placebos"] if like == names[1]]
+                controls = [name for name in controls if name != names[0]]
+            a, b = losses[names[0]], np.mean([losses[name] for name in controls], axis=0)
             n = len(a)
             # The variance of the mean over seeds, plus that of tuning (Satterthwaite 1946).
             of_seeds = np.var(np.subtract(a, b), ddof=1) / n

@@ -44,6 +44,18 @@ def test_a_slower_variant_is_worse_at_equal_seconds_by_the_slope():
     assert "## Speed" not in to_markdown(a, {})
 
 
+def test_the_baseline_may_be_compared_with_a_variant():
+    """Or two others with each other: ratios are relative to the baseline."""
+    record, runs = sweep()
+    record["comparisons"] = [["plain", "gated"], ["wide", "gated"]]
+    speeds = Speeds({"gated": [0.8, 0.79, 0.81], "wide": [0.4, 0.41, 0.39]}, {"": SLOPES})
+    plain, wide = speed.rows(analyze(record, runs), speeds)
+    assert plain.ratio == pytest.approx(1 / 0.8, rel=1e-3)
+    moved = plain.at_equal_seconds.mean - plain.claim.difference.mean
+    assert moved == pytest.approx(-0.25 * math.log(1 / 0.8), rel=1e-3)
+    assert wide.ratio == pytest.approx(0.5, rel=1e-3)
+
+
 def test_a_ratio_beyond_the_straight_line_has_no_difference_at_equal_seconds():
     a = analyze(*sweep())
     (row,) = speed.rows(a, Speeds({"gated": [0.5, 0.51]}, {"": SLOPES}))

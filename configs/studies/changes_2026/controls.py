@@ -69,21 +69,27 @@ def publish(study: str, workdir: Path) -> None:
     page = RESULTS / study
     here = read_record(workdir)
     record = read_json(page / "sweep.json")
-    runs = runs_from_csv(page / "runs.csv")
-    new = here["variants"].keys() - record["variants"].keys()
+    new = [name for name in here["variants"] if name not in record["variants"]]
+    if not new:
+        sys.exit(f"{page} has these placebos already")
     made = [run for run in read_runs(workdir) if run.variant in new]
-    for name in sorted(new):
+    for name in new:
         seeds = {run.seed for run in made if run.variant == name and run.phase == "final"}
         if missing := set(here["variants"][name]["seeds"]) - seeds:
             sys.exit(f"{name}: {len(missing)} runs are missing; train them first")
-    record["variants"] |= {name: here["variants"][name] for name in here["variants"] if name in new}
+    for name in new:
+        about = dict(here["variants"][name])
+        del about["config"]  # as of all but the baseline and its first placebo
+        record["variants"][name] = about
     record["placebos"] = here["placebos"]
     record["control"] = here["control"]
-    start = {key: here["starts"][0][key] for key in record["starts"][0]}
-    # the sweep of the page; this file is no command of its own
-    start["argv"] = record["starts"][-1]["argv"]
-    record["starts"].append(start)
+    for start in here["starts"]:
+        kept = {key: start[key] for key in record["starts"][0]}
+        # the sweep of the page; this file is no command of its own
+        kept["argv"] = record["starts"][0]["argv"]
+        record["starts"].append(kept)
     write_text(page / "sweep.json", to_json(record, indent=1) + "\n")
+    runs = runs_from_csv(page / "runs.csv")
     unmeasured = [dataclasses.replace(run, tokens_per_second=None) for run in made]
     write_text(page / "runs.csv", runs_to_csv([*runs, *unmeasured]))
 
