@@ -4,6 +4,7 @@ A mistake is an idea of a few lines at a site, under a key that is true in all c
 """
 
 import dataclasses
+import itertools
 import subprocess
 import sys
 import types
@@ -316,6 +317,19 @@ def test_ideas_that_go_together_share_models():
     flat = [choice for group in groups for choice in group]
     assert sorted(flat, key=str) == sorted(together.choices(), key=str)
     assert all(not refused <= {key for key, _ in group} for group in groups)
+
+
+@pytest.mark.slow
+def test_each_two_ideas_are_right_together_or_refused():
+    """In about 18 models, chosen such that any two that are not refused meet in one."""
+    found, apart = together.pairs(Config())
+    met = {pair for group in found for pair in itertools.combinations(group, 2)}
+    every = itertools.combinations(together.choices(), 2)
+    missing = {(a, b) for a, b in every if a[0] != b[0]} - met - set(apart)
+    assert not missing
+    assert len(apart) < 40, "ideas that work alone should mostly work together"
+    for group in found:
+        together.check_together(Config(), group, smaller=(1, 2))
 
 
 OVER_DEVICES = """

@@ -113,20 +113,33 @@ def _battery(s: Subject) -> None:
     properties.cached_decoding_is_the_full_pass(s)
 
 
+def check_together(base: Config, group: list[Choice], smaller: Iterable[int] = (1,)) -> None:
+    """Raise Broken if the ideas of a group are not right together.
+
+    It names as many of them as are enough: one of the numbers in `smaller`, else all.
+    """
+    try:
+        _battery(Subject(with_choices(base, group)))
+    except Broken as error:
+        for n in smaller:
+            for part in itertools.combinations(group, n):
+                config = with_choices(base, part)
+                try:
+                    if not is_refused(config):
+                        _battery(Subject(config))
+                except Broken as enough:
+                    raise Broken(f"beside {_names(part)}: {enough}") from None
+        raise Broken(f"beside {_names(group)} together: {error}") from None
+
+
+def _names(group: Iterable[Choice]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in group)
+
+
 def every_other_idea_is_right_beside_it_or_refused(s: Subject) -> str:
     """In few models, in which many meet; a failure names the one that it takes."""
-    base = s.original
-    tried = groups(base)
+    tried = groups(s.original)
     for group in tried:
-        try:
-            _battery(Subject(with_choices(base, group)))
-        except Broken as error:
-            for choice in group:
-                try:
-                    _battery(Subject(with_choices(base, [choice])))
-                except Broken as alone:
-                    raise Broken(f"beside {choice[0]}={choice[1]}: {alone}") from None
-            names = ", ".join(key for key, _ in group)
-            raise Broken(f"beside {names} together: {error}") from None
+        check_together(s.original, group)
     n = sum(map(len, tried))
     return f"{n} of {len(choices())} ideas in {len(tried)} models, others refused"
