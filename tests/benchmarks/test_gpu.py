@@ -174,6 +174,11 @@ def test_tables_have_every_result(tmp_path):
 
 
 def test_an_item_is_stopped_at_its_limit(tmp_path, capfd, monkeypatch):
+    """An item that would take a minute, however fast or busy this machine is."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nsleep 60\n")
+    slow.chmod(0o755)
     monkeypatch.setattr(command, "GRACE", 0.1)
+    monkeypatch.setattr(command.sys, "executable", str(slow))
     assert command.run("speed", tmp_path, 0.1, tiny=True) == 1
     assert "speed: stopped after 0 s; its results are in" in capfd.readouterr().out
