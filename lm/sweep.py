@@ -45,8 +45,12 @@ def main(argv: list[str] | None = None) -> int:
         from lm.sweeps.runner import run_sweep
 
         workdir = Path(arguments.workdir or f"sweeps/{plan.name}-{plan.budget_name}")
-        options = {"dry_run": arguments.dry_run, "timed": arguments.measure, "published": published}
-        options["speed"] = arguments.speed
+        options = {
+            "dry_run": arguments.dry_run,
+            "timed": arguments.measure,
+            "speed": arguments.speed,
+            "published": published,
+        }
         code = run_sweep(plan, workdir, arguments.together, **options)
         if code == 0 and arguments.study and not arguments.dry_run:
             finish = finish_repeat if arguments.repeat else finish_addition

@@ -42,7 +42,6 @@ MESHES = {
     "8 replicas": (8, 1, 1, 1),
     "fsdp 4, tensor 2": (1, 4, 2, 1),
     "sequence 2": (1, 1, 1, 2),
-    "texts over sequence 4": (1, 1, 1, 4),
 }
 
 
@@ -440,13 +439,14 @@ def devices_compute_the_same(s: Subject) -> str:
     texts = {name: x for name, x in s.batch.items() if name != "segments"}
     packed = _of_whole_batch(s)
     plain = s.programs["gradients"](s.params, texts)
+    cases = [(name, shape, packed, s.batch) for name, shape in MESHES.items()]
+    cases.append(("texts over sequence 4", (1, 1, 1, 4), plain, texts))
     results = []
-    for name, shape in MESHES.items():
+    for name, shape, whole, batch in cases:
         sizes = dict(zip(MESH_AXES, shape, strict=True))
         devices = jax.devices()[: math.prod(shape)]
         if len(devices) < math.prod(shape):
             return "not run: it needs eight devices; python -m lm.check simulates them"
-        whole, batch = (plain, texts) if name.startswith("texts") else (packed, s.batch)
         config = dataclasses.replace(s.config, mesh=MeshConfig(**sizes))
         try:
             check_mesh(config, len(devices))

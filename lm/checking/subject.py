@@ -128,6 +128,7 @@ class Subject:
 
     @functools.cached_property
     def large_params(self) -> dict:
+        """The parameters with all weights that are not small times LARGE."""
         table = parameters.parameter_table(self.c)
         flat = parameters.flat(self.params)
         large = {path: x if table[path].small else LARGE * x for path, x in flat.items()}

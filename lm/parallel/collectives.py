@@ -232,9 +232,9 @@ def along_sequence(run, state_B, inputs_BT, document_BT):
         after, outputs = run(before, inputs, document)
         return jax.tree.map(lambda x: from_neighbor(x, -1), after), outputs[0]
 
-    # Before a state arrives, one from which any recurrence may start.
-    start = jax.tree.map(lambda x: x[:1], state_B)
-    _, outputs_NT = jax.lax.scan(step, start, jnp.arange(n_steps))
+    # Until a state arrives: one from which any recurrence may start.
+    placeholder = jax.tree.map(lambda x: x[:1], state_B)
+    _, outputs_NT = jax.lax.scan(step, placeholder, jnp.arange(n_steps))
     return jax.lax.dynamic_slice_in_dim(outputs_NT, device, n_texts)
 
 

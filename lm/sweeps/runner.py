@@ -114,7 +114,8 @@ def run_sweep(
         code = runner.run(again=bool(published and published.runs))
         if speed and code == 0:
             Speedometer(variants, workdir, together, progress.say, signals).measure()
-        return 128 + signals.received if signals.received else code
+            code = 128 + signals.received if signals.received else 0
+        return code
 
 
 def _estimate(plan: Plan, variants: dict[str, Variant], together: int) -> str:

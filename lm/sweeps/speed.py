@@ -78,23 +78,20 @@ def rows(a: Analysis, speeds: Speeds) -> list[Row]:
 
 
 def _row(a: Analysis, claim: Claim, speeds: Speeds) -> Row | None:
-    in_cells = [claim]
-    if claim.cell == MEAN:
-        in_cells = a.in_cells(claim)
-    log_ratios = [_log_ratio(a, c, speeds) for c in in_cells]
-    if None in log_ratios:
-        return None
-    known = [e for e in log_ratios if e]
-    differences = []
-    for c, log_ratio in zip(in_cells, known, strict=True):
+    in_cells = a.in_cells(claim) if claim.cell == MEAN else [claim]
+    log_ratios: list[Estimate] = []
+    differences: list[Estimate] = []
+    for c in in_cells:
+        log_ratio = _log_ratio(a, c, speeds)
+        if log_ratio is None:
+            return None
+        log_ratios.append(log_ratio)
         slope = speeds.slopes.get(c.cell)
         if c.difference and slope and abs(log_ratio.mean) <= math.log(FARTHEST):
-            slope_estimate = statistics.estimate(slope)
-            differences.append(at_equal_seconds(c.difference, log_ratio, slope_estimate))
-    difference = None
-    if len(differences) == len(in_cells):
-        difference = _mean(differences)
-    log_mean = _mean(known)
+            of_slope = statistics.estimate(slope)
+            differences.append(at_equal_seconds(c.difference, log_ratio, of_slope))
+    difference = _mean(differences) if len(differences) == len(in_cells) else None
+    log_mean = _mean(log_ratios)
     low, high = log_mean.interval()
     return Row(claim, math.exp(log_mean.mean), (math.exp(low), math.exp(high)), difference)
 
@@ -104,7 +101,7 @@ def _mean(cells: Sequence[Estimate]) -> Estimate:
 
 
 def _log_ratio(a: Analysis, claim: Claim, speeds: Speeds) -> Estimate | None:
-    """Return the logarithm of the ratio of both speeds, of which each is relative to the baseline."""
+    """Return the logarithm of the ratio of both speeds; None if one was not measured."""
 
     def log_speed(arm: str) -> Estimate | None:
         ratios = speeds.ratios.get(in_cell(arm, claim.cell))

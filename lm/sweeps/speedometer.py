@@ -20,7 +20,6 @@ from lm.training.signals import Signals
 
 PAIRS = 10
 SECONDS = 0.5  # of a measurement, at least
-
 SHORTER_RUNS = 4  # with the first final seeds
 
 
@@ -43,6 +42,7 @@ class Speedometer:
         self.points = {
             name: choice.point for name, choice in choices_of(self.record, self.runs).items()
         }
+        self.speeds = Speeds({}, {})
 
     def measure(self) -> None:
         """Measure what is missing, cell by cell; of several processes, one does."""
@@ -54,7 +54,7 @@ class Speedometer:
             self.say("another process measures the speeds")
             return
         with held:
-            self.speeds = read_speeds(self.workdir) or Speeds({}, {})
+            self.speeds = read_speeds(self.workdir) or self.speeds
             self._measure_cells()
 
     def _measure_cells(self) -> None:

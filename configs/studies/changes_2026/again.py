@@ -38,10 +38,6 @@ def train(study: str, arm: str, control: str, workdir: Path) -> int:
     runs = [run for run in runs_from_csv(page / "runs.csv") if run.variant in variants]
     kept = [run for run in runs if run.phase == "tuning" or (run.variant, run.seed) not in again]
     record = read_json(page / "sweep.json")
-    # Pages have the configs of the baseline and the placebo only.
-    record["variants"] = {
-        name: {"config": {}} | about for name, about in record["variants"].items()
-    }
     return run_sweep(plan, workdir, 1, published=Published(record, kept))
 
 

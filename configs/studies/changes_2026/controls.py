@@ -13,10 +13,10 @@ The design, fixed before the first run (the commit that adds this file):
   are computed again, and all verdicts are published, whichever way they change.
 * The two wide bases have no placebos: their rows stay as they are.
 * A placebo with a run that diverged or got stuck is left out of the control. Cells are trained in the
-  order of the page; those that are finished for both controls can be published without the others,
-  which then keep the single control.
+  order of the page.
 
-The published runs are reused; one run of the base in each cell is trained again, as a check of this
+The design allowed to publish some cells without the others. All were finished, so --publish needs
+all of them. The published runs are reused; one run of the base in each cell is trained again, as a check of this
 processor. With --publish the new runs join those of the page, without their speed, which the machine
 and its other programs decide; `python3 -m benchmarks.claims` then writes the pages.
 """
@@ -58,10 +58,6 @@ def train(study: str, workdir: Path) -> int:
     runs = runs_from_csv(RESULTS / study / "runs.csv")
     plan = plan_controls(study, record, runs)
     reused = [run for run in runs if run.variant in plan.variants]
-    # Pages have the configs of the baseline and the placebo only.
-    record["variants"] = {
-        name: {"config": {}} | about for name, about in record["variants"].items()
-    }
     return run_sweep(plan, workdir, 1, published=Published(record, reused))
 
 
