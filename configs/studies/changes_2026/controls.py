@@ -77,7 +77,8 @@ def publish(study: str, workdir: Path) -> None:
         about = dict(here["variants"][name])
         del about["config"]  # as of all but the baseline and its first placebo
         record["variants"][name] = about
-    record["placebos"] = here["placebos"]
+    for pairs in ("placebos", "comparisons"):
+        record[pairs] += [pair for pair in here[pairs] if pair not in record[pairs]]
     record["control"] = here["control"]
     for start in here["starts"]:
         kept = {key: start[key] for key in record["starts"][0]}
