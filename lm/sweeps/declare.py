@@ -58,7 +58,7 @@ class Sweep:
             the variant's own list, and that of `model.d_ff` may be `match_params`.
         baseline: the variant that the placebo changes.
         comparisons: pairs (variant, against). p-values are corrected for their number. Only with
-            sizes or texts there may be none.
+            sizes, texts or lengths there may be none.
         learning_rates: the list from which each variant takes its best learning rate, in ascending
             order.
         tune: lists of other keys of the optimizer, by config key. Every variant is tuned over the
@@ -71,6 +71,10 @@ class Sweep:
         texts: by name, the config values of each text: {"data.source": "python_docs"}, for example.
             Every variant is tuned, trained and compared on every text; with sizes, at every size on
             it.
+        lengths: by name, from short to long, the config values of each length of training:
+            {"train.steps": 1440}, for example. Every variant is tuned, trained and compared at every
+            length, and the claims are how the differences change from the first length to the last.
+            Not with sizes or texts.
         margin: the smallest difference in loss that matters, in nats per token.
         placebo: config values that change the baseline's program but not the distribution of its
             results, such as {"model.rope_pairing": "halves"}: those of the first placebo, in every
@@ -92,6 +96,7 @@ class Sweep:
     values: Values = dataclasses.field(default_factory=dict)
     sizes: Variants = dataclasses.field(default_factory=dict)
     texts: Variants = dataclasses.field(default_factory=dict)
+    lengths: Variants = dataclasses.field(default_factory=dict)
     margin: float = 0.005
     placebo: Values = dataclasses.field(default_factory=dict)
     placebos: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -120,10 +125,10 @@ class Sweep:
 
     @property
     def cells(self) -> Variants:
-        """Return the sizes, the texts, or each size on each text; {"": {}} without them. Raises as
-        `product` does.
+        """Return the lengths, the sizes, the texts, or each size on each text; {"": {}} without
+        them. Raises as `product` does.
         """
-        axes = [axis for axis in (self.texts, self.sizes) if axis]
+        axes = [axis for axis in (self.texts, self.sizes, self.lengths) if axis]
         return product(*axes) if axes else {"": {}}
 
 

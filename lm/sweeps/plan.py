@@ -75,6 +75,9 @@ class Plan:
     rule: str = CURVE  # where the final runs train; an addition has that of its study
     # by cell, that of a published study, which a change that is added must not alter
     shapes: dict[str, float] = dataclasses.field(default_factory=dict)
+    # Arms that are finished in all cells before the next ones begin, which needs known shapes. ():
+    # all arms of a cell, then the next cell.
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def placebos(self) -> tuple[tuple[str, str], ...]:
@@ -88,7 +91,7 @@ class Plan:
 
     @property
     def cells(self) -> list[str]:
-        """Return the sizes or texts, or both; [""] without them."""
+        """Return the names of the sweep's cells; [""] without them."""
         return list(dict.fromkeys(v.cell for v in self.variants.values()))
 
 
@@ -125,7 +128,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
     try:
         cells = sweep.cells
     except ValueError as error:
-        raise UserError(f"{path}: sizes and texts: {error}") from None
+        raise UserError(f"{path}: sizes, texts and lengths: {error}") from None
     budget = sweep.budgets.get(budget_name, Budget(tuning_seeds=1, seeds=2))
     notes: list[str] = []
     variants, of_configs = _plan_variants(Path(path).stem, sweep, budget, notes)
@@ -251,7 +254,7 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
     """Yield the names of variants that do not exist, and the mistakes in the comparisons."""
     names = list(sweep.variants)
     pairs = [frozenset(pair) for pair in sweep.comparisons]
-    for name in (*sweep.variants, *sweep.sizes, *sweep.texts):
+    for name in (*sweep.variants, *sweep.sizes, *sweep.texts, *sweep.lengths):
         if not is_name(name):
             yield (
                 f"the name {short(name)} must be one line of printable text, of 1 to {MAX_NAME} "
@@ -298,6 +301,10 @@ def _wrong_names(sweep: Sweep) -> Iterator[str]:
 def _wrong_values(sweep: Sweep) -> Iterator[str]:
     """Yield the keys that are set where they are not allowed, and a margin out of range."""
     low, high = MARGINS
+    if sweep.lengths and (sweep.sizes or sweep.texts):
+        yield "lengths: a sweep with lengths has no sizes or texts; write a file for each of those"
+    if len(sweep.lengths) == 1:
+        yield "lengths: there is one; give two or more, from short to long, or set it in values"
     if not low <= sweep.margin <= high:
         yield f"margin: {short(sweep.margin)} must be between {low:g} and {high:g} nats per token"
     shared = {"values": sweep.values, "placebo": sweep.placebo}
@@ -324,7 +331,13 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
         if not key.startswith("optimizer."):
             yield f"tune: {key}: only keys of the optimizer are tuned; declare variants instead"
     places = {"": sweep.lists}
-    for kind, tables in (("size", sweep.sizes), ("text", sweep.texts), ("variant", sweep.variants)):
+    declared = {
+        "size": sweep.sizes,
+        "text": sweep.texts,
+        "length": sweep.lengths,
+        "variant": sweep.variants,
+    }
+    for kind, tables in declared.items():
         places |= {f"{kind} {name!r}: ": values for name, values in tables.items()}
     for place, table in places.items():
         for key in sweep.lists.keys() & table.keys():

@@ -38,7 +38,7 @@ _START = {
 }  # fmt: skip
 _RECORD = {
     "name": str, "budget": str, "question": str, "background": str, "base": str, "baseline": str,
-    "axis": ("cell", "size", "text", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
+    "axis": ("cell", "size", "text", "length", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
     "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT}, "starts": [_START],
     "unfinished?": [str], "minutes?": float, "control?": ("baseline", "mean"), "design?": (GRID, VERTEX, CURVE),
     "shapes?": {str: float},
@@ -55,7 +55,9 @@ def sweep_record(plan, variants: dict, start: dict) -> dict:
     sweep = plan.sweep
     axis = None
     if len(plan.cells) > 1:
-        axis = "text" if not sweep.sizes else "cell" if sweep.texts else "size"
+        given = {"text": sweep.texts, "size": sweep.sizes, "length": sweep.lengths}
+        axes = [name for name, cells in given.items() if cells]
+        axis = axes[0] if len(axes) == 1 else "cell"
     described = {
         name: {
             "arm": v.plan.arm,

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import itertools
 import shutil
 import sys
 import time
@@ -110,7 +111,7 @@ def run_sweep(
         published.begin(workdir)
     progress.say(f"workdir {workdir}  device {device}  {plural(together, 'run')} at once on each")
     with Signals(progress.say) as signals:
-        runner = _Runner(variants, record, workdir, together, progress.say, signals)
+        runner = _Runner(variants, record, workdir, together, progress.say, signals, plan.groups)
         code = runner.run(again=bool(published and published.runs))
         if speed and code == 0:
             Speedometer(variants, workdir, together, progress.say, signals).measure()
@@ -143,6 +144,7 @@ class _Runner:
     together: int
     say: Callable[[str], None]
     signals: Signals
+    groups: tuple[tuple[str, ...], ...] = ()  # of the plan
 
     def __post_init__(self):
         self.failed: list[list[Key]] = []  # groups of runs
@@ -151,13 +153,18 @@ class _Runner:
             drop_damaged_lines(self.workdir)
 
     def run(self, again: bool = False) -> int:
-        """Train everything that is missing, cell by cell; returns the exit code.
+        """Train everything that is missing, group by group and cell by cell; returns the exit code.
 
         With `again`, one run of the baseline, whose result is published, is first trained again in
         each cell.
         """
-        for cell in self.record["cells"]:
-            names = [name for name, v in self.variants.items() if v.plan.cell == cell]
+        everything = tuple(dict.fromkeys(v.plan.arm for v in self.variants.values()))
+        for arms, cell in itertools.product(self.groups or [everything], self.record["cells"]):
+            names = [
+                name
+                for name, v in self.variants.items()
+                if v.plan.cell == cell and v.plan.arm in arms
+            ]
             points = self.tune(names, self.record.get("shapes", {}).get(cell))
             final = []
             for name, point in points.items():
