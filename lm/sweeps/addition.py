@@ -96,6 +96,11 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     sweep = read_sweep(str(path))
     record = read_page_record(page)
     runs = runs_from_csv(page / "runs.csv")
+    if sweep.lengths:
+        raise UserError(
+            f"--study: the claims of {study} are changes with the length of training; give a study "
+            "of changes to the model"
+        )
     base = sweep.baseline
     if name in (*sweep.variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")

@@ -2,8 +2,9 @@
 the sentences.
 
 The claims of a sweep are its comparisons. With several cells (sizes or texts) they are the means
-over the cells, and the comparisons within a cell are secondary. Holm's correction is over the
-claims, and separately over the secondary comparisons; a placebo is not corrected.
+over the cells, with lengths the changes from the first length to the last, and the comparisons
+within a cell are secondary. Holm's correction is over the claims, and separately over the secondary
+comparisons; a placebo is not corrected.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ CELL = "cell"  # secondary: in one of several cells
 PLACEBO = "placebo"
 BESIDE = "beside"  # descriptive: against a second control, named by "beside" in the record
 MEAN = "mean"  # the cell of a mean over the cells
+CHANGE = "change"  # the cell of the last length minus the first
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
 # Largest difference in nats of a run trained again: on the same kind of processor, and, by
 # rounding, on another one.
@@ -116,7 +118,7 @@ class Claim:
     kind: str  # CLAIM, CELL, PLACEBO or BESIDE
     variant: str  # names without the cell
     against: str
-    cell: str  # the size or text, MEAN, or "" without cells
+    cell: str  # the size, text or length, MEAN, CHANGE, or "" without cells
     # with the error of tuning in its standard error; None: there is none, see `missing`
     difference: Estimate | None = None
     differences: tuple[float, ...] = ()  # of each seed; of each cell for a mean
@@ -138,6 +140,9 @@ class Claim:
     prediction: tuple[float, float] = (-math.inf, math.inf)
     # With sizes: ln m, where `against` needs m times the training compute.
     log_multiplier: Estimate | None = None
+    # With lengths: the last difference divided by the first, and its interval; infinite if the first
+    # may be 0.
+    ratio: tuple[float, float, float] | None = None
 
     @property
     def p(self) -> float:
@@ -232,7 +237,7 @@ class Analysis:
                 for cell, difference in in_cells.items():
                     place = cell if has_cells else ""
                     rows.append((in_cell(arm, place), in_cell(against, place), source, difference))
-            if len(in_cells) > 1:
+            if len(in_cells) > 1 and self.record["axis"] != "length":
                 name = f"{against} over {len(in_cells)} {self.record['axis']}s"
                 mean = statistics.mean_over_cells(list(in_cells.values())).mean
                 rows.append((arm, name, source, mean))
@@ -282,7 +287,8 @@ class Analysis:
     def in_cells(self, claim: Claim) -> list[Claim]:
         """Return the comparisons of the same two variants in single cells."""
         key = claim.variant, claim.against
-        return [c for c in self.claims if (c.variant, c.against) == key and c.cell != MEAN]
+        found = [c for c in self.claims if (c.variant, c.against) == key]
+        return [c for c in found if c.cell not in (MEAN, CHANGE)]
 
     def shown(self) -> list[Claim]:
         """Return the rows of the first table and of the forest plot.
@@ -293,8 +299,9 @@ class Analysis:
         claims, cells, placebos = (self.of_kind(kind) for kind in (CLAIM, CELL, PLACEBO))
         if not self.are_many:
             return claims + cells + placebos
-        means = [claim for claim in placebos if claim.cell == MEAN]
-        beside = [claim for claim in self.of_kind(BESIDE) if claim.cell == MEAN]
+        over_cells = (MEAN, CHANGE)
+        means = [claim for claim in placebos if claim.cell in over_cells]
+        beside = [claim for claim in self.of_kind(BESIDE) if claim.cell in over_cells]
         return (means or placebos) + sorted(claims + beside, key=lambda c: c.mean)
 
 
@@ -321,11 +328,10 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     beside = [_comparison(record, variants, pair, BESIDE) for pair in record.get("beside", ())]
     claims = []
     if record["axis"]:
-        claims += _judged(record, [_mean(record, group, CLAIM) for group in _by_arms(comparisons)])
-        placebos += [
-            _mean(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1
-        ]
-        beside += [_mean(record, group, BESIDE) for group in _by_arms(beside) if len(group) > 1]
+        over = _change if record["axis"] == "length" else _mean
+        claims += _judged(record, [over(record, group, CLAIM) for group in _by_arms(comparisons)])
+        placebos += [over(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1]
+        beside += [over(record, group, BESIDE) for group in _by_arms(beside) if len(group) > 1]
     claims += _judged(record, comparisons)
     claims += [_judged(record, [claim])[0] for claim in (*placebos, *beside)]
     order = list(record["variants"])
@@ -478,6 +484,29 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
         tau=over_cells.tau,
         prediction=over_cells.prediction,
         log_multiplier=log_multiplier,
+    )
+
+
+def _change(record: dict, group: Sequence[Claim], kind: str) -> Claim:
+    """Return how a comparison changes from the first length to the last, whose seeds differ."""
+    first, last = group[0], group[-1]
+    claim = Claim(kind, last.variant, last.against, CHANGE)
+    if len(group) < len(record["cells"]) or not (first.difference and last.difference):
+        lost = [f"{c.missing} at {c.cell}" for c in (first, last) if c.missing]
+        missing = "; ".join(lost) or "a length is missing"
+        return dataclasses.replace(
+            claim, missing=missing, is_counted=any(c.is_counted for c in (first, last))
+        )
+    validation = None
+    if first.validation and last.validation:
+        validation = statistics.difference(last.validation, first.validation)
+    return dataclasses.replace(
+        claim,
+        difference=statistics.difference(last.difference, first.difference),
+        n_controls=min(first.n_controls, last.n_controls),
+        tuning=_error_of_difference(first.tuning, last.tuning),
+        validation=validation,
+        ratio=statistics.ratio(last.difference, first.difference),
     )
 
 

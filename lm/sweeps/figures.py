@@ -18,7 +18,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from lm.sweeps.analysis import BESIDE, CLAIM, MEAN, PLACEBO, Analysis, Claim, Variant, curve
+from lm.sweeps.analysis import (
+    BESIDE,
+    CHANGE,
+    CLAIM,
+    MEAN,
+    PLACEBO,
+    Analysis,
+    Claim,
+    Variant,
+    curve,
+)
 from lm.sweeps.declare import in_cell
 from lm.sweeps.record import text_of
 from lm.sweeps.statistics import Estimate
@@ -117,7 +127,7 @@ def _text_colors(a: Analysis) -> dict[str, str]:
 def _label(claim: Claim, with_cell: bool) -> str:
     place = ""
     if with_cell and claim.cell:
-        place = " (mean)" if claim.cell == MEAN else f", {claim.cell}"
+        place = f" ({claim.cell})" if claim.cell in (MEAN, CHANGE) else f", {claim.cell}"
     return textwrap.shorten(f"{claim.variant} − {claim.against}{place}", LETTERS, placeholder="…")
 
 
@@ -150,7 +160,7 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
         values = [margin, *c.differences]
         # The interval of two seeds is too wide to be shown; that of two cells is not, because it
         # has the seeds of each.
-        if c.cell == MEAN or len(c.differences) > 2:
+        if c.cell in (MEAN, CHANGE) or len(c.differences) > 2:
             values += [c.holm_low, c.holm_high]
         if c.difference:
             ends.append((min(values), max(values)))

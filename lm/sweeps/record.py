@@ -38,8 +38,9 @@ _START = {
 }  # fmt: skip
 _RECORD = {
     "name": str, "budget": str, "question": str, "background": str, "base": str, "baseline": str,
-    "axis": ("cell", "size", "text", "length", None), "cells": [str], "comparisons": [[str, str]], "placebos": [[str, str]],
-    "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT}, "starts": [_START],
+    "axis": ("cell", "size", "text", "length", None), "cells": [str], "comparisons": [[str, str]],
+    "placebos": [[str, str]], "margin": float, "tune": [str], "values": {str: str}, "variants": {str: _VARIANT},
+    "starts": [_START],
     "unfinished?": [str], "minutes?": float, "control?": ("baseline", "mean"), "design?": (GRID, VERTEX, CURVE),
     "shapes?": {str: float},
 }  # fmt: skip

@@ -23,7 +23,17 @@ from lm.config.convert import flatten
 from lm.config.schema import schema
 from lm.data import shards
 from lm.sweeps import ledger, speed, statistics
-from lm.sweeps.analysis import BESIDE, CELL, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.analysis import (
+    BESIDE,
+    CELL,
+    CHANGE,
+    CLAIM,
+    MEAN,
+    PLACEBO,
+    Analysis,
+    Claim,
+    analyze,
+)
 from lm.sweeps.declare import in_cell
 from lm.sweeps.figures import figures, nats, to_bytes, words
 from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
@@ -140,6 +150,17 @@ def _percent(shares: Iterable[float]) -> Markup:
     return Markup("{} % [{}, {}]".format(*shown))
 
 
+def _ratio_of_lengths(ratio: tuple[float, float, float] | None) -> Markup:
+    """Format a ratio with its interval; without one if the difference at the first length may be 0.
+
+    >>> print(_ratio_of_lengths((0.5, 0.25, 1.0)), _ratio_of_lengths((0.5, -math.inf, math.inf)))
+    0.50 [0.25, 1.00] –
+    """
+    if ratio is None or math.isinf(ratio[1]):
+        return Markup("–")
+    return Markup("{:.2f} [{:.2f}, {:.2f}]".format(*ratio))
+
+
 def _value(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
@@ -220,6 +241,7 @@ def to_markdown(
         "equals_p": _equals_p,
         "saved": _saved,
         "needed": _needed,
+        "ratio": _ratio_of_lengths,
         "both": both,
         "by_text": lambda claim: by_text(a, claim),
         "words": words,
@@ -259,6 +281,12 @@ def to_markdown(
         ).rstrip(),
         reproduction=_reproduction(a),
         stuck=STUCK,
+        verdicts_of_change={
+            BETTER: f"falls by more than {margin}",
+            WORSE: f"rises by more than {margin}",
+            DIFFERENT: "changes",
+            SAME: f"the same within {margin}",
+        },
         verdicts={
             BETTER: f"better by more than {margin}",
             WORSE: f"worse by more than {margin}",
@@ -266,6 +294,7 @@ def to_markdown(
         },
         SHORTER=speed.SHORTER,
         MIN_ROWS=MIN_ROWS,
+        CHANGE=CHANGE,
         MEAN=MEAN,
         BESIDE=BESIDE,
         BETTER=BETTER,
@@ -372,6 +401,7 @@ def claim_rows(a: Analysis) -> list[dict]:
         low, high = d.interval()
         v = c.validation or none
         m_low, m_high = m.interval()
+        ratio, ratio_low, ratio_high = c.ratio or (math.nan, math.nan, math.nan)
         v_low, v_high = v.interval()
         row = {
             "kind": c.kind,
@@ -398,6 +428,9 @@ def claim_rows(a: Analysis) -> list[dict]:
             "validation_mean": v.mean,
             "validation_low": v_low,
             "validation_high": v_high,
+            "ratio": ratio,
+            "ratio_low": ratio_low,
+            "ratio_high": ratio_high,
             "log_multiplier": m.mean,
             "log_multiplier_low": m_low,
             "log_multiplier_high": m_high,

@@ -275,7 +275,7 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
             if repr(one.changes.get(key, ...)) != repr(two.changes.get(key, ...)):
                 reasons.append(f"{key} is {show(values[key])} in both")
         if one.cell != two.cell:
-            reasons.append("the values of the budget replace those of sizes and texts")
+            reasons.append("the values of the budget replace those of sizes, texts and lengths")
         problems.append("; ".join(reasons))
     if problems:
         raise UserError(*problems)
@@ -375,11 +375,15 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
         return "smallest detectable difference: not known, without a published page"
     nearest = min(found, key=lambda noise: abs(math.log(noise.n_params / n_params)))
     n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
+    n_cells = 1 if plan.sweep.lengths else len(plan.cells)
     alone, first = expected_difference(
-        nearest, plan.budget.seeds, 1 + plan.budget.placebos, len(plan.cells), n_tests
+        nearest, plan.budget.seeds, 1 + plan.budget.placebos, n_cells, n_tests
     )
     place = f", {nearest.cell}" if nearest.cell else ""
     over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
+    if plan.sweep.lengths:  # a claim is a difference of two cells
+        alone, first = math.sqrt(2) * alone, math.sqrt(2) * first
+        over = ", from the first length to the last"
     of_tests = f", {first:.4f} as the first of {n_tests} comparisons" if n_tests > 1 else ""
     return (
         f"smallest detectable difference (80 % power): {alone:.4f} nats per token{over}{of_tests}; "

@@ -14,6 +14,7 @@ from lm.sweeps import report, statistics
 from lm.sweeps.analysis import (
     BESIDE,
     CELL,
+    CHANGE,
     CLAIM,
     MEAN,
     NO_RESULT,
@@ -113,6 +114,37 @@ def test_with_cells_the_claims_are_the_means_over_them(axis):
     assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, MEAN]
     assert all(math.isnan(c.p_holm) for c in a.of_kind(PLACEBO))
     assert all((c.log_multiplier is None) == (axis == "text") for c in means + cells)
+
+
+def test_with_lengths_the_claims_are_the_changes_from_the_first_to_the_last():
+    record, runs = sweep(SIZES, "length")
+    for run in runs:  # at the last length "gated" keeps half of its lead
+        if run.variant == "gated, large" and run.phase == "final":
+            half = {"test_loss": run.test_loss - GAPS["gated"] / 2}
+            runs = changed(runs, half, phase="final", variant=run.variant, seed=run.seed)
+    a = analyze(record, runs)
+    changes = a.of_kind(CLAIM)
+    assert [(c.variant, c.cell) for c in changes] == [("gated", CHANGE), ("wide", CHANGE)]
+    first, _, last = a.in_cells(changes[0])
+    assert changes[0].difference == statistics.difference(last.difference, first.difference)
+    assert changes[0].ratio == statistics.ratio(last.difference, first.difference)
+    assert changes[0].ratio[0] == pytest.approx(0.5, abs=0.01)
+    assert changes[0].verdict == WORSE
+    for family in (changes, a.of_kind(CELL)):
+        assert [c.p_holm for c in family] == pytest.approx(statistics.holm([c.p for c in family]))
+    assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, CHANGE]
+    text = report.to_markdown(a, {})
+    assert "gated − plain from small to large" in text
+    assert "rises by more than 0.005" in text
+    (row,) = [
+        row for row in report.claim_rows(a) if (row["variant"], row["cell"]) == ("gated", CHANGE)
+    ]
+    assert row["ratio_low"] < 0.5 < row["ratio_high"]
+
+    stuck = changed(runs, {"test_loss": 2.7}, phase="final", variant="gated, large")
+    lost = analyze(record, stuck).of_kind(CLAIM)[0]
+    assert lost.missing == "unstable: 5 of 5 runs of gated got stuck at large"
+    assert lost.is_counted
 
 
 def test_the_expected_power_is_that_of_the_analyzed_sweep():

@@ -21,6 +21,7 @@ QUICK, FULL = Budget(tuning_seeds=1, seeds=2), Budget(tuning_seeds=2, seeds=5)
 TWO = {"a": {}, "b": {"model.norm": "layer"}}
 PAIR = {"baseline": "a", "comparisons": (("b", "a"),)}
 SIZES = {"s": {}, "m": {"model.d_model": 32, LEARNING_RATE: (2e-3, 4e-3, 8e-3)}}
+LENGTHS = {"1": {}, "2": {"train.steps": 16}}
 TEXTS = {"plays": {}, "docs": {"data.source": "python_docs"}}
 
 
@@ -122,6 +123,14 @@ def test_every_variant_is_planned_on_every_text_with_other_seeds_and_at_every_si
     assert (config.model.d_model, config.data.source) == (32, "python_docs")
 
 
+def test_every_variant_is_planned_at_every_length_with_other_seeds(planned):
+    plan = planned(lengths=LENGTHS)
+    assert plan.cells == ["1", "2"]
+    steps = [plan.variants[f"mlp, {length}"].config.train.steps for length in "12"]
+    assert steps == [8, 16]
+    assert not set(plan.variants["mlp, 1"].seeds) & set(plan.variants["mlp, 2"].seeds)
+
+
 def test_tuned_keys_have_lists_that_a_variant_may_replace(planned):
     variants = {
         "a": {LEARNING_RATE: 1e-3, DECAY: 0},
@@ -175,7 +184,11 @@ MISTAKES = [
     ({"values": {LEARNING_RATE: 1e-3}}, (f"values: {LEARNING_RATE} is tuned; set it in "
                                         "learning_rates or tune")),
     ({"sizes": {"s": 16}}, "sizes: {'s': 16} must be dict["),
-    ({"sizes": {"s": {"data.source": "text:a"}}, "texts": TEXTS}, "sizes and texts: docs, s: two axes set data.source"),
+    ({"sizes": {"s": {"data.source": "text:a"}}, "texts": TEXTS}, "sizes, texts and lengths: docs, s: two axes set"),
+    ({"lengths": LENGTHS, "texts": TEXTS}, "lengths: a sweep with lengths has no sizes or texts"),
+    ({"lengths": {"1": {}}}, "lengths: there is one; give two or more"),
+    ({"lengths": LENGTHS | {"2": {LEARNING_RATE: ()}}}, f"length '2': {LEARNING_RATE}: () must be values"),
+    ({"lengths": {"a\nb": {}, "c": {}}}, "must be one line of printable text"),
     ({"sizes": {"x, l": {}, "l": {}}, "variants": {"a": {}, "a, x": {}}, "comparisons": ()}, "name of two variants"),
     ({"sizes": SIZES | {"l": {LEARNING_RATE: ()}}}, f"size 'l': {LEARNING_RATE}: () must be values"),
     ({"sizes": SIZES | {"l": {"model.n_heads": 7}}}, "variant 'mlp, l': config.model.d_model: "),

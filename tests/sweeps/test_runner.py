@@ -30,6 +30,7 @@ class Norm:
 
     def __init__(self, norm, cell="", rates=RATES):
         about = {
+            "arm": norm,
             "n_points": len(rates),
             "lists": {LEARNING_RATE: rates},
             "seeds": SEEDS,
@@ -135,6 +136,16 @@ def test_a_cell_is_finished_before_the_next_one_begins(tmp_path, fake):
     start(tmp_path, cells=("plays", "docs")).run()
     order = [run.variant for run in read_runs(tmp_path)]
     assert order == ["rms"] * order.count("rms") + ["layer"] * order.count("layer")
+
+
+def test_a_group_of_arms_is_finished_before_the_next_one_begins(tmp_path, fake):
+    """With known shapes, so that the points of an arm do not depend on the others."""
+    runner = start(tmp_path)
+    runner.record["shapes"] = {"": 0.2}
+    runner.groups = (("layer",), ("rms",))
+    runner.run()
+    order = [run.variant for run in read_runs(tmp_path)]
+    assert order == ["layer"] * order.count("layer") + ["rms"] * order.count("rms")
 
 
 def test_a_lost_line_is_trained_again_and_nothing_else(tmp_path, fake):
