@@ -3,22 +3,23 @@
     python configs/studies/changes_2026/survival.py sweeps/survival
     python configs/studies/changes_2026/survival.py sweeps/survival --publish
 
-Two processes of the first command share the work. --publish writes the page of the changes that are
-finished, without their speed, which other programs on the machine decide.
+Two processes of the first command share the work. It reuses the runs that are published. --publish
+writes the page of the changes that are finished, without their speed, which other programs on the
+machine decide.
 """
 
 import dataclasses
 import sys
 from pathlib import Path
 
-from lm.sweeps.addition import RESULTS
+from lm.sweeps.addition import RESULTS, Published
 from lm.sweeps.declare import PLACEBO
 from lm.sweeps.plan import load_sweep
 from lm.sweeps.record import read_record
-from lm.sweeps.results import read_runs, runs_to_csv
+from lm.sweeps.results import read_runs, runs_from_csv, runs_to_csv
 from lm.sweeps.runner import run_sweep
 from lm.sweeps.tuning import USUAL_SHAPE
-from lm.system.files import make_folder, to_json, write_text
+from lm.system.files import make_folder, read_json, to_json, write_text
 
 NAME = "changes_2026_survival"
 FILE = f"configs/studies/changes_2026/{NAME}.py"
@@ -44,7 +45,13 @@ GROUPS = (
 def train(workdir: Path) -> int:
     plan = load_sweep(FILE, "full")
     shapes = dict.fromkeys(plan.cells, USUAL_SHAPE)
-    return run_sweep(dataclasses.replace(plan, shapes=shapes, groups=GROUPS), workdir, 1)
+    plan = dataclasses.replace(plan, shapes=shapes, groups=GROUPS)
+    page = RESULTS / NAME
+    published = None
+    if page.is_dir():
+        record = read_json(page / "sweep.json")
+        published = Published(record, runs_from_csv(page / "runs.csv"))
+    return run_sweep(plan, workdir, 1, published=published)
 
 
 def publish(workdir: Path) -> None:
