@@ -83,9 +83,8 @@ from lm.system.errors import UserError
 SITES: dict[str, dict[str, Any]] = {
     "token_embeddings": {"masked_diffusion": masked_diffusion},  # embedding_VD, the table
     "embedding": {"token_shift": token_shift},  # x_BTD, the stream before the first block
-    "turn_input": {
-        "loop_input": loop_input
-    },  # x_BTD, before each turn of the looped layers; here.turn
+    # x_BTD, before each turn of the looped layers; here.turn
+    "turn_input": {"loop_input": loop_input},
     "block_input": {  # x_BTD, at the start of each block
         "residual_scalars": residual_scalars,
         "conv_stream": short_convolution.stream,
@@ -187,10 +186,8 @@ def layers_of(idea: Any, c: ResolvedModel):
     if of_attention and set(c.mixers) != {"attention"}:
         attending = mixing_layers(c, "attention")
         layers = tuple(layer for layer in layers if layer in attending)
-    ascending = (
-        layers.step > 0 if isinstance(layers, range) else list(layers) == sorted(set(layers))
-    )
-    if not ascending or (layers and not 0 <= layers[0] <= layers[-1] < c.n_layers):
+    ascending = sorted(set(layers).intersection(range(c.n_layers)))
+    if list(layers) != ascending:
         raise ValueError(
             f"{_name(idea)}: layers {layers} must be ascending numbers from 0 to {c.n_layers - 1}"
         )
@@ -313,26 +310,26 @@ def _of_all(ideas: Iterable[Any], function: str, *args) -> dict[str, tuple[Any, 
     Raises:
         ValueError: two ideas have a name in common.
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    by_name: dict[str, tuple[Any, Any]] = {}
     for idea in ideas:
-        for name, value in (
-            getattr(idea, function)(*args) if hasattr(idea, function) else {}
-        ).items():
-            if (owner := found.setdefault(name, (idea, value))[0]) is not idea:
+        if not hasattr(idea, function):
+            continue
+        for name, value in getattr(idea, function)(*args).items():
+            owner, _ = by_name.setdefault(name, (idea, value))
+            if owner is not idea:
                 raise ValueError(
                     f"{_name(idea)} and {_name(owner)} both declare {name}; rename one"
                 )
-    return found
+    return by_name
 
 
 def carried(c: ResolvedModel, x_BTD) -> dict:
     """Return what all ideas carry from layer to layer."""
-    found = _of_all(everywhere(c), "carry", c, x_BTD)
-    if "x" in found:
-        raise ValueError(
-            f"{_name(found['x'][0])}: carry has x, the residual stream; choose another name"
-        )
-    return {name: array for name, (_, array) in found.items()}
+    arrays = _of_all(everywhere(c), "carry", c, x_BTD)
+    if "x" in arrays:
+        idea, _ = arrays["x"]
+        raise ValueError(f"{_name(idea)}: carry has x, the residual stream; choose another name")
+    return {name: array for name, (_, array) in arrays.items()}
 
 
 def products(c: ResolvedModel, layer: int | None, n_keys: float) -> float:
@@ -363,18 +360,15 @@ def loss_weights(c: ResolvedModel, fraction) -> dict:
 
     `fraction`: how much of the training is done, from 0 to 1; it may be traced.
     """
-    return {
-        name: weight
-        for name, (_, weight) in _of_all(everywhere(c), "loss_weights", c, fraction).items()
-    }
+    weights = _of_all(everywhere(c), "loss_weights", c, fraction)
+    return {name: weight for name, (_, weight) in weights.items()}
 
 
 def changing_terms(c: ResolvedModel) -> str:
     """Return the names of the terms of the loss whose weights change in training."""
     first, *later = (loss_weights(c, step / 10) for step in range(11))
-    return ", ".join(
-        name for name in first if any(weights[name] != first[name] for weights in later)
-    )
+    changing = [name for name in first if any(w[name] != first[name] for w in later)]
+    return ", ".join(changing)
 
 
 def loss_terms(

@@ -14,10 +14,12 @@ from lm.layers.linear import einsum
 
 
 def table(c):
-    axes, shape = "DH", (c.d_model, c.n_heads)
+    axes = "DH"
+    shape = (c.d_model, c.n_heads)
     if c.attn_gate.startswith("element"):
-        axes, shape = "DHK", (*shape, c.d_head)
-    if c.attn_gate.endswith("_identity"):
+        axes = "DHK"
+        shape = (c.d_model, c.n_heads, c.d_head)
+    if c.attn_gate.endswith("_identity"):  # from 0, whatever config.model.init is
         return {f"w_gate_{axes}": Parameter(shape, axes, "weight", "D")}
     return {f"w_gate_{axes}": weight(c, shape, axes)}
 

@@ -16,6 +16,7 @@ def carry(c, x_BTD):
 
 
 def apply(here, x_BTD):
+    # jnp.where and not `if`: under a scan the depth is traced
     at_middle = here.depth == n_applied_layers(here.c) // 2
     deep_BTD = rms_norm(x_BTD, None, eps=here.c.norm_eps)
     here.stream["deep_BTD"] = jnp.where(at_middle, deep_BTD, here.stream["deep_BTD"])

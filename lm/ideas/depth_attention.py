@@ -38,13 +38,13 @@ def block(here, x_BTD, branches):
     outputs_BTYD = here.stream["outputs_BTYD"]
     places_Y = jnp.arange(outputs_BTYD.shape[-2])
 
-    @recomputed  # the backward pass normalizes the outputs again
+    # Normalized outputs are not saved: that would be all outputs, again for each branch.
+    @recomputed
     def mean(outputs_BTYD, w_D, exists_Y):
         keys_BTYD = rms_norm(outputs_BTYD, None, eps=here.c.norm_eps)
         scores_BTY = jnp.einsum("...YD,D->...Y", keys_BTYD, w_D, preferred_element_type=jnp.float32)
-        weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf)).astype(
-            outputs_BTYD.dtype
-        )
+        weights_BTY = jax.nn.softmax(jnp.where(exists_Y, scores_BTY, -jnp.inf))
+        weights_BTY = weights_BTY.astype(outputs_BTYD.dtype)
         return jnp.einsum("...Y,...YD->...D", weights_BTY, outputs_BTYD)
 
     last = len(branches) * here.depth

@@ -15,7 +15,9 @@ EPS = 1e-12  # a value of 0 has no direction
 
 
 def table(c):
-    return {"exclusive_H": small_weight((c.n_heads,), "H")} if c.attn_exclusive == "learned" else {}
+    if c.attn_exclusive != "learned":
+        return {}
+    return {"exclusive_H": small_weight((c.n_heads,), "H")}
 
 
 def same_at_start(c):
@@ -23,9 +25,12 @@ def same_at_start(c):
 
 
 def apply(here, o_BTHK, v_BTGK):
-    v_BTHK = jnp.repeat(v_BTGK, o_BTHK.shape[-2] // v_BTGK.shape[-2], axis=-2).astype(jnp.float32)
-    along = jnp.sum(o_BTHK * v_BTHK, axis=-1, keepdims=True)
-    along /= jnp.maximum(jnp.sum(v_BTHK * v_BTHK, axis=-1, keepdims=True), EPS)
+    n_shared = o_BTHK.shape[-2] // v_BTGK.shape[-2]
+    # float32: o and a v almost cancel where o is along v
+    v_BTHK = jnp.repeat(v_BTGK, n_shared, axis=-2).astype(jnp.float32)
+    product_BTH1 = jnp.sum(o_BTHK * v_BTHK, axis=-1, keepdims=True)
+    square_BTH1 = jnp.sum(v_BTHK * v_BTHK, axis=-1, keepdims=True)
+    along_BTH1 = product_BTH1 / jnp.maximum(square_BTH1, EPS)
     if here.c.attn_exclusive == "learned":
-        along *= jnp.tanh(here.p["exclusive_H"].astype(jnp.float32))[:, None]
-    return (o_BTHK - along * v_BTHK).astype(o_BTHK.dtype)
+        along_BTH1 *= jnp.tanh(here.p["exclusive_H"].astype(jnp.float32))[:, None]
+    return (o_BTHK - along_BTH1 * v_BTHK).astype(o_BTHK.dtype)

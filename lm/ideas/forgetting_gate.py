@@ -23,8 +23,8 @@ def table(c):
 
 def apply(here, options):
     logits_BTH = einsum("BTD,DH->BTH", here.x_BTD, here.p["w_forget_DH"], here.p["b_forget_H"])
+    # float32: the sum grows with the text, and scores are differences of it
     log_f_BTH = jax.nn.log_sigmoid(logits_BTH.astype(jnp.float32))
-    bias_BSH, _ = here.earlier(
-        "bias", -here.running_sum("forgotten", log_f_BTH), window=here.window()
-    )
+    sum_BTH = here.running_sum("forgotten", log_f_BTH)
+    bias_BSH, _ = here.earlier("bias", -sum_BTH, window=here.window())
     return options | {"bias_BSH": bias_BSH}

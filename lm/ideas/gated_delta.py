@@ -25,15 +25,14 @@ CHUNK = 64  # positions that are computed together
 
 
 def layers(c):
-    return (
-        range(c.n_layers)
-        if c.gated_delta == "all"
-        else tuple(i for i in range(c.n_layers) if i % 4 != 3)
-    )
+    if c.gated_delta == "all":
+        return range(c.n_layers)
+    return tuple(layer for layer in range(c.n_layers) if layer % 4 != 3)
 
 
 def table(c):
-    H, K = c.n_heads, c.d_head
+    H = c.n_heads
+    K = c.d_head
     return {
         "w_decay_DH": weight(c, (c.d_model, H), "DH"),
         "w_write_DH": weight(c, (c.d_model, H), "DH"),
@@ -59,7 +58,9 @@ def activations(c, n_keys):
 
 
 def apply(here, qkv):
-    c, p = here.c, here.p
+    c = here.c
+    p = here.p
+    # The state is a sum over the text, so the whole recurrence is in float32.
     q_BTHK, k_BTHK, v_BTHK = (
         jnp.repeat(x.astype(jnp.float32), c.n_heads // x.shape[-2], axis=-2) for x in qkv
     )
@@ -70,9 +71,8 @@ def apply(here, qkv):
     inputs = unit(q_BTHK), unit(k_BTHK), v_BTHK, log_a_BTH, jax.nn.sigmoid(write_BTH)
     # keeps inputs and states only
     chunk_of_heads = recomputed(jax.vmap(chunk, in_axes=(0, 1, None), out_axes=(0, 1)))
-    o_BTHK = here.recurrence(
-        "delta", chunk_of_heads, jnp.zeros((c.n_heads, c.d_head, c.d_head)), inputs, CHUNK
-    )
+    S_HKV = jnp.zeros((c.n_heads, c.d_head, c.d_head))
+    o_BTHK = here.recurrence("delta", chunk_of_heads, S_HKV, inputs, CHUNK)
     return rms_norm(o_BTHK, p["delta_scale_K"], eps=c.norm_eps).astype(qkv[0].dtype)
 
 
@@ -96,7 +96,8 @@ def chunk(S_KV, inputs, document_T):
     """
     q_TK, k_TK, v_TV, log_a_T, b_T = inputs
     seen_TS = jnp.tri(len(b_T), dtype=bool) & (document_T[:, None] == document_T)
-    g_T, b_T1 = jnp.sum(jnp.where(seen_TS, log_a_T, 0), axis=1), b_T[:, None]
+    g_T = jnp.sum(jnp.where(seen_TS, log_a_T, 0), axis=1)
+    b_T1 = b_T[:, None]
     # masked before exp, which could overflow
     decay_TS = jnp.exp(jnp.where(seen_TS, g_T[:, None] - g_T, -jnp.inf))
     decay_T1 = jnp.where(document_T == 0, jnp.exp(g_T), 0)[:, None]
@@ -118,23 +119,24 @@ def inverse(L_TS):
            [-2,  1,  0],
            [ 6, -3,  1]], dtype=int32)
     """
-    T, size = len(L_TS), 1
-    n_rows = 1 << (T - 1).bit_length()
-    L_TS, blocks_NIO = jnp.pad(L_TS, (0, n_rows - T)), jnp.ones((n_rows, 1, 1), L_TS.dtype)
+    T = len(L_TS)
+    n_rows = 1 << (T - 1).bit_length()  # a power of 2, so that all blocks have partners
+    L_TS = jnp.pad(L_TS, (0, n_rows - T))
+    blocks_NIO = jnp.ones((n_rows, 1, 1), L_TS.dtype)
+    size = 1
     while size < n_rows:
-        a_NIO, b_NIO = blocks_NIO[0::2], blocks_NIO[1::2]
+        a_NIO = blocks_NIO[0::2]
+        b_NIO = blocks_NIO[1::2]
         n = len(a_NIO)
         # rows and columns of the same pair of blocks
         own = jnp.eye(n, dtype=bool)[:, None, :, None]
-        c_NIO = jnp.sum(
-            jnp.where(own, L_TS.reshape(n, 2 * size, n, 2 * size)[:, size:, :, :size], 0), axis=2
-        )
-        c_NIO = jnp.matmul(
-            jnp.matmul(b_NIO, c_NIO, precision="highest"), a_NIO, precision="highest"
-        )
-        above, below = (
-            jnp.concatenate([a_NIO, 0 * a_NIO], axis=2),
-            jnp.concatenate([-c_NIO, b_NIO], axis=2),
-        )
-        blocks_NIO, size = jnp.concatenate([above, below], axis=1), 2 * size
+        pairs = L_TS.reshape(n, 2 * size, n, 2 * size)
+        c_NIO = jnp.sum(jnp.where(own, pairs[:, size:, :, :size], 0), axis=2)
+        # Results are factors of the next size, so these may not be rounded to bfloat16 or TF32.
+        c_NIO = jnp.matmul(b_NIO, c_NIO, precision="highest")
+        c_NIO = jnp.matmul(c_NIO, a_NIO, precision="highest")
+        above_NIO = jnp.concatenate([a_NIO, 0 * a_NIO], axis=2)
+        below_NIO = jnp.concatenate([-c_NIO, b_NIO], axis=2)
+        blocks_NIO = jnp.concatenate([above_NIO, below_NIO], axis=1)
+        size *= 2
     return blocks_NIO[0, :T, :T]

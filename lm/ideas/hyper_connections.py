@@ -33,11 +33,12 @@ OFF_DIAGONAL = -8.0  # of b_res at step 0
 
 def table(c):
     n = N_STREAMS
+    n_maps = n + n + n * n  # pre, post and R
     maps = {}
-    for name, *_ in branches_of(c):
-        shape = n, c.d_model, n * (n + 2)
-        maps[f"w_{name}_maps_CDM"] = small_weight(shape, "CDM", "CD")
-        maps[f"{name}_maps_M"] = small_weight((n * (n + 2),), "M")
+    for branch in branches_of(c):
+        name = branch.name
+        maps[f"w_{name}_maps_CDM"] = small_weight((n, c.d_model, n_maps), "CDM", "CD")
+        maps[f"{name}_maps_M"] = small_weight((n_maps,), "M")
         maps[f"{name}_maps_scale"] = small_weight((), "", init="ones", std=0.01)
     return maps
 
@@ -62,9 +63,9 @@ def block(here, x_BTD, branches):
 def _read(here, streams_BTCD, branch: str):
     """Return pre X, the input (B, T, D) of a branch."""
 
-    # Biases are stored as differences from their values of step 0.
     def weighted(streams_BTCD, *maps):
         logits_BTC = _logits(streams_BTCD, *maps, here.c.norm_eps)
+        # Biases are stored as differences from their values of step 0, here for pre = 1/n.
         pre_BTC = jax.nn.sigmoid(logits_BTC - jnp.log(N_STREAMS - 1.0))
         return jnp.sum(pre_BTC.astype(streams_BTCD.dtype)[..., None] * streams_BTCD, axis=-2)
 
@@ -80,7 +81,8 @@ def _add(here, streams_BTCD, branch: str, y_BTD):
         post_BTC = 2 * jax.nn.sigmoid(logits_BTM[..., :n])
         logits_BTCE = logits_BTM[..., n:].reshape(*logits_BTM.shape[:-1], n, n)
         mix_BTCE = sinkhorn(logits_BTCE + OFF_DIAGONAL * (1 - jnp.eye(n)))
-        post_BTC, mix_BTCE = (a.astype(streams_BTCD.dtype) for a in (post_BTC, mix_BTCE))
+        post_BTC = post_BTC.astype(streams_BTCD.dtype)
+        mix_BTCE = mix_BTCE.astype(streams_BTCD.dtype)
         streams_BTCD = jnp.sum(mix_BTCE[..., None] * streams_BTCD[..., None, :, :], axis=-2)
         return streams_BTCD + post_BTC[..., None] * y_BTD[..., None, :]
 
@@ -91,15 +93,18 @@ def _add(here, streams_BTCD, branch: str, y_BTD):
 
 def _maps(here, branch: str, columns: slice):
     """Return W (C, D, M), b (M,) and a of some of the mappings."""
-    w_CDM, b_M = here.p[f"w_{branch}_maps_CDM"], here.p[f"{branch}_maps_M"]
-    return w_CDM[..., columns], b_M[columns], here.p[f"{branch}_maps_scale"]
+    w_CDM = here.p[f"w_{branch}_maps_CDM"]
+    b_M = here.p[f"{branch}_maps_M"]
+    a = here.p[f"{branch}_maps_scale"]
+    return w_CDM[..., columns], b_M[columns], a
 
 
 def _logits(streams_BTCD, w_CDM, b_M, a, eps):
     """Return a x W + b (B, T, M), in float32."""
     flat_BTX = rms_norm(streams_BTCD.reshape(*streams_BTCD.shape[:-2], -1), None, eps=eps)
     w_XM = w_CDM.reshape(-1, w_CDM.shape[-1])
-    return a * jnp.einsum("...X,XM->...M", flat_BTX, w_XM, preferred_element_type=jnp.float32) + b_M
+    products_BTM = jnp.einsum("...X,XM->...M", flat_BTX, w_XM, preferred_element_type=jnp.float32)
+    return a * products_BTM + b_M
 
 
 def sinkhorn(logits):
@@ -111,6 +116,7 @@ def sinkhorn(logits):
     Array([1., 1.], dtype=float32)
     """
 
+    # in logarithms, where large logits do not overflow
     def normalize(_, logits):
         logits = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         return logits - jax.nn.logsumexp(logits, axis=-2, keepdims=True)

@@ -25,7 +25,9 @@ KERNEL = 4
 
 
 def table(c):
-    D, H, K = c.d_model, c.n_heads, c.d_head
+    D = c.d_model
+    H = c.n_heads
+    K = c.d_head
     return {
         "w_q_DHK": weight(c, (D, H, K), "DHK"),
         "w_k_DHK": weight(c, (D, H, K), "DHK"),
@@ -59,11 +61,13 @@ def activations(c, n_keys):
 
 
 def apply(here, x_BTD):
-    c, p = here.c, here.p
+    c = here.c
+    p = here.p
     with jax.named_scope("queries_keys_values"):
-        q_BTHK, k_BTHK, v_BTHK = (
-            einsum("BTD,DHK->BTHK", x_BTD, p[name]) for name in ("w_q_DHK", "w_k_DHK", "w_v_DHK")
-        )
+        q_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_q_DHK"])
+        k_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_k_DHK"])
+        v_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_v_DHK"])
+        # side by side: one convolution, and one cache of its last positions
         x_BTCHK = jnp.stack([q_BTHK, k_BTHK, v_BTHK], axis=-3)
         last_BTJX = here.last("conv", x_BTCHK.reshape(*x_BTD.shape[:-1], -1), KERNEL)
         w_JX = p["w_conv_JCHK"].reshape(KERNEL, -1).astype(x_BTD.dtype)

@@ -25,11 +25,15 @@ from lm.layers.position_encodings import apply_rope, rope_table
 
 def widths(c) -> tuple[int, int]:
     """Return R, the width of c, and P, that of the rotated features: half of a head."""
-    return c.latent_width or 4 * c.d_head, 2 * max(1, c.d_head // 4)
+    R = c.latent_width or 4 * c.d_head
+    P = 2 * max(1, c.d_head // 4)  # even: features are rotated in pairs
+    return R, P
 
 
 def table(c):
-    D, H, K = c.d_model, c.n_heads, c.d_head
+    D = c.d_model
+    H = c.n_heads
+    K = c.d_head
     R, P = widths(c)
     return {
         "w_q_DHC": weight(c, (D, H, K + P), "DHC"),
@@ -65,12 +69,14 @@ def products(c, n_keys):
 
 
 def apply(here, x_BTD):
-    c, p = here.c, here.p
+    c = here.c
+    p = here.p
     R, P = widths(c)
     q_BTHC = einsum("BTD,DHC->BTHC", x_BTD, p["w_q_DHC"])
     down_BTC = einsum("BTD,DC->BTC", x_BTD, p["w_down_DC"])
     c_BTR = rms_norm(down_BTC[..., :R], p["latent_scale_R"], eps=c.norm_eps)
-    q_BTHK, q_BTHP = q_BTHC[..., : c.d_head], q_BTHC[..., c.d_head :]
+    q_BTHK = q_BTHC[..., : c.d_head]
+    q_BTHP = q_BTHC[..., c.d_head :]
     k_BTP = down_BTC[..., R:]
     if c.positions == "rope":
         rotation = rope_table(here.positions, P, theta=c.rope_theta)
@@ -79,9 +85,10 @@ def apply(here, x_BTD):
 
     kept_BTC = jnp.concatenate([c_BTR, k_BTP], axis=-1)
     kept_BSC, mask = here.earlier("latent", kept_BTC, window=here.window())
-    c_BSR, k_BSP = kept_BSC[..., :R], kept_BSC[..., R:]
+    c_BSR = kept_BSC[..., :R]
+    k_BSP = kept_BSC[..., R:]
     options = {"scale": 1 / math.sqrt(query_width(c)), "implementation": c.attention}
-    if x_BTD.shape[-2] == 1:
+    if x_BTD.shape[-2] == 1:  # decoding
         q_BTHR = jnp.einsum("...HK,RHK->...HR", q_BTHK, p["w_k_RHK"].astype(q_BTHK.dtype))
         q_BTHC = jnp.concatenate([q_BTHR, q_BTHP], axis=-1)
         k_BS1C = kept_BSC[..., None, :]

@@ -38,6 +38,7 @@ def hide(c, targets_BT, weights_BT, key):
     """
     if key is None:
         place_BT = jnp.arange(targets_BT.size, dtype=jnp.uint32).reshape(targets_BT.shape)
+        # a hash of each token and its place, by Knuth's multiplier
         mixed_BT = (targets_BT.astype(jnp.uint32) + 1) * (2 * place_BT + 1) * jnp.uint32(2654435761)
         key = jax.random.key(jnp.sum(mixed_BT ^ (mixed_BT >> 15), dtype=jnp.uint32))
     key_of_levels, key_of_order = jax.random.split(key)
@@ -46,6 +47,7 @@ def hide(c, targets_BT, weights_BT, key):
     B = len(targets_BT)
     level_B1 = (jax.random.uniform(key_of_levels) + jnp.arange(B)[:, None] / B) % 1
     l_B1 = jnp.clip(1 + jnp.floor(level_B1 * n_B1), 1, jnp.maximum(n_B1, 1))
+    # 2 is above all draws, so tokens that do not count come last
     drawn_BT = jnp.where(counted_BT, jax.random.uniform(key_of_order, targets_BT.shape), 2.0)
     rank_BT = jnp.argsort(jnp.argsort(drawn_BT, axis=-1), axis=-1)
     hidden_BT = counted_BT & (rank_BT < l_B1)

@@ -41,9 +41,11 @@ def table(c):
             f"config.model.moe_first_layer: {c.moe_first_layer}, but the last layer is {last}; use "
             f"{last}"
         )
-    D, F, E = c.d_model, c.d_ff, c.n_experts
+    D = c.d_model
+    F = c.d_ff
+    E = c.n_experts
     used = c.experts_per_token / E
-    found = {
+    own = {
         "w_router_DE": weight(c, (D, E), "DE"),
         "w_gate_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
         "w_up_EDF": weight(c, (E, D, F), "EDF", batch="E", products=used),
@@ -52,9 +54,10 @@ def table(c):
         ),
     }
     if c.shared_expert:
-        found |= {f"w_shared_{name}_DF": weight(c, (D, F), "DF") for name in ("gate", "up")}
-        found["w_shared_down_FD"] = weight(c, (F, D), "FD", contract="F", residual=True)
-    return found
+        own["w_shared_gate_DF"] = weight(c, (D, F), "DF")
+        own["w_shared_up_DF"] = weight(c, (D, F), "DF")
+        own["w_shared_down_FD"] = weight(c, (F, D), "FD", contract="F", residual=True)
+    return own
 
 
 def carry(c, x_BTD):
@@ -66,7 +69,9 @@ def loss_weights(c, fraction):
 
 
 def apply(here, x_BTD):
-    c, p = here.c, here.p
+    c = here.c
+    p = here.p
+    # float32: rounded logits would choose other experts
     logits_BTE = jnp.einsum(
         "...D,DE->...E", x_BTD, p["w_router_DE"], preferred_element_type=jnp.float32
     )
@@ -87,16 +92,19 @@ def apply(here, x_BTD):
 
 def dispatch(x_BTD, weights_BTk, experts_BTk, p, activation):
     """Return the weighted sum of the chosen experts' outputs for each token, (B, T, D)."""
-    n_experts, k = len(p["w_gate_EDF"]), experts_BTk.shape[-1]
-    # of pairs of a token and one of its experts
+    n_experts = len(p["w_gate_EDF"])
+    k = experts_BTk.shape[-1]
+    # Pairs of a token and one of its experts, sorted by expert. Pair i is of token i // k.
     order = jnp.argsort(experts_BTk.reshape(-1), stable=True)
     sizes_E = jnp.bincount(experts_BTk.reshape(-1), length=n_experts).astype(jnp.int32)
     rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // k]
-    w_gate, w_up, w_down = (
-        p[name].astype(x_BTD.dtype) for name in ("w_gate_EDF", "w_up_EDF", "w_down_EFD")
-    )
-    gate, up = (jax.lax.ragged_dot(rows, w, sizes_E) for w in (w_gate, w_up))
-    y = jax.lax.ragged_dot(activation(gate) * up, w_down, sizes_E)
+    w_gate_EDF = p["w_gate_EDF"].astype(x_BTD.dtype)
+    w_up_EDF = p["w_up_EDF"].astype(x_BTD.dtype)
+    w_down_EFD = p["w_down_EFD"].astype(x_BTD.dtype)
+    gate = jax.lax.ragged_dot(rows, w_gate_EDF, sizes_E)
+    up = jax.lax.ragged_dot(rows, w_up_EDF, sizes_E)
+    y = jax.lax.ragged_dot(activation(gate) * up, w_down_EFD, sizes_E)
+    # the argsort of an order is its inverse
     y_BTkD = y[jnp.argsort(order)].reshape(*experts_BTk.shape, -1)
     return jnp.sum(weights_BTk[..., None].astype(y.dtype) * y_BTkD, axis=-2)
 

@@ -22,11 +22,13 @@ def loss_weights(c, fraction):
 
 def losses(fields, cross_entropy):
     terms = {}
-    targets_BT, weights_BT = fields["targets"], fields["weights"]
+    targets_BT = fields["targets"]
+    weights_BT = fields["weights"]
     for distance in WEIGHTS:
         # One token further. A target counts only if all nearer ones do, so that they are of one
         # document or answer.
-        targets_BT, weights_BT = _next(targets_BT), _next(weights_BT)
+        targets_BT = _next(targets_BT)
+        weights_BT = _next(weights_BT)
         weights_BT *= fields["weights"]
         terms[f"mtp_{distance}"] = cross_entropy(targets_BT, weights_BT)
     return terms

@@ -31,6 +31,7 @@ def apply(here, qk):
     q_BTHK, k_BTGK = qk
     scale_BTH = here.p["query_scale_H"].astype(jnp.float32)
     if here.c.query_scale == "log_n":
+        # max_positions may be None, and the logarithm is a divisor
         longest = math.log(1 + max(1, here.c.max_positions or 1))
         scale_BTH = scale_BTH * (jnp.log(1.0 + here.positions) / longest)[..., None]
     return (q_BTHK * scale_BTH[..., None]).astype(q_BTHK.dtype), k_BTGK

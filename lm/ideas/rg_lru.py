@@ -22,11 +22,14 @@ from lm.layers.linear import einsum
 KERNEL = 4
 SHARPNESS = 8.0
 SMALLEST = 1e-12  # of 1 - a^2, whose root has no derivative at 0
-SLOWEST, FASTEST = 0.999, 0.9  # decays at r = 1
+SLOWEST = 0.999  # decay at r = 1 of step 0
+FASTEST = 0.9
 
 
 def table(c):
-    D, H, K = c.d_model, c.n_heads, c.d_head
+    D = c.d_model
+    H = c.n_heads
+    K = c.d_head
     return {
         "w_in_DHK": weight(c, (D, H, K), "DHK"),
         "w_gate_DHK": weight(c, (D, H, K), "DHK"),
@@ -92,11 +95,13 @@ def chunk(h_HK, inputs, document_T):
     document_T11 = document_T[:, None, None]
 
     def join(earlier, later):  # two ranges of positions
-        (a, x, document), (b, y, later_document) = earlier, later
+        a, x, document = earlier
+        b, y, later_document = later
         # a + b is read where both are of one document only.
         x_later = jnp.where(document == later_document, jnp.exp(b) * x, 0)
         return a + b, x_later + y, later_document
 
     log_THK, h_THK, _ = jax.lax.associative_scan(join, (log_a_THK, x_THK, document_T11))
+    # the state before the chunk is of the document of number 0
     h_THK += jnp.where(document_T11 == 0, jnp.exp(log_THK) * h_HK, 0)
     return h_THK[-1], h_THK

@@ -24,12 +24,21 @@ class ShortConvolution:
 
     place: str
 
+    @property
+    def axes(self) -> str:
+        """The axes of the features."""
+        return "D" if self.place == "stream" else "GK"
+
+    @property
+    def weight(self) -> str:
+        """The name of the filters."""
+        return f"w_conv_{self.place}_J{self.axes}"
+
     def table(self, c):
-        axes, shape = (
-            ("D", (c.d_model,)) if self.place == "stream" else ("GK", (c.n_kv_heads, c.d_head))
-        )
-        name = f"w_conv_{self.place}_J{axes}"
-        return {name: small_weight((KERNEL, *shape), f"J{axes}", "J", batch=axes)}
+        sizes = {"J": KERNEL, "D": c.d_model, "G": c.n_kv_heads, "K": c.d_head}
+        axes = f"J{self.axes}"
+        shape = tuple(sizes[axis] for axis in axes)
+        return {self.weight: small_weight(shape, axes, "J", batch=self.axes)}
 
     def same_at_start(self, c):
         return True
@@ -42,11 +51,12 @@ class ShortConvolution:
 
     def _convolve(self, here, x):
         flat_BTC = x if self.place == "stream" else x.reshape(*x.shape[:-2], -1)
-        w_JC = here.p[f"w_conv_{self.place}_J{'D' if self.place == 'stream' else 'GK'}"].reshape(
-            KERNEL, -1
-        )
+        w_JC = here.p[self.weight].reshape(KERNEL, -1)
         last_BTJC = here.last(f"conv_{self.place}", flat_BTC, KERNEL)
-        return x + jnp.einsum("...JC,JC->...C", last_BTJC, w_JC.astype(x.dtype)).reshape(x.shape)
+        y_BTC = jnp.einsum("...JC,JC->...C", last_BTJC, w_JC.astype(x.dtype))
+        return x + y_BTC.reshape(x.shape)
 
 
-keys, values, stream = map(ShortConvolution, ("keys", "values", "stream"))
+keys = ShortConvolution("keys")
+values = ShortConvolution("values")
+stream = ShortConvolution("stream")

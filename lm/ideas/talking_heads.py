@@ -17,7 +17,10 @@ from lm.layers.position_encodings import apply_rope
 
 
 def table(c):
-    D, H, G, K = c.d_model, c.n_heads, c.n_kv_heads, c.d_head
+    D = c.d_model
+    H = c.n_heads
+    G = c.n_kv_heads
+    K = c.d_head
     return {
         "w_q_DHK": weight(c, (D, H, K), "DHK"),
         "w_k_DGK": weight(c, (D, G, K), "DGK"),
@@ -49,7 +52,8 @@ def products_kept(c, n_keys):
 
 
 def apply(here, x_BTD):
-    c, p = here.c, here.p
+    c = here.c
+    p = here.p
     q_BTHK = einsum("BTD,DHK->BTHK", x_BTD, p["w_q_DHK"])
     k_BTGK = einsum("BTD,DGK->BTGK", x_BTD, p["w_k_DGK"])
     v_BTGK = einsum("BTD,DGK->BTGK", x_BTD, p["w_v_DGK"])
@@ -59,7 +63,9 @@ def apply(here, x_BTD):
         k_BTGK = apply_rope(k_BTGK, *rotation, pairing=c.rope_pairing)
     k_BSGK, mask = here.earlier("k", k_BTGK, window=here.window())
     v_BSGK, _ = here.earlier("v", v_BTGK, window=here.window())
-    k_BSHK, v_BSHK = (jnp.repeat(x, c.n_heads // c.n_kv_heads, axis=-2) for x in (k_BSGK, v_BSGK))
+    n_shared = c.n_heads // c.n_kv_heads
+    k_BSHK = jnp.repeat(k_BSGK, n_shared, axis=-2)
+    v_BSHK = jnp.repeat(v_BSGK, n_shared, axis=-2)
 
     wide = jnp.promote_types(x_BTD.dtype, jnp.float32)
     scores_BHTS = jnp.einsum("...THK,...SHK->...HTS", q_BTHK, k_BSHK, preferred_element_type=wide)

@@ -21,7 +21,8 @@ def layers(c):
 
 
 def table(c):
-    shape, n = (c.vocab_size, c.n_kv_heads, c.d_head), min(GATE_INPUTS, c.d_model)
+    shape = (c.vocab_size, c.n_kv_heads, c.d_head)
+    n = min(GATE_INPUTS, c.d_model)
     std = 1 / math.sqrt(c.d_model / width_factor(c))
     return {
         "value_embedding_VGK": Parameter(shape, "VGK", "embedding", init="normal", std=std),

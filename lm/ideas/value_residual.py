@@ -13,7 +13,9 @@ from lm.declarations import small_weight
 
 
 def table(c):
-    return {"value_mix": small_weight((), "")} if c.value_residual == "learned" else {}
+    if c.value_residual != "learned":
+        return {}
+    return {"value_mix": small_weight((), "")}
 
 
 def unread(c):
@@ -40,5 +42,7 @@ def apply(here, v_BTGK):
     is_first = is_first_branch & (here.depth == first_depth(here.c))
     first_BTGK = jnp.where(is_first, v_BTGK, here.stream["v_first_BTGK"])
     here.stream["v_first_BTGK"] = first_BTGK
-    a = here.p["value_mix"].astype(v_BTGK.dtype) if here.c.value_residual == "learned" else 0.5
+    a = 0.5
+    if here.c.value_residual == "learned":
+        a = here.p["value_mix"].astype(v_BTGK.dtype)
     return (1 - a) * v_BTGK + a * first_BTGK
