@@ -32,43 +32,44 @@ DISCOUNT = 0.75
 
 
 def unigram_loss(corpus: Corpus, name: str, vocab_size: int) -> float | None:
-    """Compute the loss of the unigram model of the train split on the split `name`: a baseline for
-    training.
+    """Compute the loss of the unigram model of the train split on the split `name`.
+
+    It is a baseline for training.
 
     Returns:
-        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split,
-            divided among the sources
-        of a mixture, whose losses are weighted; None if there is no such split.
+        Mean loss in nats per token, with the first MAX_UNIGRAM_TOKENS tokens of either split. Of a
+        mixture these are divided among the sources, whose losses are weighted. None if there is no
+        such split.
     """
     if name not in corpus.splits:
         return None
     if parts := corpus.splits[name].parts:
-        counted, scored = (
-            _by_source(corpus.split("train")),
-            _by_source(corpus.split(name), only_targets=True),
-        )
+        counted = _by_source(corpus.split("train"))
+        scored = _by_source(corpus.split(name), only_targets=True)
         probabilities = unigram_probabilities(np.concatenate(counted), None, vocab_size)
         losses = [-float(np.log(probabilities[ids]).mean()) for ids in scored]
         return sum(part.weight * loss for part, loss in zip(parts, losses, strict=True))
-    train, (ids, documents) = (
-        _first_tokens(corpus.split(part), MAX_UNIGRAM_TOKENS) for part in ("train", name)
-    )
+    train_ids, train_documents = _first_tokens(corpus.split("train"), MAX_UNIGRAM_TOKENS)
+    ids, documents = _first_tokens(corpus.split(name), MAX_UNIGRAM_TOKENS)
+    probabilities = unigram_probabilities(train_ids, train_documents, vocab_size)
     targets = _targets(corpus.split(name), ids, documents)
-    return _losses(targets, {"unigram": unigram_probabilities(*train, vocab_size)[ids]})["unigram"]
+    return _losses(targets, {"unigram": probabilities[ids]})["unigram"]
 
 
 def _by_source(split: Split, *, only_targets: bool = False) -> list[np.ndarray]:
-    """Return the first tokens of each source of a mixture, as many of each, or those of them that
-    are targets.
+    """Return the first tokens of each source of a mixture, as many of each.
+
+    `only_targets`: those of them that are targets.
     """
-    most, found = MAX_UNIGRAM_TOKENS // len(split.parts), []
+    most = MAX_UNIGRAM_TOKENS // len(split.parts)
+    sources = []
     for part in split.parts:
         own = slice(part.start, part.start + min(part.n_tokens, most))
         ids = np.asarray(split.tokens[own])
-        found.append(
-            ids[split.targets.is_target[own] > 0] if only_targets and split.targets else ids
-        )
-    return found
+        if only_targets and split.targets:
+            ids = ids[split.targets.is_target[own] > 0]
+        sources.append(ids)
+    return sources
 
 
 def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
@@ -82,9 +83,9 @@ def unigram_probabilities(tokens, documents, vocab_size: int) -> np.ndarray:
     >>> unigram_probabilities(np.array([0, 0, 1]), None, vocab_size=3)
     array([0.5       , 0.33333333, 0.16666667])
     """
-    counts = 1 + np.bincount(
-        tokens if documents is None else tokens[documents > 0], minlength=vocab_size
-    )
+    if documents is not None:
+        tokens = tokens[documents > 0]
+    counts = 1 + np.bincount(tokens, minlength=vocab_size)
     return counts / counts.sum()
 
 
@@ -97,17 +98,14 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
 
     Returns:
         Mean losses in nats per token, {"unigram": ..., "bigram": ..., "trigram": ...}. Models whose
-            n-grams do not fit
-        into 63 bits are left out.
+        n-grams do not fit into 63 bits are left out.
 
     Raises:
         UserError: if the corpus has no train split, `scored` has no target, or an id is outside the
             vocabulary.
     """
-    train, target = (
-        _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS),
-        _first_tokens(scored, MAX_SCORED_TOKENS),
-    )
+    train = _first_tokens(corpus.split("train"), MAX_TRAIN_TOKENS)
+    target = _first_tokens(scored, MAX_SCORED_TOKENS)
     for tokens, _ in (train, target):
         if len(tokens) and tokens.max() >= vocab_size:
             raise UserError(
@@ -123,11 +121,10 @@ def ngram_losses(corpus: Corpus, scored: Split, vocab_size: int) -> dict[str, fl
 def kneser_ney(
     train: tuple, scored: tuple, vocab_size: int, order: int, discounts: Sequence | None = None
 ):
-    """Return the probability of each token of a text under an n-gram model of another one, float64
-    (n,).
+    """Return the probability of each token of a text under an n-gram model of another one.
 
-    A token with fewer than order - 1 tokens before it in its document is predicted by a lower
-    order.
+    The result is float64 (n,). A token with fewer than order - 1 tokens before it in its document
+    is predicted by a lower order.
 
     Args:
         train: ids and document numbers of the text that is counted, see `ngram_keys`.
@@ -140,11 +137,13 @@ def kneser_ney(
     for n in range(1, order + 1):
         keys = ngram_keys(train[0], train[1], min(n + 1, order), vocab_size)
         keys = keys[keys >= 0]
-        if n < order:
+        if n < order:  # count the different tokens that precede an n-gram
             keys = np.unique(keys) % vocab_size**n
         keys, counts = np.unique(keys, return_counts=True)
+        # Keys are sorted, so those of one history are neighbors.
         histories, first = np.unique(keys // vocab_size, return_index=True)
         totals = np.add.reduceat(counts, first) if len(first) else counts
+        # N(h), the number of keys of a history, is the distance to the first key of the next one.
         discount = discounts[n - 1] if discounts else DISCOUNT
         backoffs = discount * np.diff(first, append=len(keys)) / totals
         targets = ngram_keys(scored[0], scored[1], n, vocab_size)
@@ -153,17 +152,18 @@ def kneser_ney(
         distinct, place = np.unique(targets[complete], return_inverse=True)
         left = np.maximum(_look_up(keys, counts, distinct, 0) - discount, 0)
         known = left / _look_up(histories, totals, distinct // vocab_size, 1)
+        # A history that was never seen leaves all to the lower order.
         backoff = _look_up(histories, backoffs, distinct // vocab_size, 1.0)
         probs[complete] = known[place] + backoff[place] * probs[complete]
     return probs
 
 
 def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
-    """Return the key of the n-gram that ends at each token, int64 (n,); -1 where the document has
-    too few tokens.
+    """Return the key of the n-gram that ends at each token, int64 (n,).
 
-    The key of (w_1 ... w_n) is w_1 V^(n-1) + ... + w_n. The key of its history is the quotient by
-    V, and that of the n-gram without its first token the remainder by V^(n-1).
+    It is -1 where the document has too few tokens. The key of (w_1 ... w_n) is w_1 V^(n-1) + ... +
+    w_n. The key of its history is the quotient by V, and that of the n-gram without its first token
+    the remainder by V^(n-1).
 
     Args:
         tokens: ids (n,).
@@ -176,7 +176,8 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
     array([-1, 10,  2, -1])
     """
     keys = np.full(len(tokens), -1)
-    if (n := len(tokens) - order + 1) > 0:
+    n = len(tokens) - order + 1
+    if n > 0:
         keys[order - 1 :] = 0
         for i in range(order):
             keys[order - 1 :] += vocab_size ** (order - 1 - i) * tokens[i : i + n].astype(np.int64)
@@ -189,23 +190,26 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
 def _look_up(sorted_keys, values, keys, missing: float) -> np.ndarray:
     if not len(sorted_keys):
         return np.full(len(keys), missing)
-    at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
-    return np.where(sorted_keys[at] == keys, values[at], missing)
+    place = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+    return np.where(sorted_keys[place] == keys, values[place], missing)
 
 
 def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the first n tokens of a split, and their document numbers if it is packed, both (n,)."""
+    """Return the first n tokens of a split, and their document numbers if it is packed; (n,)."""
     if split.segments is None:
         return np.asarray(split.tokens[:n]), None
     n_rows = max(1, n // split.tokens.shape[1])
-    rows, segments = (np.asarray(array[:n_rows]) for array in (split.tokens, split.segments))
+    rows = np.asarray(split.tokens[:n_rows])
+    segments = np.asarray(split.segments[:n_rows])
+    # Each row numbers its documents from 1; the sums are different numbers in all rows.
     first = np.arange(len(rows))[:, None] * (1 + int(segments.max(initial=0)))
     return rows.ravel(), np.where(segments > 0, first + segments, 0).ravel()
 
 
 def _targets(split: Split, tokens, documents) -> np.ndarray:
-    """Return which of the first tokens of a split are targets (n,): all with another one before
-    them, or the marked.
+    """Return which of the first tokens of a split are targets, (n,).
+
+    Those are all with another one before them, or the marked ones among these.
     """
     has_before = ngram_keys(tokens, documents, 2, vocab_size=1) >= 0
     if split.targets is None:

@@ -73,46 +73,45 @@ def for_matrices(
     """
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
     adam = optax.adam(lambda step: ratio * schedule(step), b1=o.b1, b2=o.b2, eps=o.eps)
-    hidden = {path: p for path, p in table.items() if rule.takes(p)}
+    taken = {path: p for path, p in table.items() if rule.takes(p)}
 
     def others(tree: dict) -> dict:
-        return parameters.nest(
-            {path: x for path, x in parameters.flat(tree).items() if path not in hidden}
-        )
+        flat = parameters.flat(tree)
+        return parameters.nest({path: x for path, x in flat.items() if path not in taken})
 
     def init(params):
         w = parameters.flat(params)
-        states = {path: rule.init(as_matrices(p, w[path])) for path, p in hidden.items()}
-        return State(jnp.int32(0), _by_name(states, hidden), adam.init(others(params)))
+        states = {path: rule.init(as_matrices(p, w[path])) for path, p in taken.items()}
+        return State(jnp.int32(0), _by_name(states, taken), adam.init(others(params)))
 
     def update(grads, state, params):
-        g, w = parameters.flat(grads), parameters.flat(params)
+        g = parameters.flat(grads)
+        w = parameters.flat(params)
         by_name = {name: parameters.flat(tree) for name, tree in state.matrices.items()}
         changes, adam_state = adam.update(others(grads), state.adam, others(params))
-        changes, states, rate = parameters.flat(changes), {}, schedule(state.count)
-        for path, p in hidden.items():
+        changes = parameters.flat(changes)
+        rate = schedule(state.count)
+        states = {}
+        for path, p in taken.items():
             own = {name: as_matrices(p, values[path]) for name, values in by_name.items()}
             step = Step(rate, state.count, functools.partial(on_whole_matrices, p))
             change, states[path] = rule.update(
                 o, as_matrices(p, g[path]), own, as_matrices(p, w[path]), step
             )
             changes[path] = from_matrices(p, change)
-        return parameters.nest(changes), State(
-            state.count + 1, _by_name(states, hidden), adam_state
-        )
+        state = State(state.count + 1, _by_name(states, taken), adam_state)
+        return parameters.nest(changes), state
 
     return optax.GradientTransformation(init, update)
 
 
-def _by_name(states: dict[str, dict], hidden: dict[str, Parameter]) -> dict:
+def _by_name(states: dict[str, dict], table: dict[str, Parameter]) -> dict:
     """Return {name: nested parameters} of the states by path, in the parameters' shapes."""
-    names = next(iter(states.values()), ())
-    return {
-        name: parameters.nest(
-            {path: from_matrices(hidden[path], own[name]) for path, own in states.items()}
-        )
-        for name in names
-    }
+    trees = {}
+    for name in next(iter(states.values()), ()):  # all have the same names
+        flat = {path: from_matrices(table[path], own[name]) for path, own in states.items()}
+        trees[name] = parameters.nest(flat)
+    return trees
 
 
 def _axes(p: Parameter) -> tuple[int, ...]:
@@ -135,10 +134,11 @@ def as_matrices(p: Parameter, x):
 def split_sides(p: Parameter, sizes: dict[str, int]) -> dict[int, str]:
     """Return {dimension 1 or 2 of x_NIO: the mesh axis that splits it}, no axes of one device."""
     side = {i: 1 for i in p.rows} | {i: 2 for i in p.columns}
-    spec = enumerate(parameter_spec(p, sizes))
-    return dict(
-        sorted((side[i], axis) for i, axis in spec if axis and sizes[axis] > 1 and i in side)
-    )
+    split = {}
+    for i, axis in enumerate(parameter_spec(p, sizes)):
+        if i in side and axis and sizes[axis] > 1:
+            split[side[i]] = axis
+    return dict(sorted(split.items()))
 
 
 def on_whole_matrices(p: Parameter, f: Callable) -> Callable:
@@ -155,33 +155,37 @@ def on_whole_matrices(p: Parameter, f: Callable) -> Callable:
     split = {} if mesh is None else split_sides(p, dict(mesh.shape))
     if not split:
         return f
-    parts, some = (
-        PartitionSpec(None, split.get(1), split.get(2)),
-        PartitionSpec(tuple(split.values())),
-    )
+    parts = PartitionSpec(None, split.get(1), split.get(2))  # of all matrices
+    some = PartitionSpec(tuple(split.values()))  # of the matrices, whole
     n_devices = math.prod(mesh.shape[axis] for axis in split.values())
 
-    def exchange(x, to_whole):
-        if x.shape[1:] != _sides(p):
-            return x
+    def join(x):
+        for dimension, axis in split.items():
+            x = jax.lax.all_to_all(x, axis, split_axis=0, concat_axis=dimension, tiled=True)
+        return x
 
-        def on_device(x):
-            for dimension, axis in split.items() if to_whole else reversed(split.items()):
-                split_and_joined = (0, dimension) if to_whole else (dimension, 0)
-                x = jax.lax.all_to_all(x, axis, *split_and_joined, tiled=True)
-            return x
+    def divide(x):
+        for dimension, axis in reversed(split.items()):
+            x = jax.lax.all_to_all(x, axis, split_axis=dimension, concat_axis=0, tiled=True)
+        return x
 
-        before, after = (parts, some) if to_whole else (some, parts)
-        return jax.shard_map(on_device, in_specs=before, out_specs=after, check_vma=False)(x)
+    def exchanged(x, exchange, before, after):
+        if x.shape[1:] != _sides(p):  # replicated, such as a norm of each matrix
+            return x
+        return jax.shard_map(exchange, in_specs=before, out_specs=after, check_vma=False)(x)
 
     def mapped(*arrays):
         n = next(len(x) for x in jax.tree.leaves(arrays) if x.ndim)
-        padding = -n % n_devices
-        pad = lambda x: jnp.pad(x, [(0, padding), *[(0, 0)] * (x.ndim - 1)]) if x.ndim else x  # noqa: E731
-        arrays = jax.tree.map(lambda x: exchange(pad(x), to_whole=True), arrays)
+
+        def whole(x):
+            if x.ndim:  # as many matrices for each device
+                x = jnp.pad(x, [(0, -n % n_devices), *[(0, 0)] * (x.ndim - 1)])
+            return exchanged(x, join, parts, some)
+
+        arrays = jax.tree.map(whole, arrays)
         specs = jax.tree.map(lambda x: some if x.ndim else PartitionSpec(), arrays)
-        found = jax.shard_map(f, in_specs=specs, out_specs=some, check_vma=False)(*arrays)
-        return jax.tree.map(lambda x: exchange(x, to_whole=False)[:n], found)
+        results = jax.shard_map(f, in_specs=specs, out_specs=some, check_vma=False)(*arrays)
+        return jax.tree.map(lambda x: exchanged(x, divide, some, parts)[:n], results)
 
     return mapped
 
@@ -197,6 +201,5 @@ def from_matrices(p: Parameter, x):
     if x.size != p.size:
         return x
     axes = _axes(p)
-    return x.reshape([p.shape[i] for i in axes]).transpose(
-        sorted(range(len(axes)), key=axes.__getitem__)
-    )
+    inverse = sorted(range(len(axes)), key=axes.__getitem__)
+    return x.reshape([p.shape[i] for i in axes]).transpose(inverse)

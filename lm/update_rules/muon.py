@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from lm.config import OptimizerConfig
 from lm.update_rules.matrices import MatrixRule, Step, norm
 
-COEFFICIENTS, EPS = (3.4445, -4.7750, 2.0315), 1e-7
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+EPS = 1e-7
 
 
 def orthogonalize(x_NIO):
@@ -24,6 +25,7 @@ def orthogonalize(x_NIO):
     a, b, c = COEFFICIENTS
     tall = x_NIO.shape[-2] > x_NIO.shape[-1]
     x = x_NIO.mT if tall else x_NIO  # the products with x x^T are then the smaller ones
+    # The steps converge from singular values of at most 1, and these are at most the norm.
     x = (x / (norm(x) + EPS)).astype(x.dtype)
     for _ in range(5):
         gram = x @ x.mT

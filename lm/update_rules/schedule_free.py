@@ -53,7 +53,11 @@ def schedule_free(
         weight = schedule(state.count) ** 2
         total = state.sum_of_weights + weight
         c = weight / total
-        changes = jax.tree.map(lambda y, z, u: c * (z - y) + (1 - b1 * (1 - c)) * u, y, state.z, u)
+
+        def change(y, z, u):
+            return c * (z - y) + (1 - b1 * (1 - c)) * u
+
+        changes = jax.tree.map(change, y, state.z, u)
         z = jax.tree.map(jnp.add, state.z, u)
         return changes, State(state.count + 1, total, z, inner)
 

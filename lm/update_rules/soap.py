@@ -28,11 +28,16 @@ from lm.update_rules.matrices import MatrixRule, Step
 
 
 def init(w_NIO) -> dict:
-    (n, n_in, n_out), dtype = w_NIO.shape, jnp.promote_types(w_NIO.dtype, jnp.float32)
-    state = {name: jnp.zeros_like(w_NIO, dtype) for name in ("momentum", "mean_square")}
-    for name, size in (("left", n_in), ("right", n_out)):
-        state[name] = state[f"q_{name}"] = jnp.zeros((n, size, size), dtype)
-    return state
+    n, n_in, n_out = w_NIO.shape
+    dtype = jnp.promote_types(w_NIO.dtype, jnp.float32)  # LAPACK has no 16 bits
+    return {
+        "momentum": jnp.zeros_like(w_NIO, dtype),
+        "mean_square": jnp.zeros_like(w_NIO, dtype),
+        "left": jnp.zeros((n, n_in, n_in), dtype),
+        "right": jnp.zeros((n, n_out, n_out), dtype),
+        "q_left": jnp.zeros((n, n_in, n_in), dtype),
+        "q_right": jnp.zeros((n, n_out, n_out), dtype),
+    }
 
 
 def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
@@ -40,18 +45,24 @@ def update(o: OptimizerConfig, g_NIO, state: dict, w_NIO, step: Step):
 
 
 def _update(o: OptimizerConfig, g_NIO, state: dict, rate, count):
-    g_NIO, q_l, q_r = g_NIO.astype(state["momentum"].dtype), state["q_left"], state["q_right"]
+    g_NIO = g_NIO.astype(state["momentum"].dtype)
+    q_l = state["q_left"]
+    q_r = state["q_right"]
     first = count == 0
     m_NIO = o.b1 * state["momentum"] + (1 - o.b1) * g_NIO
     v_NIO = o.b2 * state["mean_square"] + (1 - o.b2) * (q_l.mT @ g_NIO @ q_r) ** 2
     n_before = jnp.maximum(count, 1)  # updates of the moments; the first step is not counted
-    m_hat, v_hat = (q_l.mT @ m_NIO @ q_r) / (1 - o.b1**n_before), v_NIO / (1 - o.b2**n_before)
+    m_hat = (q_l.mT @ m_NIO @ q_r) / (1 - o.b1**n_before)
+    v_hat = v_NIO / (1 - o.b2**n_before)
     u_NIO = q_l @ (m_hat / (jnp.sqrt(v_hat) + o.eps)) @ q_r.mT
     new = {"momentum": m_NIO, "mean_square": v_NIO}
+    # Moments start in the second step, whose basis the first one finds.
     new = jax.tree.map(lambda x: jnp.where(first, 0, x), new)
-    for name, gram in (("left", g_NIO @ g_NIO.mT), ("right", g_NIO.mT @ g_NIO)):
+    grams = {"left": g_NIO @ g_NIO.mT, "right": g_NIO.mT @ g_NIO}
+    due = count % o.soap_every == 0
+    for name, gram in grams.items():
         new[name] = o.b2 * state[name] + (1 - o.b2) * gram
-        new[f"q_{name}"] = rotated(new[name], state[f"q_{name}"], first, count % o.soap_every == 0)
+        new[f"q_{name}"] = rotated(new[name], state[f"q_{name}"], first, due)
     return jnp.where(first, 0, -rate * u_NIO), new
 
 
@@ -61,9 +72,18 @@ def rotated(l_NII, q_NII, first, due):
     The first step sorts them by descending eigenvalue. One matrix at a time: on CPUs, LAPACK's
     calls for a batch wait for each other for ever if every thread makes one.
     """
-    eigenvectors = lambda: jax.lax.map(lambda l_II: jnp.linalg.eigh(l_II)[1][:, ::-1], l_NII)  # noqa: E731
-    power_step = lambda: jax.lax.map(lambda x_II: jnp.linalg.qr(x_II)[0], l_NII @ q_NII)  # noqa: E731
-    return jax.lax.cond(first, eigenvectors, lambda: jax.lax.cond(due, power_step, lambda: q_NII))
+
+    def eigenvectors():
+        # eigh sorts them by ascending eigenvalue
+        return jax.lax.map(lambda l_II: jnp.linalg.eigh(l_II)[1][:, ::-1], l_NII)
+
+    def power_step():
+        return jax.lax.map(lambda x_II: jnp.linalg.qr(x_II)[0], l_NII @ q_NII)
+
+    def later():
+        return jax.lax.cond(due, power_step, lambda: q_NII)
+
+    return jax.lax.cond(first, eigenvectors, later)
 
 
 SOAP = MatrixRule(init, update)
