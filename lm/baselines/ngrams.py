@@ -1,9 +1,8 @@
-"""Losses of unigram, bigram and trigram models of a training text: baselines for the loss of a
-trained model.
+"""Losses of unigram, bigram and trigram models of a training text.
 
-The unigram model predicts each token by its frequency with add-one smoothing (Laplace). The bigram
-and trigram models are interpolated Kneser-Ney models with one discount D (Kneser and Ney 1995; Chen
-and Goodman 1999, section 2.7):
+They are baselines for the loss of a trained model. The unigram model predicts each token by its
+frequency with add-one smoothing (Laplace). The bigram and trigram models are interpolated
+Kneser-Ney models with one discount D (Kneser and Ney 1995; Chen and Goodman 1999, section 2.7):
 
     p(w | h) = max(c(h w) - D, 0) / c(h) + D N(h) / c(h) p(w | h without its first token)
 

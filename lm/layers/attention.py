@@ -67,13 +67,12 @@ class Mask:
                [1, 1, 0],
                [0, 1, 1]], dtype=int32)
         """
-        distance = (
-            jnp.asarray(self.q_positions)[..., :, None]
-            - jnp.asarray(self.k_positions)[..., None, :]
-        )
+        q_positions = jnp.asarray(self.q_positions)
+        k_positions = jnp.asarray(self.k_positions)
+        distance = q_positions[..., :, None] - k_positions[..., None, :]
         if self.ahead:
             distance = jnp.abs(distance)
-        mask = (distance >= 0) & (jnp.asarray(self.k_positions) >= 0)[..., None, :]
+        mask = (distance >= 0) & (k_positions >= 0)[..., None, :]
         if self.window is not None:
             mask &= distance < self.window
         if self.q_segments is not None:
@@ -143,9 +142,11 @@ def causal_attention(
         n_queries=q_BTHK.shape[-3],
         more_scores=bias_BSH is not None or sink_H is not None,
     )
+    if scale is None:
+        scale = 1 / math.sqrt(d_head)
     bias_BHTS = None if bias_BSH is None else jnp.swapaxes(bias_BSH, -1, -2)[..., None, :]
-    scale = 1 / math.sqrt(d_head) if scale is None else scale
-    scoring = Scoring(scale, softcap, bias_BHTS, None if sink_H is None else sink_H[:, None])
+    sink_HT = None if sink_H is None else sink_H[:, None]
+    scoring = Scoring(scale, softcap, bias_BHTS, sink_HT)
     if tap is not None:
         return _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap)
     return IMPLEMENTATIONS[chosen](q_BTHK, k_BSGK, v_BSGK, mask, scoring)
@@ -190,6 +191,7 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
         scores_BHTS += scoring.bias_BHTS
     if tap is not None:
         scores_BHTS = tap("scores", scores_BHTS)
+    # Not -inf: a query that sees no key would be NaN.
     lowest = jnp.finfo(scores_BHTS.dtype).min
     scores_BHTS = jnp.where(visible_BTS[..., None, :, :], scores_BHTS, lowest)
     n_keys = scores_BHTS.shape[-1]
@@ -215,14 +217,14 @@ def attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring: Scoring, tap=None):
 
 def _einsum(q_BTHK, k_BSGK, v_BSGK, mask, scoring, tap=None):
     visible_BTS = mask.visible()
-    return _zero_blind_queries(
-        attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap), visible_BTS
-    )
+    out_BTHK = attend(q_BTHK, k_BSGK, v_BSGK, visible_BTS, scoring, tap)
+    return _zero_blind_queries(out_BTHK, visible_BTS)
 
 
 def _zero_blind_queries(out_BTHK, visible_BTS):
     """Set outputs of queries that see no key to zero; they were finite, so the gradient is zero."""
-    return jnp.where(jnp.any(visible_BTS, axis=-1)[..., None, None], out_BTHK, 0)
+    sees_BT = jnp.any(visible_BTS, axis=-1)
+    return jnp.where(sees_BT[..., None, None], out_BTHK, 0)
 
 
 def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
@@ -234,26 +236,31 @@ def _chunked(q_BTHK, k_BTGK, v_BTGK, mask, scoring):
     starts = range(0, n, fused_attention.chunk_size(n))
     # Joined chunks, not slices of all keys: the derivative of a slice is an array of all keys for
     # every chunk.
-    q_chunks, k_chunks, v_chunks = (
-        jnp.split(a, list(starts[1:]), axis=-3) for a in (q_BTHK, k_BTGK, v_BTGK)
-    )
+    cuts = list(starts[1:])
+    q_chunks = jnp.split(q_BTHK, cuts, axis=-3)
+    k_chunks = jnp.split(k_BTGK, cuts, axis=-3)
+    v_chunks = jnp.split(v_BTGK, cuts, axis=-3)
     outs = []
     for i, begin in enumerate(starts):
         end = begin + q_chunks[i].shape[-3]
-        oldest = max(0, begin + 1 - mask.window) if isinstance(mask.window, int) else 0
+        oldest = 0
+        if isinstance(mask.window, int):
+            oldest = max(0, begin + 1 - mask.window)
         first, unseen = divmod(oldest, starts.step)
-        k, v = (
-            jnp.concatenate(
-                [chunks[first][..., unseen:, :, :], *chunks[first + 1 : i + 1]], axis=-3
-            )
-            for chunks in (k_chunks, v_chunks)
-        )
-        visible_TS = Mask(
-            jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window
-        ).visible()
-        bias_BHTS = None if scoring.bias_BHTS is None else scoring.bias_BHTS[..., oldest:end]
-        outs.append(attend(q_chunks[i], k, v, visible_TS, scoring._replace(bias_BHTS=bias_BHTS)))
+        k_BSGK = _joined(k_chunks[first : i + 1], unseen)
+        v_BSGK = _joined(v_chunks[first : i + 1], unseen)
+        own = Mask(jnp.arange(begin, end), jnp.arange(oldest, end), window=mask.window)
+        own_scoring = scoring
+        if scoring.bias_BHTS is not None:
+            own_scoring = scoring._replace(bias_BHTS=scoring.bias_BHTS[..., oldest:end])
+        outs.append(attend(q_chunks[i], k_BSGK, v_BSGK, own.visible(), own_scoring))
     return jnp.concatenate(outs, axis=-3)
+
+
+def _joined(chunks: list, n: int):
+    """Return the positions of some chunks without the first n."""
+    first, *others = chunks
+    return jnp.concatenate([first[..., n:, :, :], *others], axis=-3)
 
 
 def _xla(q_BTHK, k_BSGK, v_BSGK, mask, scoring):

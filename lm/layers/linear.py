@@ -35,7 +35,8 @@ def einsum(equation, x, w, b=None):
     (5, 2, 3)
     """
     n_in = _n_summed(equation)
-    leading, inputs = x.shape[: x.ndim - n_in], x.shape[x.ndim - n_in :]
+    leading = x.shape[: x.ndim - n_in]
+    inputs = x.shape[x.ndim - n_in :]
     if inputs != w.shape[:n_in]:
         raise ValueError(
             f"einsum: {equation}: x {x.shape} does not end in the first axes of the weight "
@@ -48,7 +49,8 @@ def einsum(equation, x, w, b=None):
     outputs = w.shape[n_in:]
     if cpu_products.enabled(x):
         y = cpu_products.project(x, w, n_in)
-        y = checkpoint_name((y if b is None else y + b).astype(x.dtype), PRODUCT)
+        y = y if b is None else y + b  # in float32: rounded once
+        y = checkpoint_name(y.astype(x.dtype), PRODUCT)
     else:
         if platform.target() == "gpu":
             # One last axis: cuBLAS adds a bias in the product only if it is a vector.
@@ -95,11 +97,14 @@ def project_to_float32(x, w, b=None, *, transposed=False, rounded=False):
     >>> project_to_float32(jnp.full((2,), 3, jnp.bfloat16), jnp.eye(2))
     Array([3., 3.], dtype=float32)
     """
-    leading, x, w = x.shape[:-1], x.reshape(-1, x.shape[-1]), w.astype(x.dtype)
+    leading = x.shape[:-1]
+    x = x.reshape(-1, x.shape[-1])
+    w = w.astype(x.dtype)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     if cpu_products.enabled(x):
         y = cpu_products.matmul(x, w, transposed)
-        y = y.astype(x.dtype) if rounded else y
+        if rounded:
+            y = y.astype(x.dtype)
     elif rounded:
         y = jnp.einsum(_equation(transposed), x, w)
     else:
@@ -115,9 +120,8 @@ def _equation(transposed):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _matmul_to_float32(x, w, transposed):
-    return jnp.einsum(
-        _equation(transposed), x, w, preferred_element_type=jnp.promote_types(x.dtype, jnp.float32)
-    )
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.einsum(_equation(transposed), x, w, preferred_element_type=wide)
 
 
 def _matmul_to_float32_forward(x, w, transposed):

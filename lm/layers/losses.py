@@ -145,7 +145,8 @@ def _log_sum_exp_in_one_pass(x):
 
 @_log_sum_exp_in_one_pass.defjvp
 def _log_sum_exp_derivative(primals, tangents):
-    (x,), (d_x,) = primals, tangents
+    (x,) = primals
+    (d_x,) = tangents
     m, s = _max_and_sum(x)
     softmax = jnp.exp(x - m[..., None]) / s[..., None]
     return m + jnp.log(s), jnp.sum(softmax * d_x, axis=-1)
@@ -158,7 +159,8 @@ def _max_and_sum(x):
     """
 
     def add(a, b):
-        (m_a, s_a), (m_b, s_b) = a, b
+        m_a, s_a = a
+        m_b, s_b = b
         m = jnp.maximum(m_a, m_b)
         return m, s_a * jnp.exp(m_a - m) + s_b * jnp.exp(m_b - m)
 
@@ -188,6 +190,7 @@ def _sums(logits, targets, weights, added: Added):
     if added.z_loss:
         losses = losses + added.z_loss * jnp.square(log_z)
     objective = jnp.sum(weights * losses)
+    # these two are logged only
     sum_of_nll = jnp.sum(weights * jax.lax.stop_gradient(nll))
     square_log_z = jnp.sum(weights * jax.lax.stop_gradient(jnp.square(log_z)))
     return (objective, sum_of_nll, square_log_z), losses
@@ -220,11 +223,13 @@ def _chunked_loss_forward(chunks, head, added):
         d_head = jax.tree.map(lambda a, b: a + b.astype(a.dtype), d_head, d_head_chunk)
         return (jax.tree.map(jnp.add, totals, sums), d_head), (d_h, losses.astype(weights.dtype))
 
+    # The gradient of the head is a sum over the chunks, hence float32 or wider.
     zeros = jax.tree.map(
         lambda a: jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), head
     )
     (sums, d_head), (d_h, losses) = jax.lax.scan(step, (_zeros(chunks), zeros), chunks)
-    return sums, (d_h, losses, jax.tree.map(lambda g, a: g.astype(a.dtype), d_head, head))
+    d_head = jax.tree.map(lambda g, a: g.astype(a.dtype), d_head, head)
+    return sums, (d_h, losses, d_head)
 
 
 def _zeros(chunks):
@@ -232,8 +237,9 @@ def _zeros(chunks):
 
 
 def _chunked_loss_backward(added, saved, g):
+    # g has the derivatives by three sums, of which the first alone passes gradients
     d_h, d_weights, d_head = jax.tree.map(lambda a: (a * g[0]).astype(a.dtype), saved)
-    return (d_h, None, d_weights), d_head
+    return (d_h, None, d_weights), d_head  # targets are integers
 
 
 _chunked_loss.defvjp(_chunked_loss_forward, _chunked_loss_backward)

@@ -41,25 +41,31 @@ def _rms_norm(x, scale, eps):
 def _rms_norm_forward(x, scale, eps):
     x_wide = widen(x)
     r = jax.lax.rsqrt(jnp.mean(jnp.square(x_wide), axis=_normalized(scale), keepdims=True) + eps)
-    return affine(x_wide * r, scale, None).astype(x.dtype), (x, r, scale)
+    y = affine(x_wide * r, scale, None).astype(x.dtype)
+    return y, (x, r, scale)
 
 
 def _rms_norm_backward(eps, saved, g):
     x, r, scale = saved
-    g, y = widen(g), widen(x) * r
+    g = widen(g)
+    y = widen(x) * r
     h = affine(g, scale, None)
     dx = r * (h - y * jnp.mean(h * y, axis=_normalized(scale), keepdims=True))
-    leading = tuple(range(x.ndim - (0 if scale is None else scale.ndim)))
-    return dx.astype(x.dtype), None if scale is None else jnp.sum(g * y, axis=leading).astype(
-        scale.dtype
-    )
+    dx = dx.astype(x.dtype)
+    if scale is None:
+        return dx, None
+    leading = tuple(range(x.ndim - scale.ndim))
+    d_scale = jnp.sum(g * y, axis=leading)
+    return dx, d_scale.astype(scale.dtype)
 
 
 _rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 def _normalized(scale) -> tuple[int, ...]:
-    return tuple(range(-1 if scale is None else -scale.ndim, 0))
+    """Return the axes of the mean: the last one, or those of the scale."""
+    n = 1 if scale is None else scale.ndim
+    return tuple(range(-n, 0))
 
 
 def dyt(x, alpha, scale, bias):

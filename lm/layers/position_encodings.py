@@ -45,12 +45,15 @@ def yarn(frequencies, *, theta, factor, original_max_positions, beta_fast, beta_
     Array([1.  , 0.75, 0.5 , 0.25], dtype=float32)
     """
     width = 2 * frequencies.shape[-1]
-    low, high = (
-        width * math.log(original_max_positions / (2 * math.pi * turns)) / (2 * math.log(theta))
-        for turns in (beta_fast, beta_slow)
-    )
-    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
-    divided = jnp.clip((jnp.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
+
+    def pair_of(turns):
+        L = original_max_positions
+        return width * math.log(L / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_of(beta_fast)), 0)
+    high = min(math.ceil(pair_of(beta_slow)), width - 1)
+    length = (high - low) or 0.001  # as in the authors' code, which so avoids a division by 0
+    divided = jnp.clip((jnp.arange(width // 2) - low) / length, 0, 1)
     return frequencies * (1 - divided + divided / factor)
 
 
@@ -68,9 +71,8 @@ def dynamic(frequencies, *, factor, max_positions, original_max_positions, **_):
     Array([1.   , 0.577, 0.333], dtype=float32)
     """
     n = frequencies.shape[-1]
-    stretch = factor * max(max_positions, original_max_positions) / original_max_positions - (
-        factor - 1
-    )
+    longest = max(max_positions, original_max_positions)
+    stretch = factor * longest / original_max_positions - (factor - 1)
     return frequencies * stretch ** (-jnp.arange(n) / max(n - 1, 1))
 
 
@@ -114,7 +116,8 @@ def rope_table(positions, d_head, *, theta=10000.0, scaling="none", amplitude=No
     angles = _angles(positions, d_head, theta, "rope_table: d_head", scaled)
     if scaling != "yarn":
         return jnp.cos(angles), jnp.sin(angles)
-    amplitude = 0.1 * math.log(factors["factor"]) + 1 if amplitude is None else amplitude
+    if amplitude is None:
+        amplitude = 0.1 * math.log(factors["factor"]) + 1
     return amplitude * jnp.cos(angles), amplitude * jnp.sin(angles)
 
 
@@ -139,9 +142,8 @@ def apply_rope(x, cos, sin, *, pairing="adjacent"):
     """
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
-        return jnp.concatenate(
-            [apply_rope(x[..., :width], cos, sin, pairing=pairing), x[..., width:]], axis=-1
-        )
+        rotated = apply_rope(x[..., :width], cos, sin, pairing=pairing)
+        return jnp.concatenate([rotated, x[..., width:]], axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     split, join = PAIRINGS[pairing]
     first, second = split(x)

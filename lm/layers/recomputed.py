@@ -13,9 +13,16 @@ def recomputed(f):
     >>> jax.tree.leaves(vjp)  # not sin(x) and exp(sin(x))
     [Array([0., 0.], dtype=float32)]
     """
+
+    def forward(*arguments):
+        return f(*arguments), arguments
+
+    def backward(arguments, g):
+        # jax.checkpoint has a barrier. Without it XLA would keep and reuse what the forward pass
+        # computed.
+        _, vjp = jax.vjp(jax.checkpoint(f), *arguments)
+        return vjp(g)
+
     saving = jax.custom_vjp(f)
-    saving.defvjp(
-        lambda *arguments: (f(*arguments), arguments),
-        lambda arguments, g: jax.vjp(jax.checkpoint(f), *arguments)[1](g),
-    )
+    saving.defvjp(forward, backward)
     return saving
