@@ -24,10 +24,10 @@ ACTIVATIONS = {
 
 def without_ideas(c):
     """Return the model section with all ideas off, and all that `forward` does not have."""
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    default = ModelConfig()
     names = {key for site in ideas.SITES.values() for key in site}
     names |= {"mixers", "rope_scaling"}
-    off = {name: defaults[name] for name in names}
+    off = {name: getattr(default, name) for name in names}
     if c.residual != "parallel":
         off["residual"] = "sum"
     if c.ffn not in ("mlp", "glu"):
@@ -153,9 +153,11 @@ def _rotated(x_BTHK, positions_BT, c, theta: float):
     pairs = np.arange(width // 2)
     angles_BTR = positions_BT[..., None] * theta ** (-2 * pairs / width)
     if c.rope_pairing == "adjacent":
-        first, second = 2 * pairs, 2 * pairs + 1
+        first = 2 * pairs
+        second = first + 1
     else:
-        first, second = pairs, pairs + width // 2
+        first = pairs
+        second = pairs + width // 2
     z = x_BTHK[..., first] + 1j * x_BTHK[..., second]
     z = z * np.exp(1j * angles_BTR)[:, :, None, :]
     rotated = x_BTHK.copy()
@@ -167,11 +169,11 @@ def _rotated(x_BTHK, positions_BT, c, theta: float):
 def _sinusoids(positions_BT, c):
     pairs = np.arange(c.d_model // 2)
     angles = positions_BT[..., None] * 10000.0 ** (-2 * pairs / c.d_model)
-    found = np.zeros((*positions_BT.shape, c.d_model))
-    sine_first = c.sinusoidal_order == "sine_first"
-    found[..., 0::2] = np.sin(angles) if sine_first else np.cos(angles)
-    found[..., 1::2] = np.cos(angles) if sine_first else np.sin(angles)
-    return found
+    x_BTD = np.zeros((*positions_BT.shape, c.d_model))
+    sine = 0 if c.sinusoidal_order == "sine_first" else 1
+    x_BTD[..., sine::2] = np.sin(angles)
+    x_BTD[..., 1 - sine :: 2] = np.cos(angles)
+    return x_BTD
 
 
 def _feed_forward(p, c, name: str, x_BTD):
@@ -191,7 +193,8 @@ def _capped(x, cap: float | None):
 
 def loss(logits_BTV, tokens_BT1, segments_BT1, is_target_BT1) -> tuple[float, int]:
     """Return the sum of the nats of all targets, and their number: one target after the other."""
-    total, n = 0.0, 0
+    total = 0.0
+    n = 0
     for row, tokens, segments, counts in zip(
         logits_BTV, tokens_BT1, segments_BT1, is_target_BT1, strict=True
     ):

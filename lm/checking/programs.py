@@ -143,21 +143,23 @@ def implementations_compute_the_same(s: Subject) -> str:
     """
     n = 160  # more than a chunk of queries
     draw = np.random.default_rng(4)
-    tokens_BT = draw.integers(0, V, (1, n)).astype(np.int32)
+    long_BT = draw.integers(0, V, (1, n)).astype(np.int32)
+    short_BT = long_BT[:, :T]
+    # a table of learned positions has LONG rows
     positions_T = np.arange(n) % LONG if s.c.positions == "learned" else None
 
     def hidden(params, c):
-        return model.hidden(params, c, tokens_BT, positions=positions_T)
+        return model.hidden(params, c, long_BT, positions=positions_T)
 
     def gradients(params, c):
-        return jax.grad(lambda p: jnp.sum(jnp.sin(hidden(p, c))))(params)
+        return jax.grad(lambda p: jnp.sum(jnp.sin(model.hidden(p, c, short_BT))))(params)
 
     def outputs(f, **keys):
         c = s.changed(**keys)
         return quickly(lambda params: f(params, c), s.params)
 
     plain = outputs(hidden, attention="einsum")
-    found = []
+    results = []
     for name in ("chunked", "xla"):
         try:
             others = outputs(hidden, attention=name)
@@ -165,8 +167,8 @@ def implementations_compute_the_same(s: Subject) -> str:
             if "attention" not in str(error):
                 raise
             continue
-        found.append(f"{name} {equal(plain, others, f'{name} and einsum', 1e-3):.1g}")
-    tokens_BT, positions_T = tokens_BT[:, :T], None
+        error = equal(plain, others, f"{name} and einsum", 1e-3)
+        results.append(f"{name} {error:.1g}")
     plain = outputs(gradients)
     both = jax.tree.map(lambda *x: jnp.stack(x), s.params, s.large_params)
     with compiling_for("gpu"):
@@ -176,8 +178,8 @@ def implementations_compute_the_same(s: Subject) -> str:
     if not is_finite and s.c.norm_placement != "none":
         raise Broken(f"gradients for a GPU are not finite with weights times {LARGE}")
     what = "gradients of the equations for a GPU and for a CPU"
-    found.append(f"GPU {equal(plain, others, what, 1e-3):.1g}")
-    return ", ".join(found)
+    results.append(f"GPU {equal(plain, others, what, 1e-3):.1g}")
+    return ", ".join(results)
 
 
 # ---- Operations ----------------------------------------------------------------------------------
@@ -232,7 +234,8 @@ def the_plan_has_the_memory_of_the_traced_program(s: Subject) -> str:
         "dots": (dots - block, 0.8, 1.25),
     }
     ratios = []
-    for remat, ((traced, planned), low, high) in kept.items():
+    for remat, (both, low, high) in kept.items():
+        traced, planned = both
         ratios.append(traced / planned)
         if not low <= ratios[-1] <= high:
             raise Broken(
@@ -276,7 +279,7 @@ def the_plan_has_the_kernels_of_the_program(s: Subject) -> str:
     table = parameters.parameter_table(config.model)
     shapes = {path: jax.ShapeDtypeStruct(p.shape, jnp.float32) for path, p in table.items()}
     tokens_BT = np.zeros((1, n_tokens), np.int32)
-    found = []
+    kernels = []
     einsum = attention.IMPLEMENTATIONS["einsum"]
     for platform, device in (("gpu", "h100"), ("tpu", "v5e")):
         ran: list[str] = []
@@ -300,8 +303,8 @@ def the_plan_has_the_kernels_of_the_program(s: Subject) -> str:
                 f"the plan for {device} has the attention {planned}, but the program runs "
                 f"{others[0] if others else 'none'}"
             )
-        found.append(f"{device} {planned}")
-    return ", ".join(found)
+        kernels.append(f"{device} {planned}")
+    return ", ".join(kernels)
 
 
 # ---- Export --------------------------------------------------------------------------------------
@@ -317,14 +320,13 @@ def is_exported_to_the_same_logits_or_refused(s: Subject) -> str:
         write_checkpoint(Path(directory), s.config, s.params)
         read = read_config(directory)
         config = parameters.resolve(read, V)
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, compute_dtype="float32")
-        )
+        in_float32 = dataclasses.replace(config.model, compute_dtype="float32")
+        config = dataclasses.replace(config, model=in_float32)
         params = load_params(directory, config)
-        found = s.run(config.model, params, *s.packed)
+        exported = s.run(config.model, params, *s.packed)
     inside = s.segments_BT > 0
     what = "logits of the model and of its export"
-    error = equal(s.outputs["logits"][inside], found["logits"][inside], what, 1e-3)
+    error = equal(s.outputs["logits"][inside], exported["logits"][inside], what, 1e-3)
     return f"as {fields['model_type']}, {error:.1g}"
 
 

@@ -160,7 +160,6 @@ def cached_decoding_is_the_full_pass(s: Subject) -> str:
         raise Broken(str(error)) from None
     n_new = 4
     lengths_B = np.array([T - n_new, 3, 7, 1])
-    memory: dict = {}
     past = Prefill(lengths_B=jnp.asarray(lengths_B), n_slots=T)
     prompts_BT = np.zeros((B, T), np.int32)
     for row, text, n in zip(prompts_BT, s.tokens_BT, lengths_B, strict=True):
@@ -352,9 +351,11 @@ def losses_of_packed_documents_are_those_of_documents_alone(s: Subject) -> str:
     alone = {name: np.concatenate(rows) for name, rows in parts.items()}
     alone["segments"] = np.minimum(alone["segments"], 1)
     names = ["loss", *_cross_entropies(s)]
-    one, other = ({name: _means(s, batch)[name] for name in names} for batch in (packed, alone))
+    means_packed = _means(s, packed)
+    means_alone = _means(s, alone)
     for name in names:
-        equal(one[name], other[name], f"{name} of packed documents and of the same alone")
+        what = f"{name} of packed documents and of the same alone"
+        equal(means_packed[name], means_alone[name], what)
     return ", ".join(names)
 
 
@@ -378,9 +379,9 @@ def _means(s: Subject, batch: dict, params=None) -> dict:
 
     minimized, means = jax.jit(terms)(s.params if params is None else params)
     t = s.config.train
-    weights = {"loss/z_loss": t.z_loss} | {
-        f"loss/{name}": weight for name, weight in ideas.loss_weights(s.c, 0.5).items()
-    }
+    weights = {"loss/z_loss": t.z_loss}
+    for name, weight in ideas.loss_weights(s.c, 0.5).items():
+        weights[f"loss/{name}"] = weight
     total = means["loss"] + sum(weights[name] * means[name] for name in means if name != "loss")
     if not t.label_smoothing:
         equal(total, minimized, "what is minimized, and the sum of its terms")
@@ -390,9 +391,8 @@ def _means(s: Subject, batch: dict, params=None) -> dict:
 def the_loss_at_step_0_is_that_of_equal_probabilities(s: Subject) -> str:
     """With the initial values of the config, within 1 nat of ln V and the spread of its logits."""
     params = parameters.init_params(s.c, 0)
-    logits_BTV = jax.jit(lambda params: model.logits(params, s.c, s.batch["tokens"][:, :-1]))(
-        params
-    )
+    inputs = s.batch["tokens"][:, :-1]
+    logits_BTV = jax.jit(lambda params: model.logits(params, s.c, inputs))(params)
     log_p_BTV = np.asarray(jax.nn.log_softmax(logits_BTV))
     targets = s.batch["tokens"][:, 1:, None]
     loss = -float(np.take_along_axis(log_p_BTV, targets, axis=-1).mean())

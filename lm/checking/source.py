@@ -103,9 +103,7 @@ def _between(s: Subject, last: str, first: str) -> str:
     def tap(here, name, x):
         return checkpoint_name(x, f"tap:{here.named(name)}")
 
-    tokens_BT, segments_BT, positions_BT = s.packed
-    inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
-    program = jax.make_jaxpr(lambda p: model.hidden(p, s.c, tokens_BT, **inputs))(s.params)
+    program = jax.make_jaxpr(lambda p: s.observed(s.c, p, tap))(s.params)
     inside = last in ("", "tokens")
     lines: list[str] = []
     for eqn in all_equations(program.jaxpr):

@@ -37,39 +37,41 @@ def without_ideas_it_is_the_plain_transformer(s: Subject) -> str:
     params = random_parameters(c)
     flat = parameters.flat(params)
     h_BTD, logits_BTV = plain.forward(flat, c, *s.packed)
-    found = s.run(c, params, *s.packed)
+    ours = s.run(c, params, *s.packed)
     inside = s.segments_BT > 0
     what = "the model without its ideas and the plain Transformer"
-    error = equal(h_BTD[inside], found["hidden"][inside], f"hidden states of {what}", LIMIT)
-    equal(logits_BTV[inside], found["logits"][inside], f"logits of {what}", LIMIT)
+    error = equal(h_BTD[inside], ours["hidden"][inside], f"hidden states of {what}", LIMIT)
+    equal(logits_BTV[inside], ours["logits"][inside], f"logits of {what}", LIMIT)
 
+    place_BT = np.arange(s.tokens_BT.size).reshape(s.tokens_BT.shape)
     batch = {
         "tokens": s.tokens_BT,
         "segments": s.segments_BT,
-        "is_target": (np.arange(s.tokens_BT.size).reshape(s.tokens_BT.shape) % 5 > 0).astype(int),
+        "is_target": (place_BT % 5 > 0).astype(int),
     }
     total, n = plain.loss(logits_BTV, *batch.values())
     config = dataclasses.replace(s.config, model=c)
     sums = jax.jit(step.loss_sum, static_argnums=2)(params, batch, config)
     if int(sums[1]) != n:
         raise Broken(f"the loss has {float(sums[1]):.0f} targets, but the batch {n}")
-    equal(
-        np.float64(total / n), np.asarray(sums[0]) / n, "the loss, and that of each target", LIMIT
-    )
+    mean = np.asarray(sums[0]) / n
+    equal(np.float64(total / n), mean, "the loss, and that of each target", LIMIT)
     return f"{error:.1g}"
 
 
 def ideas_of_the_config_are_on(s: Subject) -> str:
     """A key that differs from its default turns its idea on; the number 0 may be a layer."""
     present = ideas.everywhere(s.c)
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    default = ModelConfig()
     names = []
     for site in ideas.SITES.values():
         for key, idea in site.items():
-            if getattr(s.c, key) != defaults[key] and key not in names:
-                names.append(key)
-                if idea not in present:
-                    raise Broken(f"config.model.{key}: {getattr(s.c, key)}, but its idea is off")
+            value = getattr(s.c, key)
+            if value == getattr(default, key) or key in names:
+                continue
+            names.append(key)
+            if idea not in present:
+                raise Broken(f"config.model.{key}: {value}, but its idea is off")
     return ", ".join(names) or "none"
 
 
@@ -159,9 +161,7 @@ def heads_are_independent(s: Subject) -> str:
                 first["heads"] = x
             return x
 
-        tokens_BT, segments_BT, positions_BT = s.packed
-        inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
-        model.hidden(params, c, tokens_BT, **inputs)
+        s.observed(c, params, tap)
         heads_BTHK = jnp.where(s.segments_BT[..., None, None] > 0, first["heads"], 0)
         return jnp.sum(jnp.sin(jnp.take(heads_BTHK, h, axis=-2)))
 
@@ -175,7 +175,11 @@ def heads_are_independent(s: Subject) -> str:
         depends_HX = np.moveaxis(g, axis, 1).reshape(*g.shape[:1], g.shape[axis], -1).any(-1)
         per_head = depends_HX.shape[1] / c.n_heads
         for h, x in zip(*np.nonzero(depends_HX), strict=True):
-            if int(h * per_head) != x if per_head <= 1 else x // int(per_head) != h:
+            if per_head <= 1:  # heads share keys and values
+                is_own = x == int(h * per_head)
+            else:  # a head has several queries
+                is_own = h == x // int(per_head)
+            if not is_own:
                 raise Broken(f"head {h} depends on {weight} of {x}, which is of another head")
     return f"{c.n_heads} heads"
 
@@ -211,7 +215,8 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
 
     grads = jax.jit(jax.grad(diagonal))(s.params)
     sees_TS = (np.asarray(grads["embedding"]) != 0).any(-1)[: n * n].reshape(n, n)
-    document_T, position_T = segments_TT[0], positions_TT[0]
+    document_T = segments_TT[0]
+    position_T = positions_TT[0]
     window = c.window_pattern[0] or n
     extends = bool(recurrences(c))  # such as a convolution of keys
     for i in range(n):
@@ -264,14 +269,13 @@ def starts_as_the_model_without_it(s: Subject) -> str:
         keys |= {key: idea for key, idea in site.items() if ideas.is_on(getattr(c, key))}
     chosen: dict[str, dict] = {"residual": ideas.RESIDUALS, "ffn": ideas.FEED_FORWARDS}
     keys |= {key: d[getattr(c, key)] for key, d in chosen.items() if d.get(getattr(c, key))}
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    default = ModelConfig()
     off = {}
     for key, idea in keys.items():
         if hasattr(idea, "same_at_start") and idea.same_at_start(c):
             names.append(key)
-            off[key] = defaults[key]
-            if off[key] is True:
-                off[key] = False
+            value = getattr(default, key)
+            off[key] = False if value is True else value
     mixers = []
     for kind in c.mixers:
         same = getattr(ideas.MIXERS.get(kind), "same_at_start", lambda c: False)
@@ -325,12 +329,12 @@ def branches_that_add_nothing_leave_the_stream(s: Subject) -> str:
     ):
         return "not for norms after the sum"
     flat["embedding"] = 3 * flat["embedding"]
-    found = s.run(s.c, parameters.nest(flat), *s.packed)
+    outputs = s.run(s.c, parameters.nest(flat), *s.packed)
     inside = s.segments_BT > 0
-    x_ND = found["embedding"][inside].astype(np.float64)
+    x_ND = outputs["embedding"][inside].astype(np.float64)
     changes = any(ideas.applied(site, s.c) for site in ("embedding", "turn_input", "block_input"))
     averages = any(getattr(idea, "AVERAGES", False) for idea in ideas.everywhere(s.c))
-    for name, y in found.items():
+    for name, y in outputs.items():
         if not name.endswith("/residual"):
             continue
         y_ND = y[inside].astype(np.float64)
@@ -364,8 +368,8 @@ def sizes_do_not_depend_on_the_width(s: Subject) -> str:
     def sizes(**keys):
         wide = dataclasses.replace(c, **keys)
         params = parameters.init_params(wide, 1)
-        found = _observed(wide)(params, *s.packed)
-        return {name: float(np.sqrt(np.mean(np.square(x)))) for name, x in found.items()}
+        outputs = _observed(wide)(params, *s.packed)
+        return {name: float(np.sqrt(np.mean(np.square(x)))) for name, x in outputs.items()}
 
     narrow = sizes()
     wider = {"d_model": 4 * c.d_model, "d_ff": 4 * c.d_ff}
@@ -412,22 +416,21 @@ def sizes_do_not_explode_with_the_depth(s: Subject) -> str:
 
         def ends(params, c=c):
             """Return the embeddings and the stream that the final norm reads."""
-            tokens_BT, segments_BT, positions_BT = s.packed
-            found = []
+            states: dict = {}
 
             def tap(here, name, x):
-                found.extend([x] if name == "embedding" else [])
+                if name == "embedding":
+                    states["start"] = x
                 return x
 
             def keep(here, x_BTD):
-                found.append(x_BTD)
+                states["end"] = x_BTD
                 return x_BTD
 
             last = types.SimpleNamespace(apply=keep)
-            inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
             with replaced(ideas.SITES["last_residual"], {"n_layers": last}):  # any key that is on
-                model.hidden(params, c, tokens_BT, **inputs)
-            return found[0], found[-1]
+                s.observed(c, params, tap)
+            return states["start"], states["end"]
 
         start_BTD, end_BTD = jax.jit(ends)(params)
         added[times] = float(jnp.sqrt(jnp.mean(jnp.square(end_BTD - start_BTD))))
@@ -440,13 +443,11 @@ def sizes_do_not_explode_with_the_depth(s: Subject) -> str:
 
 def _head_ratio(c) -> float:
     """Return how the initial logits grow with the width, as the head has the same tokens."""
-    table = {
-        n: model.head_table(dataclasses.replace(c, d_model=n)) for n in (c.d_model, 4 * c.d_model)
-    }
     if c.tie_embeddings:
         return 2.0
-    narrow, wide = (table[n]["head/w_DV"].std for n in table)
-    return 2 * wide / narrow
+    narrow = model.head_table(c)["head/w_DV"]
+    wide = model.head_table(dataclasses.replace(c, d_model=4 * c.d_model))["head/w_DV"]
+    return 2 * wide.std / narrow.std
 
 
 def _observed(c):
@@ -478,7 +479,7 @@ def _observed(c):
 def dropout_draws_anew_at_each_place(s: Subject) -> str:
     """For each branch, layer, turn and example; none in evaluation; what is kept is rescaled."""
     c = s.changed(dropout=RATE)
-    tokens_BT, segments_BT, positions_BT = s.packed
+    tokens_BT = s.tokens_BT
     names: list[str] = []
     ends = tuple(f"{branch.name}/output" for branch in branches_of(c))
 
@@ -490,8 +491,7 @@ def dropout_draws_anew_at_each_place(s: Subject) -> str:
                 x = x + added.get(full, jnp.zeros(())).astype(x.dtype)
             return x
 
-        inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
-        h_BTD = model.hidden(params, c, tokens_BT, dropout_keys_B=keys_B, **inputs)
+        h_BTD = s.observed(c, params, tap, dropout_keys_B=keys_B)
         return jnp.sum(jnp.sin(h_BTD) @ (1.0 + jnp.arange(c.d_model))), h_BTD
 
     keys_B = jax.random.split(jax.random.key(0), len(tokens_BT))
@@ -519,14 +519,8 @@ def dropout_draws_anew_at_each_place(s: Subject) -> str:
         evaluated["hidden"],
         "the model without dropout, and that of evaluation",
     )
-    x_BTD = jnp.ones((2, 64, 64))
-    mean = float(
-        jnp.mean(
-            model.Here(tokens_BT[:2], model.Past(), dropout_keys_B=keys_B[:2], c=c).dropout(
-                x_BTD, 0
-            )
-        )
-    )
+    here = model.Here(tokens_BT[:2], model.Past(), dropout_keys_B=keys_B[:2], c=c)
+    mean = float(jnp.mean(here.dropout(jnp.ones((2, 64, 64)), 0)))
     if not abs(mean - 1) < 0.05:
         raise Broken(f"dropout turns a mean of 1 into {mean:.2f}")
     return f"{len(masks)} masks, evaluation {error:.1g}"

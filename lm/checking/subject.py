@@ -148,6 +148,12 @@ class Subject:
         """Tokens of documents, the documents, and the positions in them."""
         return self.tokens_BT, self.segments_BT, positions_of(self.segments_BT)
 
+    def observed(self, c, params, tap, **inputs):
+        """Return the last hidden states of the packed texts, with the hook `tap`."""
+        tokens_BT, segments_BT, positions_BT = self.packed
+        inputs |= {"segments": segments_BT, "positions": positions_BT, "tap": tap}
+        return model.hidden(params, c, tokens_BT, **inputs)
+
     @functools.cached_property
     def diagonal_grads(self) -> dict:
         """Derivatives by all parameters of the state of position i in row i.

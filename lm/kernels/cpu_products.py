@@ -32,7 +32,8 @@ def enabled(x) -> bool:
 def project(x, w, n_in):
     """Contract the n_in last axes of x (R, *in) with w (*in, *out); (R, *out) in float32."""
     size = math.prod(w.shape[:n_in])
-    return matmul(x.reshape(-1, size), w.reshape(size, -1), False).reshape(-1, *w.shape[n_in:])
+    product = matmul(x.reshape(-1, size), w.reshape(size, -1), False)
+    return product.reshape(-1, *w.shape[n_in:])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -65,7 +66,8 @@ def transposed_matmul(a, b):
     if a.dtype == jnp.float32 and a.shape[-1] > b.shape[-1]:
         # The same product with the wider factor on the right is faster; without the barrier XLA
         # would undo this.
-        return jnp.swapaxes(jax.lax.optimization_barrier(transposed_matmul(b, a)), -1, -2)
+        product = jax.lax.optimization_barrier(transposed_matmul(b, a))
+        return jnp.swapaxes(product, -1, -2)
     if _is_plain(a):
         if a.shape[-1] == b.shape[-1] and a.shape[-1] in (64, 128):
             # at these widths faster than without a transpose
@@ -77,9 +79,10 @@ def transposed_matmul(a, b):
 # Layouts can be constrained only in compiled programs.
 @functools.partial(jax.jit, static_argnames="transposed")
 def _product(a, b, transposed):
-    contracted = (a.ndim - 1,), (b.ndim - 1 if transposed else b.ndim - 2,)
+    of_a = a.ndim - 1
+    of_b = b.ndim - 1 if transposed else b.ndim - 2
     batch = tuple(range(a.ndim - 2))
-    axes = (contracted, (batch, batch))
+    axes = (((of_a,), (of_b,)), (batch, batch))
     product = jax.lax.dot_general(
         _row_major(a), _row_major(b), axes, preferred_element_type=jnp.float32
     )

@@ -35,7 +35,8 @@ def softmax_means(scores_XTS, v_XSK):
 
 
 def _forward(scores_XTS, v_XSK):
-    weights_XTS = jnp.exp(scores_XTS - jnp.max(scores_XTS, axis=-1, keepdims=True))
+    largest_XT1 = jnp.max(scores_XTS, axis=-1, keepdims=True)
+    weights_XTS = jnp.exp(scores_XTS - largest_XT1)
     # Divide the output by the sum, not the weights: the output is narrower.
     sum_XT1 = jnp.sum(weights_XTS, axis=-1, keepdims=True)
     weights_XTS = weights_XTS.astype(v_XSK.dtype)

@@ -47,11 +47,9 @@ def map_over_batch(f, table: Table, params_out: bool = False):
     replicated = PartitionSpec()
 
     def spec_of(name: str) -> PartitionSpec:
-        return (
-            PartitionSpec(BATCH_AXES)
-            if name.endswith("_B")
-            else PartitionSpec(BATCH_AXES, "sequence")
-        )
+        if name.endswith("_B"):
+            return PartitionSpec(BATCH_AXES)
+        return PartitionSpec(BATCH_AXES, "sequence")
 
     def call(params_, fields, *whole):
         of_fields = {name: spec_of(name) for name in fields}
@@ -184,14 +182,18 @@ def _map_over_tensor(f, spec: PartitionSpec):
 
 def gather_sequence(x, axis: int):
     """All-gather positions, or arrays by position, over the devices that share a sequence."""
-    return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True) if _is_mapped("sequence") else x
+    if not _is_mapped("sequence"):
+        return x
+    return jax.lax.all_gather(x, "sequence", axis=axis, tiled=True)
 
 
 def gather_keys(k_BTGK):
     """All-gather keys or values over the devices that share a sequence: (B, S, G, K)."""
+    if not _is_mapped("sequence"):
+        return k_BTGK
     heads = PartitionSpec(*[None] * (k_BTGK.ndim - 2), "tensor")
     gather = functools.partial(gather_sequence, axis=-3)
-    return _map_over_tensor(gather, heads)(k_BTGK) if _is_mapped("sequence") else k_BTGK
+    return _map_over_tensor(gather, heads)(k_BTGK)
 
 
 def from_neighbor(x, distance: int):
