@@ -179,7 +179,8 @@ def ngram_keys(tokens, documents, order: int, vocab_size: int) -> np.ndarray:
     if n > 0:
         keys[order - 1 :] = 0
         for i in range(order):
-            keys[order - 1 :] += vocab_size ** (order - 1 - i) * tokens[i : i + n].astype(np.int64)
+            place = vocab_size ** (order - 1 - i)
+            keys[order - 1 :] += place * tokens[i : i + n].astype(np.int64)
         if documents is not None:
             inside = (documents[:n] == documents[order - 1 :]) & (documents[:n] > 0)
             keys[order - 1 :][~inside] = -1
@@ -201,7 +202,8 @@ def _first_tokens(split: Split, n: int) -> tuple[np.ndarray, np.ndarray | None]:
     rows = np.asarray(split.tokens[:n_rows])
     segments = np.asarray(split.segments[:n_rows])
     # Each row numbers its documents from 1; the sums are different numbers in all rows.
-    first = np.arange(len(rows))[:, None] * (1 + int(segments.max(initial=0)))
+    n_numbers = 1 + int(segments.max(initial=0))
+    first = np.arange(len(rows))[:, None] * n_numbers
     return rows.ravel(), np.where(segments > 0, first + segments, 0).ravel()
 
 

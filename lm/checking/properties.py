@@ -137,8 +137,14 @@ def documents_of_several_chunks_are_the_same_alone(s: Subject) -> str:
         return "no recurrence"
     n = LONG
     tokens_BT = np.random.default_rng(5).integers(0, V, (2, n)).astype(np.int32)
-    segments_BT = np.tile(np.repeat([1, 2, 3], [9, 60, n - 69]), (2, 1)).astype(np.int32)
-    run = jax.jit(lambda p, tokens, d, at: model.hidden(p, s.c, tokens, segments=d, positions=at))
+    segments_T = np.repeat([1, 2, 3], [9, 60, n - 69])
+    segments_BT = np.tile(segments_T, (2, 1)).astype(np.int32)
+
+    @jax.jit
+    def run(params, tokens_BT, segments_BT, positions_BT):
+        inputs = {"segments": segments_BT, "positions": positions_BT}
+        return model.hidden(params, s.c, tokens_BT, **inputs)
+
     packed = np.asarray(run(s.params, tokens_BT, segments_BT, positions_of(segments_BT)))
     own = segments_BT[0] >= 2
     alone_BT = np.zeros_like(tokens_BT)

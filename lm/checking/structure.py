@@ -267,8 +267,10 @@ def starts_as_the_model_without_it(s: Subject) -> str:
     names = []
     for site in ideas.SITES.values():
         keys |= {key: idea for key, idea in site.items() if ideas.is_on(getattr(c, key))}
-    chosen: dict[str, dict] = {"residual": ideas.RESIDUALS, "ffn": ideas.FEED_FORWARDS}
-    keys |= {key: d[getattr(c, key)] for key, d in chosen.items() if d.get(getattr(c, key))}
+    for key, choices in (("residual", ideas.RESIDUALS), ("ffn", ideas.FEED_FORWARDS)):
+        chosen = choices.get(getattr(c, key))
+        if chosen:
+            keys[key] = chosen
     default = ModelConfig()
     off = {}
     for key, idea in keys.items():
@@ -338,12 +340,16 @@ def branches_that_add_nothing_leave_the_stream(s: Subject) -> str:
         if not name.endswith("/residual"):
             continue
         y_ND = y[inside].astype(np.float64)
-        ratio = math.sqrt((y_ND**2).sum() / (x_ND**2).sum())
-        cosine = (x_ND * y_ND).sum() / math.sqrt((y_ND**2).sum() * (x_ND**2).sum() + 1e-30)
+        x_square = (x_ND**2).sum()
+        y_square = (y_ND**2).sum()
+        ratio = math.sqrt(y_square / x_square)
+        cosine = (x_ND * y_ND).sum() / math.sqrt(y_square * x_square + 1e-30)
         smallest = 1 / (4 * len(c.branches) * c.n_layers * c.loops)
         if not averages and not changes:
             smallest = 1 - 1e-3
-        largest = 1 + 1e-3 if not changes else 2 * (1 + c.n_layers * c.loops)
+        largest = 1 + 1e-3
+        if changes:
+            largest = 2 * (1 + c.n_layers * c.loops)
         is_same = cosine > 1 - 1e-5 or changes
         if not (smallest <= ratio <= largest and is_same):
             raise Broken(

@@ -141,7 +141,8 @@ class Subject:
     @functools.cached_property
     def segments_BT(self) -> np.ndarray:
         """Documents of 6, 1 and 7 tokens, and padding."""
-        return np.tile(np.repeat([1, 2, 3, 0], [6, 1, 7, 2]), (B, 1)).astype(np.int32)
+        segments_T = np.repeat([1, 2, 3, 0], [6, 1, 7, 2])
+        return np.tile(segments_T, (B, 1)).astype(np.int32)
 
     @property
     def packed(self) -> tuple:
@@ -269,7 +270,8 @@ def difference(a, b) -> float:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     arrays = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in pairs]
     size = max(float(np.abs(x).max(initial=0)) for x, _ in arrays)
-    return max(float(np.abs(x - y).max(initial=0)) for x, y in arrays) / max(size, 1e-30)
+    error = max(float(np.abs(x - y).max(initial=0)) for x, y in arrays)
+    return error / max(size, 1e-30)
 
 
 def equal(a, b, what: str, limit: float = ROUNDING) -> float:

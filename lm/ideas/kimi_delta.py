@@ -109,7 +109,8 @@ def chunk(S_KV, inputs, document_T):
     """
     q_TK, k_TK, v_TV, log_a_TK, b_T = inputs
     b_T1 = b_T[:, None]
-    seen_TS1 = (jnp.tri(len(b_T), dtype=bool) & (document_T[:, None] == document_T))[..., None]
+    seen_TS = jnp.tri(len(b_T), dtype=bool) & (document_T[:, None] == document_T)
+    seen_TS1 = seen_TS[..., None]
     g_TK = jnp.sum(jnp.where(seen_TS1, log_a_TK, 0), axis=1)
     # masked before exp, which could overflow
     decay_TSK = jnp.exp(jnp.where(seen_TS1, g_TK[:, None] - g_TK, -jnp.inf))

@@ -51,7 +51,8 @@ def hide(c, targets_BT, weights_BT, key):
     drawn_BT = jnp.where(counted_BT, jax.random.uniform(key_of_order, targets_BT.shape), 2.0)
     rank_BT = jnp.argsort(jnp.argsort(drawn_BT, axis=-1), axis=-1)
     hidden_BT = counted_BT & (rank_BT < l_B1)
-    is_after_BT = jnp.cumsum(counted_BT[:, ::-1], axis=-1)[:, ::-1] == 0
+    n_from_here_BT = jnp.cumsum(counted_BT[:, ::-1], axis=-1)[:, ::-1]
+    is_after_BT = n_from_here_BT == 0
     inputs_BT = jnp.where(hidden_BT | is_after_BT, c.vocab_size, targets_BT)
     return inputs_BT, weights_BT * hidden_BT * (n_B1 / l_B1)
 

@@ -28,7 +28,8 @@ def same_at_start(c):
 
 
 def carry(c, x_BTD):
-    return {"v_first_BTGK": jnp.zeros((*x_BTD.shape[:-1], c.n_kv_heads, c.d_head), x_BTD.dtype)}
+    shape = (*x_BTD.shape[:-1], c.n_kv_heads, c.d_head)
+    return {"v_first_BTGK": jnp.zeros(shape, x_BTD.dtype)}
 
 
 def first_depth(c):

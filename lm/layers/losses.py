@@ -221,7 +221,8 @@ def _chunked_loss_forward(chunks, head, added):
             objective, (0, 1), has_aux=True
         )(h, head)
         d_head = jax.tree.map(lambda a, b: a + b.astype(a.dtype), d_head, d_head_chunk)
-        return (jax.tree.map(jnp.add, totals, sums), d_head), (d_h, losses.astype(weights.dtype))
+        totals = jax.tree.map(jnp.add, totals, sums)
+        return (totals, d_head), (d_h, losses.astype(weights.dtype))
 
     # The gradient of the head is a sum over the chunks, hence float32 or wider.
     zeros = jax.tree.map(

@@ -40,7 +40,8 @@ def _rms_norm(x, scale, eps):
 
 def _rms_norm_forward(x, scale, eps):
     x_wide = widen(x)
-    r = jax.lax.rsqrt(jnp.mean(jnp.square(x_wide), axis=_normalized(scale), keepdims=True) + eps)
+    mean_square = jnp.mean(jnp.square(x_wide), axis=_normalized(scale), keepdims=True)
+    r = jax.lax.rsqrt(mean_square + eps)
     y = affine(x_wide * r, scale, None).astype(x.dtype)
     return y, (x, r, scale)
 
@@ -50,7 +51,8 @@ def _rms_norm_backward(eps, saved, g):
     g = widen(g)
     y = widen(x) * r
     h = affine(g, scale, None)
-    dx = r * (h - y * jnp.mean(h * y, axis=_normalized(scale), keepdims=True))
+    mean_hy = jnp.mean(h * y, axis=_normalized(scale), keepdims=True)
+    dx = r * (h - y * mean_hy)
     dx = dx.astype(x.dtype)
     if scale is None:
         return dx, None

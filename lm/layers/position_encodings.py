@@ -5,13 +5,20 @@ import math
 
 import jax.numpy as jnp
 
+
+def _neighbors(x):
+    return x[..., 0::2], x[..., 1::2]
+
+
+def _halves(x):
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
 # How the features of all pairs are taken apart, and joined again.
 PAIRINGS = {
-    "adjacent": (lambda x: (x[..., 0::2], x[..., 1::2]), functools.partial(jnp.stack, axis=-1)),
-    "halves": (
-        lambda x: (x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]),
-        functools.partial(jnp.concatenate, axis=-1),
-    ),
+    "adjacent": (_neighbors, functools.partial(jnp.stack, axis=-1)),
+    "halves": (_halves, functools.partial(jnp.concatenate, axis=-1)),
 }
 SINUSOID_ORDERS = {"sine_first": 1, "cosine_first": -1}
 

@@ -72,7 +72,11 @@ def for_matrices(
     learning_rate.
     """
     ratio = 1.0 if o.adam_learning_rate is None else o.adam_learning_rate / o.learning_rate
-    adam = optax.adam(lambda step: ratio * schedule(step), b1=o.b1, b2=o.b2, eps=o.eps)
+
+    def adam_rate(step):
+        return ratio * schedule(step)
+
+    adam = optax.adam(adam_rate, b1=o.b1, b2=o.b2, eps=o.eps)
     taken = {path: p for path, p in table.items() if rule.takes(p)}
 
     def others(tree: dict) -> dict:
@@ -115,13 +119,17 @@ def _by_name(states: dict[str, dict], table: dict[str, Parameter]) -> dict:
 
 
 def _axes(p: Parameter) -> tuple[int, ...]:
-    others = {*p.rows, *p.columns}
-    return (*(i for i in range(len(p.shape)) if i not in others), *p.rows, *p.columns)
+    """Return the axes of a parameter in the order of N, I and O."""
+    sides = (*p.rows, *p.columns)
+    batch = [i for i in range(len(p.shape)) if i not in sides]
+    return (*batch, *sides)
 
 
 def _sides(p: Parameter) -> tuple[int, ...]:
     """Return (I, O)."""
-    return tuple(math.prod(p.shape[i] for i in axes) for axes in (p.rows, p.columns))
+    n_in = math.prod(p.shape[i] for i in p.rows)
+    n_out = math.prod(p.shape[i] for i in p.columns)
+    return n_in, n_out
 
 
 def as_matrices(p: Parameter, x):
