@@ -30,10 +30,9 @@ def n_outputs(c):
 
 
 def carry(c, x_BTD):
-    first_BT1D = x_BTD[..., None, :]
-    # Places of all outputs, as a scan needs arrays of one shape.
+    # places of all outputs, as a scan needs arrays of one shape
     later_BTYD = jnp.zeros((*x_BTD.shape[:-1], n_outputs(c), c.d_model), x_BTD.dtype)
-    return {"outputs_BTYD": jnp.concatenate([first_BT1D, later_BTYD], axis=-2)}
+    return {"outputs_BTYD": jnp.concatenate([x_BTD[..., None, :], later_BTYD], axis=-2)}
 
 
 def block(here, x_BTD, branches):
