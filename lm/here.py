@@ -40,11 +40,11 @@ class Here(flax.struct.PyTreeNode):
         p: the parameters by name of the module ("attention", "ffn", the block or the model).
         x_BTD: the input of the module, after its norm.
         layer: the number of the layer, traced under a scan; None outside of the blocks.
-        like: the number of a layer with the same parameters, which is known while tracing: `layer`,
-            or under a scan the first such layer.
+        prototype: the number of the layer whose program is traced: `layer`, or under a scan the
+            first of the layers that share it. It is a Python number, so code may branch on it.
         turn: the number of the turn in which looped layers are applied, from 0.
-        path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `like`. After
-            the first turn "turns/1/" and so on stands before it.
+        path: "", "layers/2", "layers/2/attention" or "layers/2/ffn", with the number `prototype`.
+            After the first turn "turns/1/" and so on stands before it.
         stream: what goes from layer to layer, arrays by name: "x", the residual stream, and what
             ideas carry. The block owns it while it is traced, so ideas write to it.
         memory: what a layer keeps beside its output, arrays by path and name: the cache of
@@ -64,7 +64,7 @@ class Here(flax.struct.PyTreeNode):
     c: ResolvedModel = flax.struct.field(pytree_node=False, default=None)
     hook: Callable = flax.struct.field(pytree_node=False, default=unchanged)
     windows: tuple = flax.struct.field(pytree_node=False, default=())
-    like: int = flax.struct.field(pytree_node=False, default=0)
+    prototype: int = flax.struct.field(pytree_node=False, default=0)
     turn: int = flax.struct.field(pytree_node=False, default=0)
     path: str = flax.struct.field(pytree_node=False, default="")
 

@@ -62,11 +62,12 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table, layers
         if first not in layers:
             continue
         scanned = n > 1
+        prototypes = range(first, first + period)
         steps = [
-            _rematerialized(functools.partial(_layer, block, like), here.c, scanned)
-            for like in range(first, first + period)
+            _rematerialized(functools.partial(_layer, block, prototype), here.c, scanned)
+            for prototype in prototypes
         ]
-        names = tuple(f"{layer_path(here.turn, like)}/" for like in range(first, first + period))
+        names = tuple(f"{layer_path(here.turn, prototype)}/" for prototype in prototypes)
         own = {name: memory.pop(name) for name in list(memory) if name.startswith(names)}
         members = params[f"layers_{first}"]
         if not scanned:
@@ -87,10 +88,13 @@ def apply_layers(block: Callable, params: dict, here: Here, table: Table, layers
     here.stream.update(stream)
 
 
-def _layer(block: Callable, like: int, params: dict, here: Here, stream: dict, memory: dict, layer):
-    path = layer_path(here.turn, like)
+def _layer(
+    block: Callable, prototype: int, params: dict, here: Here, stream: dict, memory: dict, layer
+):
+    path = layer_path(here.turn, prototype)
     own = {name: x for name, x in memory.items() if name.startswith(f"{path}/")}
-    here = here.replace(layer=layer, like=like, path=path, stream=dict(stream), memory=own)
+    here = here.replace(layer=layer, prototype=prototype, path=path)
+    here = here.replace(stream=dict(stream), memory=own)
     with jax.named_scope(path):
         after, kept = block(params, here)
     return _checked(stream, after), kept
@@ -230,13 +234,13 @@ def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
     for turn, (first, period, n) in itertools.product(range(c.loops), groups(c, table)):
         if (turn, first) not in applied:
             continue
-        for like in range(first, first + period):
-            prefix = f"{layer_path(turn, like)}/"
+        for prototype in range(first, first + period):
+            prefix = f"{layer_path(turn, prototype)}/"
             for path, x in memory.items():
                 if path.startswith(prefix):
                     rows = [x] if n == 1 else _rows(x)
                     of_name = found.setdefault(path.removeprefix(prefix), {})
-                    of_name.update({like + k * period: row for k, row in enumerate(rows)})
+                    of_name.update({prototype + k * period: row for k, row in enumerate(rows)})
     return {
         name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()
     }

@@ -125,11 +125,11 @@ def norm_names(c: ResolvedModel) -> list[str]:
 def block(params: dict, here: Here) -> tuple[dict, dict]:
     """Apply one layer. Returns the stream and the memory (see `Here`) after it."""
     c, stream = here.c, here.stream
-    own = gathered(params, own_table(c, "block", here.like), c)
+    own = gathered(params, own_table(c, "block", here.prototype), c)
     here = here.replace(p=own.with_outer(here.p))
 
     def of_branch(branch):
-        module, table, function = part(c, branch, here.like)
+        module, table, function = part(c, branch, here.prototype)
 
         def apply(x):
             p = gathered(params[module], table, c)
@@ -260,7 +260,7 @@ def attention(here: Here, x_BTD):
     q_BTHK, k_BTGK = at("queries_keys", here, (q_BTHK, k_BTGK))
     v_BTGK = at("values", here, v_BTGK)
 
-    other = ideas.in_place_of_softmax(c, here.like)
+    other = ideas.in_place_of_softmax(c, here.prototype)
     if other is None:
         with jax.named_scope("softmax_of_scores_times_values"):
             o_BTHK = softmax_attention(here, q_BTHK, k_BTGK, v_BTGK)
@@ -371,7 +371,7 @@ FEED_FORWARDS = {"mlp": (mlp_table, mlp), "glu": (glu_table, glu)}
 
 def feed_forward(here: Here, x_BTD):
     """Return the output of the feed-forward layer, or of the idea in its place."""
-    idea = ideas.feed_forward(here.c, here.like)
+    idea = ideas.feed_forward(here.c, here.prototype)
     if idea is not None:
         if ideas.applied("ffn_hidden", here.c):
             raise ValueError(

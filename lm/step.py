@@ -357,7 +357,7 @@ def train_step(state: TrainState, batch: dict, config: Resolved) -> tuple[TrainS
     recent = state.recent
     if recent is not None:
         values = jnp.stack([means["loss"], grad_norm])
-        z = spikes.scores(recent, values)
+        z = spikes.z_scores(recent, values)
         metrics |= {"loss_z": z[0], "grad_norm_z": z[1]}
         if t.on_spike == "skip":
             rejected |= jnp.max(z) > spikes.LIMIT

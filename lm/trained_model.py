@@ -139,10 +139,10 @@ class TrainedModel:
             raise UserError(f"text: {len(ids)} tokens; a loss needs at least two")
         first, *rest = ids.tolist()
         windows = list(log_probabilities.split_text([first], rest, self.seq_len, full_last=False))
-        scores = log_probabilities.score(
+        likelihoods = log_probabilities.likelihoods(
             self.params, self.config.model, windows, seq_len=self.seq_len
         )
-        return -math.fsum(score.log_p for score in scores) / (len(ids) - 1)
+        return -math.fsum(x.log_p for x in likelihoods) / (len(ids) - 1)
 
     def generate(
         self, prompts: str | Sequence[str], n_tokens: int = 300, **arguments

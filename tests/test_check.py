@@ -66,7 +66,7 @@ def place_in_the_array(here, v):
 
 
 def of_a_similar_layer(here, v):
-    return v * (1 + here.like)
+    return v * (1 + here.prototype)
 
 
 def in_float32(here, v):
@@ -105,7 +105,7 @@ def unread():
 
 def read_in_one_layer():
     def apply(here, v):
-        first = here.p["of_first_GK"].astype(v.dtype) if here.like == 0 else 0
+        first = here.p["of_first_GK"].astype(v.dtype) if here.prototype == 0 else 0
         return v + first
 
     table = lambda c: {"of_first_GK": small_weight((c.n_kv_heads, c.d_head), "GK")}  # noqa: E731

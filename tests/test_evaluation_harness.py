@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 
 import lm
 from lm.data import tokenizers
-from lm.generation.log_probabilities import score, split_text
+from lm.generation.log_probabilities import likelihoods, split_text
 from lm.generation.text import Continuation
 from lm.harness import main
 from lm.huggingface.tokenizer_files import read_settings
@@ -112,7 +112,7 @@ def test_local_tasks_give_our_results(adapt, tmp_path, monkeypatch):
             (window,) = split_text(
                 ids[: len(context) or 1], ids[len(context) or 1 :], 16, full_last=True
             )
-            expected = score(run.params, run.config.model, [window], seq_len=16)[0].log_p
+            expected = likelihoods(run.params, run.config.model, [window], seq_len=16)[0].log_p
             assert float(log_p) == pytest.approx(expected, abs=1e-5)
     for sample, question in zip(samples["generation"], QUESTIONS, strict=True):
         text = run.generate(("the cat " + question["context"])[-11:], 5, temperature=0, stop=["t"])
@@ -220,7 +220,7 @@ def test_texts_start_with_the_begin_of_text(adapt):
 
     def log_p(context, ids, full_last):
         of = list(split_text(context, ids, 16, full_last=full_last))
-        return sum(s.log_p for s in score(run.params, run.config.model, of, seq_len=16))
+        return sum(x.log_p for x in likelihoods(run.params, run.config.model, of, seq_len=16))
 
     (found,) = model.loglikelihood_rolling(instances([(TEXTS[1],)]), True)
     assert found == pytest.approx(log_p([begin], ids, full_last=False), abs=1e-4)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny import redrawn, tiny
 
 from lm import model
-from lm.generation.log_probabilities import Window, score, split_text
+from lm.generation.log_probabilities import Window, likelihoods, split_text
 
 T = 8  # the context
 
@@ -20,11 +20,11 @@ def trained():
 
 @pytest.mark.parametrize("batch_size", [1, 3, None])
 @pytest.mark.slow
-def test_scores_are_sums_of_log_probabilities_in_the_order_of_the_windows(trained, batch_size):
+def test_likelihoods_are_sums_of_log_probabilities_in_the_order_of_the_windows(trained, batch_size):
     draw, (params, c) = np.random.default_rng(0), trained
     sizes = [(9, 8), (2, 1), (5, 2), (9, 1), (3, 2), (7, 6)]
     of = [Window(draw.integers(0, 19, n).tolist(), n_scored) for n, n_scored in sizes]
-    found = score(params, c, of, seq_len=T, batch_size=batch_size)
+    found = likelihoods(params, c, of, seq_len=T, batch_size=batch_size)
     for window, result in zip(of, found, strict=True):
         logits = np.float64(model.logits(params, c, np.array([window.ids[:-1]]))[0])
         log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -42,7 +42,7 @@ def test_a_greedy_continuation_is_greedy(trained):
     for _ in range(4):
         ids.append(int(model.logits(params, c, np.array([ids]))[0, -1].argmax()))
     other = [*ids[:-1], (ids[-1] + 1) % 19]
-    found = score(params, c, [Window(ids, 4), Window(other, 4), Window(other, 5)], seq_len=T)
+    found = likelihoods(params, c, [Window(ids, 4), Window(other, 4), Window(other, 5)], seq_len=T)
     assert [result.is_greedy for result in found] == [True, False, False]
 
 

@@ -167,8 +167,8 @@ def implementations_compute_the_same(s: Subject) -> str:
             if "attention" not in str(error):
                 raise
             continue
-        error = equal(plain, others, f"{name} and einsum", 1e-3)
-        results.append(f"{name} {error:.1g}")
+        measured = equal(plain, others, f"{name} and einsum", 1e-3)
+        results.append(f"{name} {measured:.1g}")
     plain = outputs(gradients)
     both = jax.tree.map(lambda *x: jnp.stack(x), s.params, s.large_params)
     with compiling_for("gpu"):

@@ -66,10 +66,10 @@ class Window(NamedTuple):
     n_scored: int
 
 
-class Score(NamedTuple):
-    """The scores of a window."""
+class Likelihood(NamedTuple):
+    """How likely the scored tokens of a window are."""
 
-    log_p: float  # the sum of the natural logarithms of the probabilities of the scored tokens
+    log_p: float  # the sum of the natural logarithms of their probabilities
     is_greedy: bool  # whether each of them is the likeliest token
 
 
@@ -97,7 +97,7 @@ def split_text(
         yield Window(text[max(0, start - 1) : end], end - first)
 
 
-def score(
+def likelihoods(
     params: dict,
     c: ResolvedModel,
     windows: Sequence[Window],
@@ -105,8 +105,8 @@ def score(
     seq_len: int,
     batch_size: int | None = None,
     on_batch: Callable[[int], object] = lambda n: None,
-) -> list[Score]:
-    """Return the scores of windows in order. Batches of similar lengths share few shapes.
+) -> list[Likelihood]:
+    """Return the likelihoods of windows in order. Batches of similar lengths share few shapes.
 
     Args:
         params, c: parameters as nested dicts, and the model section of a resolved config.
@@ -117,7 +117,7 @@ def score(
     """
     masked_diffusion.refuse(c, "the probability of a text")
     batch_size = batch_size or min(64, max(1, LOGITS // (seq_len * c.vocab_size)))
-    scores: dict[int, Score] = {}
+    by_window: dict[int, Likelihood] = {}
     # memory runs out in the first batch or never
     longest_first = sorted(range(len(windows)), key=lambda i: -len(windows[i].ids))
     for first in range(0, len(windows), batch_size):
@@ -132,9 +132,9 @@ def score(
             end = len(windows[i].ids) - 1
             scored = slice(end - windows[i].n_scored, end)
             log_p = -float(losses_T[scored].sum(dtype=np.float64))
-            scores[i] = Score(log_p, bool(hits_T[scored].all()))
+            by_window[i] = Likelihood(log_p, is_greedy=bool(hits_T[scored].all()))
         on_batch(len(batch))
-    return [scores[i] for i in range(len(windows))]
+    return [by_window[i] for i in range(len(windows))]
 
 
 def padded(n: int, smallest: int = 16) -> int:

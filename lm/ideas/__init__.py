@@ -210,7 +210,7 @@ def at(site: str, here, value, *others):
     for idea in _of_site(site, here.c):
         function = getattr(idea, site, None) or getattr(idea, "apply", None)
         if function is None or (
-            here.layer is not None and here.like not in layers_of(idea, here.c)
+            here.layer is not None and here.prototype not in layers_of(idea, here.c)
         ):
             continue
         after = function(here, value, *others)

@@ -331,7 +331,7 @@ def equations(config: Resolved) -> str:
 
     def block(line: Line, indent: str, layer: int | None) -> list[Block]:
         window = None if layer is None else windows[layer]
-        here = SimpleNamespace(c=c, p=Names(), like=layer, window=lambda: window)
+        here = SimpleNamespace(c=c, p=Names(), prototype=layer, window=lambda: window)
         file = line.source.file
         to_ideas = any(_file(inner).startswith("ideas/") for inner in line.calls)
         function = line.source.function

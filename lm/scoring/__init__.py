@@ -5,7 +5,7 @@ splits, on all devices of the run. This package evaluates a finished model on on
 reports more: standard errors, a sliding window, the loss by length of the context, and other texts.
 """
 
-from lm.scoring.scores import Estimate, Scores
+from lm.scoring.means import Estimate, TextMeans
 from lm.scoring.texts import TextResult, evaluate
 
-__all__ = ["Estimate", "Scores", "TextResult", "evaluate"]
+__all__ = ["Estimate", "TextMeans", "TextResult", "evaluate"]

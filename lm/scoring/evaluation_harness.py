@@ -34,7 +34,7 @@ from lm.data import trusted
 from lm.data.chats import NO_TEMPLATE
 from lm.data.hf_tokenizer import HFTokenizer
 from lm.generation.filters import Sampling
-from lm.generation.log_probabilities import Score, Window, score, split_text
+from lm.generation.log_probabilities import Likelihood, Window, likelihoods, split_text
 from lm.generation.options import check_options
 from lm.generation.text import Continuation, stream_texts
 from lm.huggingface.tokenizer_files import named_tokens, special_names
@@ -174,10 +174,10 @@ class HarnessModel(TemplateLM):
         self, requests, disable_tqdm: bool = False, **_
     ) -> list[tuple[float, bool]]:
         pairs = [(context or ids[:1], ids[not context :]) for _, context, ids in requests]
-        scores = self._score(pairs, full_last=True, disable_tqdm=disable_tqdm)
+        by_pair = self._likelihoods(pairs, full_last=True, disable_tqdm=disable_tqdm)
         results = []
-        for (strings, _, _), of_pair in zip(requests, scores, strict=True):
-            result = (sum(s.log_p for s in of_pair), all(s.is_greedy for s in of_pair))
+        for (strings, _, _), windows in zip(requests, by_pair, strict=True):
+            result = (sum(w.log_p for w in windows), all(w.is_greedy for w in windows))
             results.append(result)
             self.cache_hook.add_partial("loglikelihood", strings, result)
         return results
@@ -196,9 +196,9 @@ class HarnessModel(TemplateLM):
         prefix = list(self.trained.tokenizer.begin_of_text) if in_training else self._prefix()
         pairs = [(prefix or ids[:1], ids[not prefix :]) for ids in texts]
         results = []
-        scores = self._score(pairs, full_last=not in_training, disable_tqdm=disable_tqdm)
-        for request, ids, of_text in zip(requests, texts, scores, strict=True):
-            total = math.fsum(s.log_p for s in of_text)
+        by_text = self._likelihoods(pairs, full_last=not in_training, disable_tqdm=disable_tqdm)
+        for request, ids, windows in zip(requests, texts, by_text, strict=True):
+            total = math.fsum(w.log_p for w in windows)
             if ids and not prefix:
                 n = len(ids) - 1
                 total += total / n if n else -math.log(self.trained.config.model.vocab_size)
@@ -206,8 +206,8 @@ class HarnessModel(TemplateLM):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return results
 
-    def _score(self, pairs, *, full_last: bool, disable_tqdm: bool) -> list[list[Score]]:
-        """Return the scores of the windows of each pair (context, ids)."""
+    def _likelihoods(self, pairs, *, full_last: bool, disable_tqdm: bool) -> list[list[Likelihood]]:
+        """Return the likelihoods of the windows of each pair (context, ids)."""
         c = self.trained.config.model
         seq_len = self.trained.seq_len
         windows: list[Window] = []
@@ -217,8 +217,8 @@ class HarnessModel(TemplateLM):
             ends.append(len(windows))
         with tqdm(total=len(windows), desc="Scoring windows", disable=disable_tqdm) as bar:
             options = {"seq_len": seq_len, "batch_size": self.batch_size, "on_batch": bar.update}
-            scores = score(self.trained.params, c, windows, **options)
-        return [scores[start:end] for start, end in itertools.pairwise(ends)]
+            every = likelihoods(self.trained.params, c, windows, **options)
+        return [every[start:end] for start, end in itertools.pairwise(ends)]
 
     # ---- Generation ------------------------------------------------------------------------------
 

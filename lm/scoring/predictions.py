@@ -9,7 +9,7 @@ from lm.config import Resolved
 from lm.data import Split
 from lm.data.batches import eval_windows, gather, n_eval_windows
 from lm.generation.log_probabilities import padded, score_batch
-from lm.scoring.scores import MAX_BLOCKS, Scores, bin_edges
+from lm.scoring.means import MAX_BLOCKS, TextMeans, bin_edges
 
 TOKENS = 2**13  # in a batch, unless its size is given
 
@@ -22,7 +22,7 @@ def score_split(
     stride: int | None = None,
     batch_size: int | None = None,
     title: str = "",
-) -> Scores:
+) -> TextMeans:
     """Predict every token of a split once; sum losses and hits by block and context length.
 
     The memory that this takes does not depend on the length of the split.
@@ -56,7 +56,7 @@ def score_split(
             counted = np.where(weights_BT > 0, values_BT, 0.0)
             totals = np.bincount(cells_BT.ravel(), counted.ravel(), n_blocks * len(edges))
             sums[..., i] += totals.reshape(n_blocks, len(edges))
-    return Scores(sums, T, stride or T, split.bytes_per_token)
+    return TextMeans(sums, T, stride or T, split.bytes_per_token)
 
 
 def context_lengths(batch: dict) -> np.ndarray:

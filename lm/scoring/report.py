@@ -3,7 +3,7 @@
 import math
 
 from lm.data import shards
-from lm.scoring.scores import MIN_BLOCKS, Estimate, Scores, bits_per_byte, perplexity
+from lm.scoring.means import MIN_BLOCKS, Estimate, TextMeans, bits_per_byte, perplexity
 from lm.scoring.texts import TextResult
 from lm.system.text_tables import plural, table
 
@@ -18,7 +18,7 @@ def short_names(results: list[TextResult]) -> list[str]:
 
 
 def losses_table(results: list[TextResult]) -> str:
-    """Return a table of the scores of all texts, with a row for each kind of windows."""
+    """Return a table of the means of all texts, with a row for each kind of windows."""
     header = ("text", "predicted by", "tokens", "loss", "perplexity", "bits per byte", "accuracy")
     rows: list[tuple[str, ...]] = [header]
     for name, result in zip(short_names(results), results, strict=True):
@@ -50,11 +50,11 @@ def weighted_mean(results: list[TextResult]) -> Estimate | None:
     return Estimate(math.fsum(part.value for part in parts), error)
 
 
-def _cells(scores: Scores) -> tuple[str, ...]:
+def _cells(means: TextMeans) -> tuple[str, ...]:
     return (
-        f"{scores.tokens:,}",
-        *_loss_cells(scores.loss, scores.bytes_per_token),
-        f"{scores.accuracy.scaled(100)} %",
+        f"{means.tokens:,}",
+        *_loss_cells(means.loss, means.bytes_per_token),
+        f"{means.accuracy.scaled(100)} %",
     )
 
 
@@ -110,22 +110,22 @@ def to_record(result: TextResult) -> dict:
         "tokens": text.split.n_tokens,
         "bytes": text.split.n_bytes,
         "baselines": result.baselines,
-        "plain": _scores_record(result.plain),
+        "plain": _means_record(result.plain),
     }
     if result.sliding:
-        record["sliding"] = _scores_record(result.sliding)
+        record["sliding"] = _means_record(result.sliding)
     return record
 
 
-def _scores_record(scores: Scores) -> dict:
-    record = {"stride": scores.stride, "predicted_tokens": scores.tokens, "blocks": scores.blocks}
+def _means_record(means: TextMeans) -> dict:
+    record = {"stride": means.stride, "predicted_tokens": means.tokens, "blocks": means.blocks}
     for name in ("loss", "perplexity", "bits_per_byte", "accuracy"):
-        record |= _pair(name, getattr(scores, name))
+        record |= _pair(name, getattr(means, name))
     bins = []
-    for b in scores.by_context:
+    for b in means.by_context:
         lengths = {"first": b.first, "last": b.last, "tokens": b.tokens}
         bins.append(lengths | _pair("loss", b.loss) | _pair("accuracy", b.accuracy))
-    return record | {"block_losses": scores.block_losses.tolist(), "by_context": bins}
+    return record | {"block_losses": means.block_losses.tolist(), "by_context": bins}
 
 
 def _pair(name: str, estimate: Estimate | None) -> dict:

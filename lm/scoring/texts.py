@@ -8,8 +8,8 @@ from lm.baselines.ngrams import ngram_losses
 from lm.data import Corpus, Split, mixtures, open_corpus, trusted
 from lm.data.corpus import largest_id
 from lm.data.entropy_floor import check_loss
+from lm.scoring.means import TextMeans
 from lm.scoring.predictions import score_split
-from lm.scoring.scores import Scores
 from lm.system.errors import UserError
 from lm.system.files import read_json
 from lm.system.text_tables import without_secrets
@@ -43,8 +43,8 @@ class TextResult:
     """The evaluation of one text."""
 
     text: Text
-    plain: Scores  # in consecutive windows, as in the evaluation of a run
-    sliding: Scores | None  # in sliding windows; None without a stride
+    plain: TextMeans  # in consecutive windows, as in the evaluation of a run
+    sliding: TextMeans | None  # in sliding windows; None without a stride
     # losses of unigram to trigram models of the run's train split, in nats per token
     baselines: dict[str, float]
     is_bound: bool = False  # of masked diffusion
@@ -104,14 +104,14 @@ def score_text(
             (`lm/data/entropy_floor.py`).
     """
 
-    def score(stride: int | None, windows: str) -> Scores:
+    def score(stride: int | None, windows: str) -> TextMeans:
         title = f"{text}, {windows}"
-        scores = score_split(
+        means = score_split(
             run.params, run.config, text.split, stride=stride, batch_size=batch_size, title=title
         )
         is_estimate = run.config.model.masked_diffusion
-        check_loss(text.split, scores.loss.value, scores.tokens, is_estimate=is_estimate)
-        return scores
+        check_loss(text.split, means.loss.value, means.tokens, is_estimate=is_estimate)
+        return means
 
     plain = score(None, f"windows of {run.seq_len}")
     sliding = None if stride is None else score(stride, f"stride {stride}")

@@ -254,7 +254,7 @@ def test_the_page_says_which_layers_are_left_out(run, measured):
 
 def test_a_layer_without_attention_has_no_maps(monkeypatch):
     def mixed(here, x_BTD):
-        return model.attention(here, x_BTD) if here.like == 1 else x_BTD
+        return model.attention(here, x_BTD) if here.prototype == 1 else x_BTD
 
     mixer = model.MIXERS["attention"]._replace(apply=mixed)
     monkeypatch.setitem(model.MIXERS, "attention", mixer)

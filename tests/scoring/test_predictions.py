@@ -10,8 +10,8 @@ from tiny import redrawn, tiny, unstack_layers
 
 from lm.data import Split
 from lm.generation import log_probabilities
+from lm.scoring.means import TextMeans
 from lm.scoring.predictions import score_split
-from lm.scoring.scores import Scores
 
 T = 8
 CONFIG = tiny(model={"n_layers": 1})
@@ -33,12 +33,12 @@ def reference(config, params, ids, stride: int) -> list[tuple[int, float, bool]]
     return found
 
 
-def assert_scores(scores: Scores, expected: list[tuple[int, float, bool]]) -> None:
+def assert_means(means: TextMeans, expected: list[tuple[int, float, bool]]) -> None:
     contexts, losses, hits = (np.array(column) for column in zip(*expected, strict=True))
-    assert scores.tokens == len(expected)
-    assert scores.loss.value == pytest.approx(losses.mean(), abs=1e-5)
-    assert scores.accuracy.value == hits.mean()
-    for b in scores.by_context:
+    assert means.tokens == len(expected)
+    assert means.loss.value == pytest.approx(losses.mean(), abs=1e-5)
+    assert means.accuracy.value == hits.mean()
+    for b in means.by_context:
         inside = (contexts >= b.first) & (contexts <= b.last)
         assert b.tokens == inside.sum()
         assert b.loss.value == pytest.approx(losses[inside].mean(), abs=1e-5)
@@ -46,13 +46,13 @@ def assert_scores(scores: Scores, expected: list[tuple[int, float, bool]]) -> No
 
 
 @pytest.fixture(scope="module")
-def plain() -> Scores:
+def plain() -> TextMeans:
     # the same compiled program in several tests
     return score_split(PARAMS, CONFIG, TEXT, batch_size=10)
 
 
 def test_plain_windows_equal_the_reference(plain):
-    assert_scores(plain, reference(CONFIG, PARAMS, IDS, T))
+    assert_means(plain, reference(CONFIG, PARAMS, IDS, T))
     assert [(b.first, b.last) for b in plain.by_context] == [(1, 1), (2, 2), (3, 4), (5, 8)]
     assert plain.bits_per_byte.value == pytest.approx(plain.loss.value / np.log(2) / 2)
     assert plain.blocks == 10
@@ -60,8 +60,8 @@ def test_plain_windows_equal_the_reference(plain):
 
 def test_sliding_windows_equal_the_reference():
     # ten: the shapes that are compiled already
-    scores = score_split(PARAMS, CONFIG, TEXT, stride=3, batch_size=10)
-    assert_scores(scores, reference(CONFIG, PARAMS, IDS, 3))
+    means = score_split(PARAMS, CONFIG, TEXT, stride=3, batch_size=10)
+    assert_means(means, reference(CONFIG, PARAMS, IDS, 3))
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_documents_of_packed_rows_are_scored_alone_and_in_any_order():
         for ids in (rows[0, :3], rows[0, 3:8], rows[1])
         for line in reference(CONFIG, PARAMS, ids, T)
     ]
-    scores = score_split(PARAMS, CONFIG, Split("test", rows, 17, None, segments))
-    assert_scores(scores, expected)
+    means = score_split(PARAMS, CONFIG, Split("test", rows, 17, None, segments))
+    assert_means(means, expected)
     turned = score_split(PARAMS, CONFIG, Split("test", rows[::-1], 17, None, segments[::-1]))
-    np.testing.assert_allclose(turned.sums[::-1], scores.sums, atol=1e-5)
-    assert scores.bits_per_byte is None
+    np.testing.assert_allclose(turned.sums[::-1], means.sums, atol=1e-5)
+    assert means.bits_per_byte is None

@@ -65,7 +65,7 @@ def test_attention_of_some_layers_only_is_left_out(layers, monkeypatch):
     """A user's layer may have another mixer. The first value of the others would stand for layer 0."""
 
     def mixed(here, x_BTD):
-        return model.attention(here, x_BTD) if here.like in layers else x_BTD
+        return model.attention(here, x_BTD) if here.prototype in layers else x_BTD
 
     mixer = model.MIXERS["attention"]._replace(apply=mixed)
     monkeypatch.setitem(model.MIXERS, "attention", mixer)

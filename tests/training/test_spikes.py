@@ -33,9 +33,9 @@ def test_scores_are_those_of_scipy_and_0_until_half_of_the_window_is_known():
     draw, values = np.random.default_rng(0), np.array([3.0, 40.0], np.float32)
     window = draw.lognormal(size=(2, spikes.WINDOW)).astype(np.float32)
     expected = (values - np.median(window, 1)) / median_abs_deviation(window, 1, scale="normal")
-    np.testing.assert_allclose(spikes.scores(window, values), expected, rtol=1e-4)
+    np.testing.assert_allclose(spikes.z_scores(window, values), expected, rtol=1e-4)
     half = spikes.empty_window().at[:, : spikes.WINDOW // 2].set(1.0)
-    assert spikes.scores(half, jnp.array([1e9, 1e9])).tolist() == [0, 0]
+    assert spikes.z_scores(half, jnp.array([1e9, 1e9])).tolist() == [0, 0]
 
 
 def test_a_spike_is_logged_skipped_and_shown(train, command, text, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.signal import lfilter
 
-from lm.scoring.scores import MAX_BLOCKS, Estimate, Scores, ratio
+from lm.scoring.means import MAX_BLOCKS, Estimate, TextMeans, ratio
 
 
 def autoregressive(n_series: int, n: int, phi: float, mean: float) -> np.ndarray:
@@ -68,11 +68,11 @@ def test_perplexity_and_bits_per_byte_by_hand():
     sums[..., 0] = [1, 1, 2]
     sums[..., 1] = np.outer([2, 3] * 5, [1, 1, 2]) * np.log(2)
     sums[:, 2, 2] = 1
-    scores = Scores(sums, seq_len=4, stride=4, bytes_per_token=2.0)
+    means = TextMeans(sums, seq_len=4, stride=4, bytes_per_token=2.0)
     error = 0.5 * math.log(2) / 3  # ten means, half a step from theirs: sqrt(10 / 4 / 9 / 10)
-    assert scores.tokens == 40
-    assert scores.loss == pytest.approx((2.5 * math.log(2), error))
-    assert scores.block_losses == pytest.approx([2 * math.log(2), 3 * math.log(2)] * 5)
-    assert scores.perplexity == pytest.approx((2**2.5, 2**2.5 * error))
-    assert scores.bits_per_byte == pytest.approx((1.25, error / math.log(2) / 2))
-    assert scores.accuracy == pytest.approx((0.25, 0.0))
+    assert means.tokens == 40
+    assert means.loss == pytest.approx((2.5 * math.log(2), error))
+    assert means.block_losses == pytest.approx([2 * math.log(2), 3 * math.log(2)] * 5)
+    assert means.perplexity == pytest.approx((2**2.5, 2**2.5 * error))
+    assert means.bits_per_byte == pytest.approx((1.25, error / math.log(2) / 2))
+    assert means.accuracy == pytest.approx((0.25, 0.0))

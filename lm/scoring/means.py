@@ -59,7 +59,7 @@ class ContextBin(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
+class TextMeans:
     """Sums over the predictions of a text, by block and by length of the context."""
 
     # float64 (blocks, bins, 3): the number of predictions, the sum of their losses in nats, and the
