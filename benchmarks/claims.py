@@ -12,6 +12,7 @@ papers (configs/replications).
 """
 
 import argparse
+import collections
 import math
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from benchmarks.page import fill, rows_of
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CHANGE, CLAIM, MEAN, PLACEBO, Analysis, analyze
+from lm.sweeps.analysis import CELL, CHANGE, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
 from lm.sweeps.figures import nats
 from lm.sweeps.record import read_page_record
 from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
@@ -241,6 +242,10 @@ def longer(directory: Path) -> str:
 def study_answer(a: Analysis) -> str:
     """Return the answer of a study with many claims for the index, in the groups of its page."""
     claims = sorted(a.of_kind(CLAIM), key=lambda c: c.mean)
+    times = collections.Counter(c.variant for c in claims)
+
+    def name_of(c: Claim) -> str:
+        return c.variant if times[c.variant] == 1 else f"{c.variant} against {c.against}"
 
     def named(verdict: str, of_sign: int) -> str:
         """Name the claims of a verdict and a sign; what differs in sign has its means by text."""
@@ -248,13 +253,13 @@ def study_answer(a: Analysis) -> str:
         for c in claims:
             if c.verdict == verdict and c.mean * of_sign > 0:
                 texts = ", ".join(f"{text} {nats(mean)}" for text, mean in by_text(a, c))
-                names.append(c.variant if c.has_one_sign else f"{c.variant} ({texts})")
+                names.append(name_of(c) if c.has_one_sign else f"{name_of(c)} ({texts})")
         return ", ".join(names) or "none"
 
     margin = f"{a.record['margin']:g}"
-    no_result = [c.variant for c in claims if not c.difference]
+    no_result = [name_of(c) for c in claims if not c.difference]
     not_shown = sum(c.verdict == statistics.NOT_SHOWN for c in claims)
-    general = ", ".join(c.variant for c in claims if c.is_general) or "none"
+    general = ", ".join(name_of(c) for c in claims if c.is_general) or "none"
     return (
         f"in the mean of {len(a.record['cells'])} cells (two sizes on two texts), lower by more than "
         f"{margin}: {named(statistics.BETTER, -1)}; lower by possibly less: "

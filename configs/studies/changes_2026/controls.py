@@ -22,10 +22,12 @@ and its other programs decide; `python3 -m benchmarks.claims` then writes the pa
 """
 
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 
 from lm.sweeps.addition import RESULTS, STUDIES, Published
+from lm.sweeps.declare import in_cell
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import read_record
 from lm.sweeps.results import read_runs, rule_of, runs_from_csv, runs_to_csv, shapes_of
@@ -61,7 +63,8 @@ def train(study: str, workdir: Path) -> int:
     return run_sweep(plan, workdir, 1, published=Published(record, reused))
 
 
-def publish(study: str, workdir: Path) -> None:
+def publish(study: str, workdir: Path, beside: tuple = ()) -> None:
+    """Add the new variants of a directory to a page, and secondary comparisons (arm, arm)."""
     page = RESULTS / study
     here = read_record(workdir)
     record = read_json(page / "sweep.json")
@@ -79,6 +82,8 @@ def publish(study: str, workdir: Path) -> None:
         record["variants"][name] = about
     for pairs in ("placebos", "comparisons"):
         record[pairs] += [pair for pair in here[pairs] if pair not in record[pairs]]
+    for pair, cell in itertools.product(beside, record["cells"]):
+        record["beside"].append([in_cell(arm, cell) for arm in pair])
     record["control"] = here["control"]
     for start in here["starts"]:
         kept = {key: start[key] for key in record["starts"][0]}

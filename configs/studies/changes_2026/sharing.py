@@ -82,6 +82,6 @@ def train(study: str, workdir: Path) -> int:
 if __name__ == "__main__":
     study, workdir, *options = sys.argv[1:]
     if options == ["--publish"]:
-        publish(study, Path(workdir))
+        publish(study, Path(workdir), beside=(("one key head", "base"),))
     else:
         sys.exit(train(study, Path(workdir)))
