@@ -5,8 +5,8 @@ size?
     python -m lm.sweep --config configs/sweeps/scale_prenorm.py --budget full --dry-run
 
 The sizes, lengths and learning rates are those of configs/sweeps/scale_swiglu.py without its
-largest size, which would take more than half of the time. The three take 57 minutes on one CPU
-core.
+largest size, which would take more than half of the time. The page's runs of the three took 57
+minutes on one CPU core, with five seeds.
 
 Result (docs/results/scale_prenorm.md): pre-norm needs 19 % more training compute than post-norm (95
 % CI 10 to 29), mean of the sizes. The page's runs are of the earlier method: 5 seeds at the best
