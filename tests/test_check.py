@@ -353,11 +353,12 @@ def test_devices_are_simulated(idea, code, said):
     assert "not run" not in done.stdout
 
 
-def test_the_command_prints_a_card(capsys):
-    only = ["--only", "export,FLOPs,ln V"]
-    assert check.main(["--config", "configs/shakespeare_small.py", *only]) == 0
-    output = capsys.readouterr().out
+def test_the_command_prints_a_card(command):
+    config = ("--config", ROOT / "configs/shakespeare_small.py")
+    code, output = command(check.main, *config, "--only", "export,FLOPs,ln V")
+    assert code == 0
     assert "ok      FLOPs = traced program" in output
     assert output.rstrip().splitlines()[-1].startswith("3 of 3 hold")
-    assert check.main(["--config", "configs/shakespeare_small.py", "--only", "xyz"]) == 2
-    assert "looks back only" in capsys.readouterr().err
+    code, output = command(check.main, *config, "--only", "xyz")
+    assert code == 2
+    assert "looks back only" in output
