@@ -32,13 +32,13 @@ def check_new_ideas(config: Config) -> str | None:
     Raises:
         UserError: they do not.
     """
-    found = new_ideas(config.model)
-    if not found:
+    added = new_ideas(config.model)
+    if not added:
         return None
     from lm.checking import properties
     from lm.checking.subject import Broken, Subject
 
-    names = ", ".join(dict.fromkeys(found))
+    names = ", ".join(dict.fromkeys(added))
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         subject = Subject(config)
         try:

@@ -54,10 +54,8 @@ def forward(flat_params: dict, c, tokens_BT, segments_BT, positions_BT):
     windows = layer_windows(c)
     same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
     distance_BTS = positions_BT[:, :, None] - positions_BT[:, None, :]
-    prefix = "layers/"
     for _, layer in applied_layers(c):
-        names = [path for path in p if path.startswith(prefix)]
-        own = {path.removeprefix(prefix): p[path][layer] for path in names}
+        own = {path: stack[layer] for path, stack in _module(p, "layers").items()}
         visible_BTS = same_BTS & (distance_BTS >= 0)
         if windows[layer]:
             visible_BTS &= distance_BTS < windows[layer]
@@ -100,6 +98,12 @@ def _block(p, c, layer: int, x_BTD, visible_BTS, positions_BT):
     return x_BTD
 
 
+def _module(p, name: str) -> dict:
+    """Return the parameters of a module by their own names."""
+    prefix = f"{name}/"
+    return {path.removeprefix(prefix): x for path, x in p.items() if path.startswith(prefix)}
+
+
 def _norm(p, c, name: str, x_BTD):
     scale_D = p[f"{name}/scale_D"]
     bias_D = p.get(f"{name}/bias_D", 0)
@@ -117,7 +121,7 @@ def _rms(x, eps: float, axes=-1):
 
 
 def _attention(p, c, name: str, layer: int, x_BTD, visible_BTS, positions_BT):
-    p = {path.removeprefix(f"{name}/"): x for path, x in p.items() if path.startswith(f"{name}/")}
+    p = _module(p, name)
     q_BTHK = np.einsum("btd,dhk->bthk", x_BTD, p["w_q_DHK"]) + p.get("b_q_HK", 0)
     k_BTGK = np.einsum("btd,dgk->btgk", x_BTD, p["w_k_DGK"]) + p.get("b_k_GK", 0)
     v_BTGK = np.einsum("btd,dgk->btgk", x_BTD, p["w_v_DGK"]) + p.get("b_v_GK", 0)
@@ -139,11 +143,13 @@ def _attention(p, c, name: str, layer: int, x_BTD, visible_BTS, positions_BT):
         scale = math.sqrt(c.mup_base_d_head) / c.d_head
     o_BTHK = np.zeros_like(q_BTHK)
     for h in range(c.n_heads):
+        q_BTK = q_BTHK[:, :, h]
         k_BTK = k_BTGK[:, :, h // n_shared]
-        scores_BTS = _capped(q_BTHK[:, :, h] @ k_BTK.swapaxes(1, 2) * scale, c.attn_softcap)
+        v_BTK = v_BTGK[:, :, h // n_shared]
+        scores_BTS = _capped(q_BTK @ k_BTK.swapaxes(1, 2) * scale, c.attn_softcap)
         weights_BTS = np.exp(scores_BTS) * visible_BTS
         weights_BTS /= weights_BTS.sum(axis=-1, keepdims=True)
-        o_BTHK[:, :, h] = weights_BTS @ v_BTGK[:, :, h // n_shared]
+        o_BTHK[:, :, h] = weights_BTS @ v_BTK
     return np.einsum("bthk,hkd->btd", o_BTHK, p["w_o_HKD"]) + p.get("b_o_D", 0)
 
 
@@ -170,14 +176,15 @@ def _sinusoids(positions_BT, c):
     pairs = np.arange(c.d_model // 2)
     angles = positions_BT[..., None] * 10000.0 ** (-2 * pairs / c.d_model)
     x_BTD = np.zeros((*positions_BT.shape, c.d_model))
-    sine = 0 if c.sinusoidal_order == "sine_first" else 1
-    x_BTD[..., sine::2] = np.sin(angles)
-    x_BTD[..., 1 - sine :: 2] = np.cos(angles)
+    of_sine = 0 if c.sinusoidal_order == "sine_first" else 1
+    of_cosine = 1 - of_sine
+    x_BTD[..., of_sine::2] = np.sin(angles)
+    x_BTD[..., of_cosine::2] = np.cos(angles)
     return x_BTD
 
 
 def _feed_forward(p, c, name: str, x_BTD):
-    p = {path.removeprefix(f"{name}/"): x for path, x in p.items() if path.startswith(f"{name}/")}
+    p = _module(p, name)
     activation = ACTIVATIONS[c.activation]
     if c.ffn == "mlp":
         h_BTF = activation(x_BTD @ p["w_in_DF"] + p.get("b_in_F", 0))

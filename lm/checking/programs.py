@@ -12,7 +12,18 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from lm import ideas, model, parameters, step
 from lm.checking.source import all_equations, inner_programs, line_of
-from lm.checking.subject import LARGE, LONG, Broken, Subject, T, V, equal, quickly, replaced
+from lm.checking.subject import (
+    LARGE,
+    LONG,
+    Broken,
+    Subject,
+    T,
+    V,
+    equal,
+    parameter_shapes,
+    quickly,
+    replaced,
+)
 from lm.cost import flops, memory
 from lm.cost.devices import DEVICES
 from lm.huggingface import code_export
@@ -45,10 +56,6 @@ N_KEYS = 64  # a whole chunk of a recurrence
 def traced_loss(s: Subject, n_tokens: int, **keys):
     """Return the jaxpr of the objective of a batch, forward only."""
     config = dataclasses.replace(s.config, model=s.changed(**keys))
-    shapes = {
-        path: jax.ShapeDtypeStruct(p.shape, jnp.float32)
-        for path, p in parameters.parameter_table(config.model).items()
-    }
     batch = {"tokens": jax.ShapeDtypeStruct((1, n_tokens + 1), jnp.int32)}
 
     def loss(params, batch):
@@ -57,7 +64,7 @@ def traced_loss(s: Subject, n_tokens: int, **keys):
             fields["positions"] = jnp.arange(n_tokens)[None] % LONG
         return step.objective(params, fields, config, 1.0, 0.5)[0]
 
-    return jax.make_jaxpr(loss)(parameters.nest(shapes), batch).jaxpr
+    return jax.make_jaxpr(loss)(parameter_shapes(config.model), batch).jaxpr
 
 
 # ---- 16 bits -------------------------------------------------------------------------------------
@@ -117,8 +124,8 @@ def what_is_carried_is_read(s: Subject) -> str:
 
     def loss(added: dict):
         def more(c, x_BTD):
-            found = carried(c, x_BTD)
-            return {name: x + added[name].astype(x.dtype) for name, x in found.items()}
+            arrays = carried(c, x_BTD)
+            return {name: x + added[name].astype(x.dtype) for name, x in arrays.items()}
 
         ideas.carried = more
         try:
@@ -170,10 +177,11 @@ def implementations_compute_the_same(s: Subject) -> str:
         measured = equal(plain, others, f"{name} and einsum", 1e-3)
         results.append(f"{name} {measured:.1g}")
     plain = outputs(gradients)
-    both = jax.tree.map(lambda *x: jnp.stack(x), s.params, s.large_params)
+    both = jax.tree.map(lambda *x: jnp.stack(x), s.params, s.large_params)  # compiled once
     with compiling_for("gpu"):
         of_both = quickly(lambda both: jax.lax.map(lambda p: gradients(p, s.c), both), both)
-    others, of_large = (jax.tree.map(lambda x, i=i: x[i], of_both) for i in range(2))
+    others = jax.tree.map(lambda x: x[0], of_both)
+    of_large = jax.tree.map(lambda x: x[1], of_both)
     is_finite = all(np.isfinite(x).all() for x in jax.tree.leaves(of_large))
     if not is_finite and s.c.norm_placement != "none":
         raise Broken(f"gradients for a GPU are not finite with weights times {LARGE}")
@@ -256,17 +264,15 @@ def _kept_bytes(s: Subject, **keys) -> np.ndarray:
     m = s.changed(**wide, max_positions=n_tokens, **keys)
     train = dataclasses.replace(s.config.train, batch_size=2, seq_len=n_tokens)
     config = dataclasses.replace(s.config, model=m, train=train)
-    table = parameters.parameter_table(m)
-    shapes = {path: jax.ShapeDtypeStruct(p.shape, jnp.float32) for path, p in table.items()}
     batch = {"tokens": jax.ShapeDtypeStruct((config.train.batch_size, n_tokens + 1), jnp.int32)}
 
     def derivative(params, batch):
         fields = step.batch_fields(batch)
         return jax.vjp(lambda p: step.objective(p, fields, config, 1.0, 0.5)[0], params)[1]
 
-    kept = jax.eval_shape(derivative, parameters.nest(shapes), batch)
+    kept = jax.eval_shape(derivative, parameter_shapes(m), batch)
     traced = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
-    traced -= 4 * parameters.count(table)
+    traced -= 4 * parameters.count(parameters.parameter_table(m))
     return np.array([traced, memory.activation_bytes(config, DEVICES["h100"], ONE)])
 
 
@@ -276,8 +282,7 @@ def the_plan_has_the_kernels_of_the_program(s: Subject) -> str:
     wide = {"d_model": 512, "d_head": 128, "compute_dtype": "bfloat16", "max_positions": n_tokens}
     train = dataclasses.replace(s.config.train, seq_len=n_tokens)
     config = dataclasses.replace(s.config, model=s.changed(**wide), train=train)
-    table = parameters.parameter_table(config.model)
-    shapes = {path: jax.ShapeDtypeStruct(p.shape, jnp.float32) for path, p in table.items()}
+    shapes = parameter_shapes(config.model)
     tokens_BT = np.zeros((1, n_tokens), np.int32)
     kernels = []
     einsum = attention.IMPLEMENTATIONS["einsum"]
@@ -293,9 +298,7 @@ def the_plan_has_the_kernels_of_the_program(s: Subject) -> str:
 
         instead = {name: recorder(name) for name in attention.IMPLEMENTATIONS}
         with compiling_for(platform), replaced(attention.IMPLEMENTATIONS, instead):
-            jax.eval_shape(
-                lambda p: model.hidden(p, config.model, tokens_BT), parameters.nest(shapes)
-            )
+            jax.eval_shape(lambda p: model.hidden(p, config.model, tokens_BT), shapes)
         planned, why = memory.attention_implementation(config, DEVICES[device], ONE)
         others = [name for name in dict.fromkeys(ran) if name != planned and name not in why]
         if others or (not ran) != (planned == "none"):

@@ -22,8 +22,8 @@ def _is_program(x) -> bool:
 
 def inner_programs(eqn) -> list:
     """Return the programs that an operation calls."""
-    found = [x for x in jax.tree.leaves(eqn.params, is_leaf=_is_program) if _is_program(x)]
-    return [getattr(x, "jaxpr", x) for x in found]
+    leaves = jax.tree.leaves(eqn.params, is_leaf=_is_program)
+    return [getattr(x, "jaxpr", x) for x in leaves if _is_program(x)]
 
 
 def all_equations(program):
@@ -41,10 +41,10 @@ def line_of(eqn) -> str:
 
 
 def _lines(eqn) -> list[str]:
-    found: list[str] = []
+    lines: list[str] = []
     trace = eqn.source_info.traceback
     if trace is None:
-        return found
+        return lines
     for frame, number in traceback.walk_tb(trace.as_python_traceback()):
         path = Path(frame.f_code.co_filename)
         if not path.is_relative_to(ROOT):
@@ -52,8 +52,8 @@ def _lines(eqn) -> list[str]:
         file = path.relative_to(ROOT).as_posix()
         if file.startswith(EQUATIONS) and file != "ideas/__init__.py":
             text = linecache.getline(str(path), number).strip()
-            found.append(f"lm/{file}:{number}: {text}")
-    return found
+            lines.append(f"lm/{file}:{number}: {text}")
+    return lines
 
 
 def first_difference(one: dict, other: dict, limit: float = 1e-4) -> tuple[str, str]:

@@ -200,18 +200,18 @@ def layers_see_all_that_their_windows_allow(s: Subject) -> str:
     tokens_TT = np.arange(n * n).reshape(n, n)
     segments_TT = np.tile(s.segments_BT[:1], (n, 1))
     positions_TT = np.tile(s.packed[2][:1], (n, 1))
-    found: dict[str, Any] = {}
+    first: dict = {}
 
     def diagonal(params):
         def tap(here, name, x):
-            found.setdefault(here.named(name), x)
+            if here.named(name) == f"layers/0/{names[0]}/output":
+                first["output"] = x
             return x
 
         inputs = {"segments": segments_TT, "positions": positions_TT, "tap": tap}
         model.hidden(params, c, tokens_TT, **inputs)
-        y_TTD = found[f"layers/0/{names[0]}/output"]
         rows = jnp.arange(n)
-        return jnp.sum(jnp.sin(y_TTD[rows, rows]) @ (1.0 + jnp.arange(c.d_model)))
+        return jnp.sum(jnp.sin(first["output"][rows, rows]) @ (1.0 + jnp.arange(c.d_model)))
 
     grads = jax.jit(jax.grad(diagonal))(s.params)
     sees_TS = (np.asarray(grads["embedding"]) != 0).any(-1)[: n * n].reshape(n, n)
@@ -464,17 +464,17 @@ def _observed(c):
             return options | {"tap": here.tap}
 
     def f(params, tokens_BT, segments_BT, positions_BT):
-        found = {}
+        outputs = {}
 
         def tap(here, name, x):
             if name != "weights":
-                found[here.named(name)] = jnp.where(jnp.isfinite(x), x, 0)
+                outputs[here.named(name)] = jnp.where(jnp.isfinite(x), x, 0)
             return x
 
         past = Observing(positions_BT, segments_BT)
         h_BTD = model.hidden(params, c, tokens_BT, past=past, tap=tap)
-        found["logits"] = model.head_logits(h_BTD, model.head(params, c))
-        return found
+        outputs["logits"] = model.head_logits(h_BTD, model.head(params, c))
+        return outputs
 
     return jax.jit(f)
 

@@ -107,6 +107,14 @@ def random_parameters(c: ModelConfig, seed: int = 0) -> dict:
     return parameters.nest({path: draw(path, p) for path, p in table.items()})
 
 
+def parameter_shapes(c: ModelConfig) -> dict:
+    """Return the parameters of a model as shapes in float32, with which it is traced."""
+    table = parameters.parameter_table(c)
+    return parameters.nest(
+        {path: jax.ShapeDtypeStruct(p.shape, jnp.float32) for path, p in table.items()}
+    )
+
+
 @dataclasses.dataclass
 class Subject:
     """A tiny model with random parameters, and what several properties compare with."""
@@ -212,8 +220,8 @@ class Subject:
             names: list[str] = []
             self.programs[c] = jax.jit(functools.partial(_outputs, c, names)), names
         compiled, names = self.programs[c]
-        found = compiled(params, tokens_BT, segments_BT, positions_BT)
-        return {name: np.asarray(found[name], np.float32) for name in names}
+        outputs = compiled(params, tokens_BT, segments_BT, positions_BT)
+        return {name: np.asarray(outputs[name], np.float32) for name in names}
 
     def changed(self, **keys):
         """Return the model section with other keys."""
@@ -239,17 +247,17 @@ def replaced(table: dict, instead: dict):
 
 
 def _outputs(c, names: list[str], params, tokens_BT, segments_BT, positions_BT) -> dict:
-    found = {}
+    outputs = {}
 
     def tap(here, name, x):
-        found[here.named(name)] = x
+        outputs[here.named(name)] = x
         return x
 
     inputs = {"segments": segments_BT, "positions": positions_BT, "tap": tap}
-    found["hidden"] = model.hidden(params, c, tokens_BT, **inputs)
-    found["logits"] = head_logits(found["hidden"], model.head(params, c))
-    names[:] = found
-    return found
+    outputs["hidden"] = model.hidden(params, c, tokens_BT, **inputs)
+    outputs["logits"] = head_logits(outputs["hidden"], model.head(params, c))
+    names[:] = outputs
+    return outputs
 
 
 def positions_of(segments_BT) -> np.ndarray:

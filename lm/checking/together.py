@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from lm import ideas, model, parameters
+from lm import ideas, model
 from lm.checking import properties
-from lm.checking.subject import Broken, Subject
+from lm.checking.subject import Broken, Subject, parameter_shapes
 from lm.config import Config, ModelConfig, checks
 from lm.system.errors import UserError
 
@@ -20,7 +20,7 @@ ALSO = {"norm": ("dyt",), "rope_pattern": ((1, 0),), "window_pattern": ((0, 3),)
 
 def choices() -> list[Choice]:
     """Return the ideas that there are, one or more values of each key that turns one on."""
-    found: dict[str, tuple] = {}
+    by_key: dict[str, tuple] = {}
     for field in dataclasses.fields(ModelConfig):
         of_site = any(field.name in site for site in ideas.SITES.values())
         values: tuple = ()
@@ -33,8 +33,8 @@ def choices() -> list[Choice]:
             values = tuple(x for x in field.metadata["choices"] if ideas.is_on(x))[-1:]
         elif of_site:
             values = (True,) if field.default is False else (0.3,)
-        found[field.name] = values or ALSO.get(field.name, ())
-    return [(key, value) for key, values in found.items() for value in values]
+        by_key[field.name] = values or ALSO.get(field.name, ())
+    return [(key, value) for key, values in by_key.items() for value in values]
 
 
 def with_choices(config: Config, chosen: Iterable[Choice]) -> Config:
@@ -48,10 +48,8 @@ def is_refused(config: Config) -> bool:
         return True
     try:
         c = Subject(config).c
-        table = parameters.parameter_table(c).items()
-        shapes = {path: jax.ShapeDtypeStruct(p.shape, "float32") for path, p in table}
         tokens_BT = np.zeros((1, 2), np.int32)
-        jax.eval_shape(lambda p: model.hidden(p, c, tokens_BT), parameters.nest(shapes))
+        jax.eval_shape(lambda p: model.hidden(p, c, tokens_BT), parameter_shapes(c))
     except (UserError, ValueError):
         return True
     return False
@@ -62,20 +60,20 @@ def groups(base: Config, refused: Callable[[Config], bool] = is_refused) -> list
 
     Those that the config refuses alone are in none.
     """
-    found: list[list[Choice]] = []
+    sets: list[list[Choice]] = []
     default = ModelConfig()
     for key, value in choices():
         if getattr(base.model, key) != getattr(default, key):  # the config has its own
             continue
-        for group in found:
+        for group in sets:
             keys = {name for name, _ in group}
             if key not in keys and not refused(with_choices(base, [*group, (key, value)])):
                 group.append((key, value))
                 break
         else:
             if not refused(with_choices(base, [(key, value)])):
-                found.append([(key, value)])
-    return found
+                sets.append([(key, value)])
+    return sets
 
 
 def pairs(base: Config, refused: Callable[[Config], bool] = is_refused) -> tuple[list, list]:
@@ -86,7 +84,7 @@ def pairs(base: Config, refused: Callable[[Config], bool] = is_refused) -> tuple
         (pair for pair in missing if refused(with_choices(base, pair))), key=every_index(every)
     )
     missing -= set(apart)
-    found = []
+    sets = []
     while missing:
         chosen = list(min(missing, key=every_index(every)))
         for choice in every:
@@ -97,8 +95,8 @@ def pairs(base: Config, refused: Callable[[Config], bool] = is_refused) -> tuple
             if not refused(with_choices(base, [*chosen, choice])):
                 chosen.append(choice)
         missing -= set(itertools.combinations([c for c in every if c in chosen], 2))
-        found.append(chosen)
-    return found, apart
+        sets.append(chosen)
+    return sets, apart
 
 
 def every_index(every: list) -> Callable:

@@ -77,7 +77,7 @@ def apply(here, qkv):
 
 
 def unit(x_BTHK):
-    """Return vectors divided by their L2 norm."""
+    """Return vectors divided by their L2 norm; a vector of 0 stays 0."""
     return x_BTHK * jax.lax.rsqrt(jnp.sum(x_BTHK * x_BTHK, axis=-1, keepdims=True) + 1e-6)
 
 

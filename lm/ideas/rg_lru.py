@@ -69,6 +69,7 @@ def apply(here, x_BTD):
     r_BTHK = _gate(u_BTHK, p["w_a_HKC"], p["b_a_HK"])
     i_BTHK = _gate(u_BTHK, p["w_x_HKC"], p["b_x_HK"])
     log_a_BTHK = -SHARPNESS * _rates(p["decay_K"]) * r_BTHK
+    # expm1 keeps the digits of 1 - a^2 where a is near 1
     scale_BTHK = jnp.sqrt(jnp.maximum(-jnp.expm1(2 * log_a_BTHK), SMALLEST))
     inputs_BTHK = scale_BTHK * i_BTHK * u_BTHK.astype(jnp.float32)
     state_HK = jnp.zeros(shape[-2:], jnp.float32)
@@ -79,6 +80,7 @@ def apply(here, x_BTD):
 
 def _gate(u_BTHK, w_HKC, b_HK):
     logits_BTHK = jnp.einsum("...HK,HKC->...HC", u_BTHK, w_HKC.astype(u_BTHK.dtype))
+    # float32: decays are near 1, where bfloat16 has steps of 1/256
     return jax.nn.sigmoid(logits_BTHK.astype(jnp.float32) + b_HK.astype(jnp.float32))
 
 

@@ -72,6 +72,7 @@ def apply(here, x_BTD):
     scores_BHTS = _mixed(scores_BHTS * c.d_head**-0.5, p["w_scores_HC"])
     scores_BHTS = here.tap("scores", scores_BHTS)
     visible_BTS = mask.visible()[..., None, :, :]
+    # not -inf, which would be NaN where padding sees no key
     weights_BHTS = jax.nn.softmax(jnp.where(visible_BTS, scores_BHTS, jnp.finfo(wide).min))
     weights_BHTS = _mixed(weights_BHTS, p["w_weights_HC"]).astype(v_BSHK.dtype)
     o_BTHK = jnp.einsum("...HTS,...SHK->...THK", weights_BHTS, v_BSHK)

@@ -22,5 +22,5 @@ def same_at_start(c):
 
 def apply(here, x_BTD):
     gate_BT1 = jax.nn.sigmoid(einsum("BTC,CI->BTI", x_BTD[..., :GATE_INPUTS], here.p["w_shift_C1"]))
-    previous_BTD = here.last("shift", x_BTD, 2)[..., 0, :]
+    previous_BTD = here.last("shift", x_BTD, 2)[..., 0, :]  # of the last two, its own included
     return x_BTD + here.p["shift_scale"].astype(x_BTD.dtype) * gate_BT1 * previous_BTD

@@ -28,7 +28,7 @@ def ademamix(o: OptimizerConfig, schedule: optax.Schedule, table, steps: int):
         return fraction(count) * o.slow_weight
 
     def b3(count):
-        before = 1 / math.log(max(o.b1, 1e-8))
+        before = 1 / math.log(max(o.b1, 1e-8))  # b1 may be 0
         after = 1 / math.log(o.b3)
         return jnp.exp(1 / (before + fraction(count) * (after - before)))
 
