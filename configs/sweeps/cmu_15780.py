@@ -3,8 +3,7 @@
     python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget quick
     python -m lm.sweep --config configs/sweeps/cmu_15780.py --budget full
 
-The runs of the page took 142 minutes on one CPU core, with five seeds and no placebos; the full
-budget has more of both (--dry-run --measure estimates its time).
+The runs of the page took 142 minutes on one CPU core.
 
 The validation loss is evaluated every 160 steps. An epoch is 158.4 steps, so the first evaluation
 is two steps into the second epoch. It uses half of the lecture's validation text; the other half is
