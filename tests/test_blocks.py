@@ -235,6 +235,22 @@ def test_mistakes_in_blocks_are_named(keys, said):
         ({"branches": ("ffn",), "n_kv_heads": 1}, "n_kv_heads: 1 .* attention or talking_heads;"),
         ({"branches": ("attention",), "d_ff": 8}, "d_ff: 8 has no effect, as no layer has ffn;"),
         ({"query_scale": "log_n", "max_positions": 512}, None),
+        # an idea between layers, with one layer that has it
+        ({"value_residual": "learned", "n_layers": 1}, "value_residual: .* one layer of attention"),
+        (
+            {"value_residual": "half", "mixers": ("kda", "attention"), "n_layers": 3},
+            "value_residual",
+        ),
+        ({"value_residual": "half", "mixers": ("kda", "attention"), "n_layers": 4}, None),
+        ({"value_residual": "learned", "n_layers": 1, "loops": 2}, None),
+        (
+            {
+                "value_residual": "learned",
+                "n_layers": 1,
+                "branches": ("attention", "attention", "ffn"),
+            },
+            None,
+        ),
     ],
 )
 def test_keys_that_no_layer_reads_have_no_effect(keys, said):

@@ -21,6 +21,9 @@ from lm.config.schema import (
     branches_of,
     layer_windows,
     looped_layers,
+    mixer_of,
+    n_applied_layers,
+    n_mixing_branches,
     present_mixers,
     schema,
 )
@@ -109,6 +112,12 @@ def unused(config: Config) -> Iterator[Problem]:
             "= learned"
         )
         yield "model.max_positions model.positions model.rope_scaling", text
+    first_layers = range(min(m.n_layers, 2 * len(m.mixers)))  # there may be 2^31
+    attending = [layer for layer in first_layers if mixer_of(m, layer) == "attention"]
+    n_attending = n_applied_layers(m, attending) * n_mixing_branches(m)
+    if m.value_residual != "none" and n_attending == 1:
+        text = " has no effect with one layer of attention; use none, or more layers of attention"
+        yield "model.value_residual model.mixers model.n_layers", text
 
 
 def unread(m: ModelConfig) -> Iterator[Problem]:
