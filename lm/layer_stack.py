@@ -148,13 +148,13 @@ def groups(c: ResolvedModel, table: Table) -> tuple[tuple[int, int, int], ...]:
     if not subsets:
         return ((0, 1, n),)
     kinds = [tuple(layer in layers for layers in subsets) for layer in range(n)]
-    found = []
+    spans = []
     first = 0
     while first < n:
         period, times = _longest_repetition(kinds[first:])
-        found.append((first, period, times))
+        spans.append((first, period, times))
         first += period * times
-    return tuple(found)
+    return tuple(spans)
 
 
 def _longest_repetition(kinds: list) -> tuple[int, int]:
@@ -194,9 +194,9 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
         return params
     stacks = flat(params["layers"])
     split = {name: value for name, value in params.items() if name != "layers"}
-    found = groups(c, table)
+    spans = groups(c, table)
     single = (
-        {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in found) else {}
+        {path: _rows(x) for path, x in stacks.items()} if any(n == 1 for _, _, n in spans) else {}
     )
 
     def member(layer: int, period: int, n: int) -> dict:
@@ -216,7 +216,7 @@ def split_layers(params: dict, c: ResolvedModel, table: Table) -> dict:
                 own[path] = x[row : row + n * step : step]
         return nest(own)
 
-    for first, period, n in found:
+    for first, period, n in spans:
         members = [member(layer, period, n) for layer in range(first, first + period)]
         split[f"layers_{first}"] = (
             members[0] if n == 1 else {str(i): own for i, own in enumerate(members)}
@@ -229,7 +229,7 @@ def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
 
     Those of a looped layer are of its last turn.
     """
-    found: dict[str, dict[int, jax.Array]] = {}
+    by_name: dict[str, dict[int, jax.Array]] = {}
     applied = applied_layers(c)
     for turn, (first, period, n) in itertools.product(range(c.loops), groups(c, table)):
         if (turn, first) not in applied:
@@ -239,10 +239,10 @@ def by_layer(memory: dict, c: ResolvedModel, table: Table) -> dict:
             for path, x in memory.items():
                 if path.startswith(prefix):
                     rows = [x] if n == 1 else _rows(x)
-                    of_name = found.setdefault(path.removeprefix(prefix), {})
+                    of_name = by_name.setdefault(path.removeprefix(prefix), {})
                     of_name.update({prototype + k * period: row for k, row in enumerate(rows)})
     return {
-        name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in found.items()
+        name: jnp.stack([rows[layer] for layer in sorted(rows)]) for name, rows in by_name.items()
     }
 
 

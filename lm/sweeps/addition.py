@@ -15,7 +15,7 @@ from lm.command_line.loading import parse_settings
 from lm.config.values import short
 from lm.sweeps import ledger
 from lm.sweeps.analysis import CLAIM, analyze
-from lm.sweeps.declare import PLACEBO, match_params
+from lm.sweeps.declare import PLACEBO, Sweep, match_params
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.record import PATIENCE, read_page_record, read_record, variant_differences
 from lm.sweeps.results import Run, append_runs, read_runs, rule_of, runs_from_csv, shapes_of
@@ -82,6 +82,12 @@ def published_study(study: str) -> tuple[Path, Path]:
     return paths[study], RESULTS / study
 
 
+def read_study(path: Path) -> Sweep:
+    """Return the Sweep of a study; NAME_added.py beside it also has what joined its page later."""
+    added = path.with_name(f"{path.stem}_added.py")
+    return read_sweep(str(added if added.is_file() else path))
+
+
 def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Published]:
     """Return the plan of a study's baseline and one more change, and the published runs of the
     baseline.
@@ -102,7 +108,7 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
             "of changes to the model"
         )
     base = sweep.baseline
-    if name in (*sweep.variants, PLACEBO):
+    if name in (*read_study(path).variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")
     values, problems = parse_settings(settings, "--set ")
     if problems:

@@ -272,13 +272,13 @@ class Analysis:
         Their true difference is 0: a difference within the band is as small as that of equal models.
         """
         own = [c for c in self.of_kind(PLACEBO) if (c.against, c.cell) == (against, cell)]
-        found = [c.difference.mean for c in own if c.difference]
-        if not found:
+        means = [c.difference.mean for c in own if c.difference]
+        if not means:
             return 0.0, 0.0
         if self.record.get("control") == "mean":
             # These differences, each from the mean of the others, have the sum 0 over all members.
-            found.append(-math.fsum(found))
-        return min(found), max(found)
+            means.append(-math.fsum(means))
+        return min(means), max(means)
 
     @property
     def are_many(self) -> bool:
@@ -287,8 +287,8 @@ class Analysis:
     def in_cells(self, claim: Claim) -> list[Claim]:
         """Return the comparisons of the same two variants in single cells."""
         key = claim.variant, claim.against
-        found = [c for c in self.claims if (c.variant, c.against) == key]
-        return [c for c in found if c.cell not in (MEAN, CHANGE)]
+        of_pair = [c for c in self.claims if (c.variant, c.against) == key]
+        return [c for c in of_pair if c.cell not in (MEAN, CHANGE)]
 
     def shown(self) -> list[Claim]:
         """Return the rows of the first table and of the forest plot.

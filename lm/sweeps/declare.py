@@ -103,17 +103,17 @@ class Sweep:
 
     def placebos_of(self, budget: Budget) -> dict[str, tuple[str, Values]]:
         """Return by name of a placebo the variant that it is like, and what it changes of it."""
-        found: dict[str, tuple[str, Values]] = {}
+        placebos: dict[str, tuple[str, Values]] = {}
         if self.placebo:
-            found[PLACEBO] = self.baseline, self.placebo
+            placebos[PLACEBO] = self.baseline, self.placebo
         counts = {self.baseline: budget.placebos}
         if budget.placebos:
             counts |= self.placebos
         for variant, n in counts.items():
             for draw in range(1, n + 1):
                 name = placebo_name("" if variant == self.baseline else variant, draw)
-                found.setdefault(name, (variant, {INIT_DRAW: draw}))
-        return found
+                placebos.setdefault(name, (variant, {INIT_DRAW: draw}))
+        return placebos
 
     @property
     def lists(self) -> dict[str, Any]:

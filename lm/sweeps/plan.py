@@ -72,6 +72,8 @@ class Plan:
     variants: dict[str, PlannedVariant]
     # pairs of full names; each pair in all cells before the next pair
     comparisons: tuple[tuple[str, str], ...]
+    # by full name, the variants to which a width is matched and which are not trained
+    targets: dict[str, PlannedVariant] = dataclasses.field(default_factory=dict)
     rule: str = CURVE  # where the final runs train; an addition has that of its study
     # by cell, that of a published study, which a change that is added must not alter
     shapes: dict[str, float] = dataclasses.field(default_factory=dict)

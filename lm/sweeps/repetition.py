@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from lm.config.values import close_match, short
 from lm.sweeps import statistics
-from lm.sweeps.addition import Published, published_study
+from lm.sweeps.addition import Published, published_study, read_study
 from lm.sweeps.analysis import analyze
 from lm.sweeps.declare import in_cell
-from lm.sweeps.plan import FIRST_TUNING_SEED, MAX_SEEDS, Plan, plan_sweep, read_sweep
+from lm.sweeps.plan import FIRST_TUNING_SEED, MAX_SEEDS, Plan, plan_sweep
 from lm.sweeps.record import read_page_record, read_record
 from lm.sweeps.results import Run, read_runs, runs_from_csv
 from lm.sweeps.statistics import Estimate
@@ -77,42 +77,47 @@ def plan_repeat(
         UserError: the study has no such change or cell, or has used these seeds.
     """
     path, page = published_study(study)
-    full = plan_sweep(str(path), read_sweep(str(path)), "full")
+    full = plan_sweep(str(path), read_study(path), "full")
     record = read_page_record(page)
     # A page may have more placebos than its study's file.
     placebos = [pair for pair in record["placebos"] if pair[0] in full.variants]
     runs = runs_from_csv(page / "runs.csv")
-    found = _published(record | {"placebos": placebos}, runs, name, cell)
+    published = _published(record | {"placebos": placebos}, runs, name, cell)
     if not MIN_PAIRS <= n_pairs <= MAX_SEEDS:
         raise UserError(f"--pairs must be from {MIN_PAIRS} to {MAX_SEEDS}, not {short(n_pairs)}")
     if seed is None:
         seed = secrets.randbelow(FIRST_TUNING_SEED // MAX_SEEDS) * MAX_SEEDS
     seeds = range(seed, seed + n_pairs)
-    if not 0 <= seed <= FIRST_TUNING_SEED - n_pairs or found.seeds & set(seeds):
+    if not 0 <= seed <= FIRST_TUNING_SEED - n_pairs or published.seeds & set(seeds):
         raise UserError(
             f"--seed {seed}: the seeds of a repeat are {n_pairs} from 0 to {FIRST_TUNING_SEED - 1} "
             "that the study has not used; leave it out to draw them"
         )
     sweep = dataclasses.replace(
         full.sweep,
-        question=f"Does {name} − {found.control} of {study} repeat?",
-        baseline=found.control,
-        comparisons=((found.arm, found.control),),
+        question=f"Does {name} − {published.control} of {study} repeat?",
+        baseline=published.control,
+        comparisons=((published.arm, published.control),),
     )
     variants = {}
-    for full_name in found.names:
-        lists = {key: (value,) for key, value in found.points[full_name].items()}
+    for full_name in published.names:
+        lists = {key: (value,) for key, value in published.points[full_name].items()}
         planned = full.variants[full_name]
         variants[full_name] = dataclasses.replace(planned, lists=lists, seeds=seeds)
+    targets = {}
+    for planned in variants.values():
+        if planned.match and planned.match not in variants:
+            targets[planned.match] = full.variants[planned.match]
     plan = dataclasses.replace(
         full,
+        targets=targets,
         name=f"{study}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}-{seed}",
-        background=f"{name} and {found.control} of the study {study}, trained again with fresh seeds "
+        background=f"{name} and {published.control} of the study {study}, trained again with fresh seeds "
         "at the published values.",
         sweep=sweep,
         budget=dataclasses.replace(full.budget, seeds=n_pairs),
         variants=variants,
-        comparisons=(found.names,),
+        comparisons=(published.names,),
     )
     same = {}
     for full_name, planned in variants.items():
@@ -120,7 +125,7 @@ def plan_repeat(
             "seeds": list(seeds),
             "tune": {key: list(values) for key, values in planned.lists.items()},
         }
-        same[full_name] = found.about[full_name] | fresh
+        same[full_name] = published.about[full_name] | fresh
     return plan, Published({"variants": same, "starts": record["starts"]}, [])
 
 

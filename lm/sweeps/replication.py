@@ -80,7 +80,7 @@ def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
             f"--replicate {path}: {error}; configs/replications/ has examples"
         ) from None
     a = read_results(Path(content["sweep"]))
-    found = []
+    compared = []
     for arm in content["arm"]:
         claims = {(c.variant, c.against): c for c in a.of_kind(CLAIM)}
         key = arm["variant"], arm["against"]
@@ -92,21 +92,21 @@ def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
                 f"has {'; '.join(names)}"
             )
         if ours := claims[key].difference:
-            found.append((arm, _reported(arm, path), ours))
-    factors = statistics.holm_factors([ours.p for _, _, ours in found])
+            compared.append((arm, _reported(arm, path), ours))
+    factors = statistics.holm_factors([ours.p for _, _, ours in compared])
     margin = a.record["margin"]
     comparisons = []
-    for (arm, theirs, ours), factor in zip(found, factors, strict=True):
+    for (arm, theirs, ours), factor in zip(compared, factors, strict=True):
         level = 1 - (1 - LEVEL) / (1.0 if math.isnan(factor) else factor)
         sign = direction(theirs, margin)
         verdict = judge(ours.interval(level), sign, margin)
         chance = power(ours, theirs.mean, sign, margin, level)
         url = arm.get("url", content.get("url", ""))
         note = arm.get("note", "")
-        compared = Comparison(
+        comparison = Comparison(
             arm["variant"], arm["against"], theirs, ours, level, verdict, chance, url, note
         )
-        comparisons.append(compared)
+        comparisons.append(comparison)
     return content, comparisons
 
 

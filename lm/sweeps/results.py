@@ -251,15 +251,15 @@ def losses_at_quarters(curve: Sequence[tuple[int, float]], steps: int) -> dict[s
     >>> losses_at_quarters([(2, 5.0), (4, 4.0), (8, 3.0)], 12)
     {'val_loss_25': 4.5, 'val_loss_50': 3.5, 'val_loss_75': None}
     """
-    found: dict[str, float | None] = {}
+    losses: dict[str, float | None] = {}
     at = [step for step, _ in curve]
     for percent in (25, 50, 75):
         step = steps * percent / 100
         loss = None
         if at and at[0] <= step <= at[-1]:
             loss = float(np.interp(step, at, [loss for _, loss in curve]))
-        found[f"val_loss_{percent}"] = loss
-    return found
+        losses[f"val_loss_{percent}"] = loss
+    return losses
 
 
 def stuck_above(about: dict, split: str) -> float:
@@ -301,12 +301,12 @@ def choices_of(record: dict, runs: Iterable[Run], failed: Iterable[str] = ()) ->
         lists = {n: v["tune"] for n, v in record["variants"].items() if v["cell"] == cell}
         outcomes = {name: outcomes_of(record, by_variant.get(name, ()), name) for name in lists}
         shape = record.get("shapes", {}).get(cell)
-        found = choose_in_cell(lists, outcomes, rule_of(record), shape)
-        lost = {name: found[name] for name in failed if name in found and found[name].missing}
+        chosen = choose_in_cell(lists, outcomes, rule_of(record), shape)
+        lost = {name: chosen[name] for name in failed if name in chosen and chosen[name].missing}
         if lost:
             lists = {name: of_variant for name, of_variant in lists.items() if name not in lost}
-            found = choose_in_cell(lists, outcomes, rule_of(record), shape) | lost
-        choices |= found
+            chosen = choose_in_cell(lists, outcomes, rule_of(record), shape) | lost
+        choices |= chosen
     return {name: choices[name] for name in record["variants"]}
 
 

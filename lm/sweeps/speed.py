@@ -73,8 +73,8 @@ def write_speeds(directory: Path, speeds: Speeds) -> None:
 def rows(a: Analysis, speeds: Speeds) -> list[Row]:
     """Return the rows for the claims, single cells and placebos whose speed was measured."""
     claims = a.of_kind(CLAIM) + a.of_kind(CELL) + a.of_kind(PLACEBO)
-    found = (_row(a, claim, speeds) for claim in claims)
-    return [row for row in found if row]
+    measured = (_row(a, claim, speeds) for claim in claims)
+    return [row for row in measured if row]
 
 
 def _row(a: Analysis, claim: Claim, speeds: Speeds) -> Row | None:

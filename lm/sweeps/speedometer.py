@@ -111,7 +111,7 @@ class Speedometer:
             train = dataclasses.replace(config.train, steps=shorter)
             configs.append(dataclasses.replace(config, train=train, optimizer=optimizer))
         self.say(f"{plural(len(seeds), 'run')} of {baseline} with {shorter} of {steps} steps")
-        found = []
+        slopes = []
         n_at_once = self.together * jax.device_count()
         for first in range(0, len(seeds), n_at_once):
             some = slice(first, first + n_at_once)
@@ -123,8 +123,8 @@ class Speedometer:
             for seed, result in zip(seeds[some], results, strict=True):
                 full, short = finals[seed].test_loss, result["test_loss"]
                 if full is not None and short is not None:
-                    found.append((full - short) / math.log(steps / shorter))
-        return found if len(found) > 1 else []
+                    slopes.append((full - short) / math.log(steps / shorter))
+        return slopes if len(slopes) > 1 else []
 
 
 def _stacked(configs: list, v: Variant, together: int, directory: Path) -> StackedRuns:

@@ -218,7 +218,7 @@ class Line(NamedTuple):
     def used(self) -> np.ndarray:
         """Return which values are within two steps of the best one, and whose runs all learned."""
         steps = np.abs(np.arange(len(self.values)) - self.best)
-        return (steps <= NEAR) & [found.learned for found in self.outcomes]
+        return (steps <= NEAR) & [tried.learned for tried in self.outcomes]
 
     @property
     def is_valley(self) -> bool:
@@ -227,7 +227,7 @@ class Line(NamedTuple):
         return inside and all(self.used[self.best - 1 : self.best + 2])
 
     def curve(self, shape: float) -> Curve:
-        return fit_curve(self.x, [found.loss for found in self.outcomes], self.used, shape)
+        return fit_curve(self.x, [tried.loss for tried in self.outcomes], self.used, shape)
 
     def vertex(self, shape: float) -> float:
         """Return the value at the vertex, at most one step from the best value.
@@ -252,7 +252,7 @@ class Line(NamedTuple):
         """
         return vertex(
             self.values,
-            [found.loss if found.learned else math.inf for found in self.outcomes],
+            [tried.loss if tried.learned else math.inf for tried in self.outcomes],
             self.best,
         )
 
@@ -261,7 +261,7 @@ class Line(NamedTuple):
         degrees of freedom.
         """
         rows = [
-            found.losses for found, is_used in zip(self.outcomes, self.used, strict=True) if is_used
+            tried.losses for tried, is_used in zip(self.outcomes, self.used, strict=True) if is_used
         ]
         losses_PS = np.array(rows, float)
         n_points, n_seeds = losses_PS.shape
@@ -274,7 +274,7 @@ class Line(NamedTuple):
 
 def line_of(values: Sequence[float], outcomes: Sequence[Outcome]) -> Line:
     """Return the line of the values of a list, with its best one."""
-    ranks = [found.rank for found in outcomes]
+    ranks = [tried.rank for tried in outcomes]
     return Line(tuple(values), tuple(outcomes), ranks.index(min(ranks)))
 
 
@@ -465,16 +465,16 @@ def choose(
     """Choose the values of one variant; see `choose_in_cell`.
 
     >>> rates = {LEARNING_RATE: (0.001, 0.002, 0.004)}
-    >>> found = {(0.001,): outcome([2.0]), (0.002,): outcome([2.5]), (0.004,): outcome([3.5])}
-    >>> choose(rates, found, CURVE, None).missing  # the best one is at the edge
+    >>> outcomes = {(0.001,): outcome([2.0]), (0.002,): outcome([2.5]), (0.004,): outcome([3.5])}
+    >>> choose(rates, outcomes, CURVE, None).missing  # the best one is at the edge
     ((0.0005,),)
-    >>> choose(rates, found, CURVE, None).added
+    >>> choose(rates, outcomes, CURVE, None).added
     (('optimizer.learning_rate', 0.001, 0.0005),)
-    >>> choose(rates, found | {(0.0005,): outcome([2.0])}, CURVE, None).missing
+    >>> choose(rates, outcomes | {(0.0005,): outcome([2.0])}, CURVE, None).missing
     ((0.00025,),)
-    >>> choose(rates, found | {(0.0005,): outcome([2.5])}, CURVE, 0.0).point
+    >>> choose(rates, outcomes | {(0.0005,): outcome([2.5])}, CURVE, 0.0).point
     (0.00102,)
-    >>> choose(rates, found, GRID, None).point
+    >>> choose(rates, outcomes, GRID, None).point
     (0.001,)
     """
     if rule == CURVE:
@@ -536,8 +536,8 @@ def _choose_in_product(lists: Lists, outcomes: Mapping[Point, Outcome], rule: st
             return Choice((), points[0], points[0])
         if missing := tuple(point for point in points if point not in outcomes):
             return Choice(missing, added=tuple(added))
-        found = [outcomes[point].rank for point in points]
-        lowest = points[found.index(min(found))]
+        ranks = [outcomes[point].rank for point in points]
+        lowest = points[ranks.index(min(ranks))]
         best = dict(zip(longer, lowest, strict=True))
         edges = [
             key

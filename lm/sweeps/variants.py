@@ -80,7 +80,7 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
         UserError: a config is invalid, data lacks a split, a comparison is between different test
             tokens, or two variants have equal configs.
     """
-    resolved = _resolve_configs(plan, say)
+    resolved = _resolve_configs(plan.targets | plan.variants, say)
     _refuse_other_tokens(plan, resolved)
     with _problems() as problems:
         for name, planned in plan.variants.items():
@@ -89,8 +89,9 @@ def resolve_variants(plan: Plan, say: Callable[[str], None]) -> dict[str, Varian
                 with problems.of(f"variant {name!r}"):
                     resolved[name] = matched(config, resolved[planned.match][0]), corpus
     with _problems() as problems:
-        for name, (config, _) in resolved.items():
-            match = plan.variants[name].match
+        for name, planned in plan.variants.items():
+            config, _ = resolved[name]
+            match = planned.match
             computed = f", with model.d_ff from params of {match!r}" if match else ""
             with problems.of(f"variant {name!r}{computed}"):
                 check_arrays(config, dict.fromkeys(MESH_AXES, 1))  # each device has its own runs
@@ -161,11 +162,13 @@ def _differing_keys(a: Resolved, b: Resolved) -> list[str]:
     return [key for key, value in flatten(to_dict(a)).items() if value != theirs[key]]
 
 
-def _resolve_configs(plan: Plan, say) -> dict[str, tuple[Resolved, Corpus]]:
+def _resolve_configs(
+    variants: dict[str, PlannedVariant], say
+) -> dict[str, tuple[Resolved, Corpus]]:
     corpora: dict[tuple, Corpus] = {}
     resolved = {}
     with _problems() as problems:
-        for name, planned in plan.variants.items():
+        for name, planned in variants.items():
             config = planned.config
             key = (config.data, config.train.seq_len)
             if key not in corpora:
@@ -365,23 +368,24 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
     """
     sizes = [v.n_params for v in variants.values() if v.plan.arm == plan.sweep.baseline]
     n_params = int(np.median(sizes))
-    found = []
+    noises = []
     for path in sorted(RESULTS.glob("*/sweep.json")):
         record = read_page_record(path.parent)
         if record.get("design") != GRID and "+" not in record["name"]:
             noise = noise_of(record, runs_from_csv(path.parent / "runs.csv"), n_params)
-            found += [noise] if noise else []
-    if not found:
+            noises += [noise] if noise else []
+    if not noises:
         return "smallest detectable difference: not known, without a published page"
-    nearest = min(found, key=lambda noise: abs(math.log(noise.n_params / n_params)))
+    nearest = min(noises, key=lambda noise: abs(math.log(noise.n_params / n_params)))
     n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
-    n_cells = 1 if plan.sweep.lengths else len(plan.cells)
+    is_change = bool(plan.sweep.lengths) and len(plan.cells) > 1
+    n_cells = 1 if is_change else len(plan.cells)
     alone, first = expected_difference(
         nearest, plan.budget.seeds, 1 + plan.budget.placebos, n_cells, n_tests
     )
     place = f", {nearest.cell}" if nearest.cell else ""
     over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
-    if plan.sweep.lengths:  # a claim is a difference of two cells
+    if is_change:  # a claim is a difference of two cells
         alone, first = math.sqrt(2) * alone, math.sqrt(2) * first
         over = ", from the first length to the last"
     of_tests = f", {first:.4f} as the first of {n_tests} comparisons" if n_tests > 1 else ""
@@ -406,9 +410,11 @@ def _changes(name: str, variants: dict[str, Variant]) -> str:
     v = variants[name]
     changes = {key: value for key, value in v.plan.changes.items() if key not in v.plan.lists}
     if match := v.plan.match:
-        target = variants[match]
-        changes["model.d_ff"] = (
-            f"{v.config.model.d_ff} (params of {match!r}: {v.n_params - target.n_params:+,} "
-            f"parameters, {v.flops - target.flops:+,.0f} FLOPs/token)"
-        )
+        to_target = ""
+        if target := variants.get(match):
+            to_target = (
+                f": {v.n_params - target.n_params:+,} parameters, "
+                f"{v.flops - target.flops:+,.0f} FLOPs/token"
+            )
+        changes["model.d_ff"] = f"{v.config.model.d_ff} (params of {match!r}{to_target})"
     return ", ".join(f"{key}={value}" for key, value in changes.items()) or "nothing: the base"

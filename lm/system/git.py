@@ -39,24 +39,24 @@ def describe_code(packages: tuple[str, ...]) -> dict:
     here = this_file.parent.parent
     notes = _other_sources(packages)
     changes: dict = {}
-    found: dict | None = None
+    state: dict | None = None
     try:
         if not _git(here, "ls-files", "--", str(this_file)):
             raise _UnknownError(f"{here} is not tracked by the git repository around it")
-        found = {"commit": _git(here, "rev-parse", "--verify", "HEAD").strip(), "dirty": True}
+        state = {"commit": _git(here, "rev-parse", "--verify", "HEAD").strip(), "dirty": True}
         # The name is HEAD where HEAD is detached.
-        found["branch"] = _git(here, "rev-parse", "--abbrev-ref", "HEAD").strip()
+        state["branch"] = _git(here, "rev-parse", "--abbrev-ref", "HEAD").strip()
         changes = _changes(here, notes)
-        found["dirty"] = bool(changes)
+        state["dirty"] = bool(changes)
     except _UnknownError as error:
         commit = os.environ.get("LM_COMMIT")
-        if found:
+        if state:
             notes.append(f"uncommitted changes unknown: {error}")
         elif commit:
-            found = {"commit": commit, "dirty": False}
+            state = {"commit": commit, "dirty": False}
         else:
             notes.append(f"commit unknown: {error}")
-    return {"git": found, "changes": changes, "package": str(here), "notes": notes}
+    return {"git": state, "changes": changes, "package": str(here), "notes": notes}
 
 
 def _changes(here: Path, notes: list[str]) -> dict:

@@ -16,7 +16,10 @@ from synthetic_sweep import sweep
 from benchmarks import claims, placebo
 from benchmarks.page import rows_of
 from lm.sweeps import repetition
+from lm.sweeps.addition import published_study, read_study
 from lm.sweeps.analysis import analyze
+from lm.sweeps.plan import plan_sweep
+from lm.sweeps.record import read_page_record
 from lm.sweeps.report import claim_rows, to_csv
 from lm.sweeps.results import append_runs
 from lm.system.errors import UserError
@@ -178,6 +181,21 @@ def test_the_ratios_in_the_index_are_those_of_the_table():
     ratios = re.findall(r"-?[\d.]+ \[-?[\d.]+, -?[\d.]+\]", row)
     assert len(ratios) == 5
     assert [ratio for ratio in ratios if f"| {ratio} |" not in table] == []
+
+
+@pytest.mark.parametrize("study", [page for page in PAGES if page.startswith("changes_2026")])
+def test_every_claim_of_a_study_can_be_repeated(study, monkeypatch):
+    """Also those that joined its page later, and those whose width is matched to a third variant."""
+    monkeypatch.chdir(ROOT)
+    path, page = published_study(study)
+    plan = plan_sweep(str(path), read_study(path), "full")
+    monkeypatch.setattr(repetition, "plan_sweep", lambda *_: plan)
+    pairs = read_page_record(page)["comparisons"]
+    assert {name for pair in pairs for name in pair} <= plan.variants.keys()
+    for arm in dict.fromkeys(plan.variants[name].arm for name, _ in pairs):
+        repeat, _ = repetition.plan_repeat(study, arm, None, 10, 5)
+        widths = {v.match for v in repeat.variants.values() if v.match}
+        assert widths <= repeat.variants.keys() | repeat.targets.keys()
 
 
 def test_lines_of_the_same_claim_are_pooled(tmp_path):

@@ -59,6 +59,17 @@ def test_the_matched_width_is_the_nearest_of_all(target):
     assert off[found.model.d_ff] == min(off.values())
 
 
+def test_a_width_may_be_matched_to_a_variant_that_is_not_trained(monkeypatch):
+    plan = plan_of({"glu": planned(tiny(), match="wide")})
+    plan = dataclasses.replace(plan, targets={"wide": planned(tiny(model={"d_ff": 37}))})
+    monkeypatch.setattr(module.data, "open_corpus", lambda *_, **__: CORPUS)
+    monkeypatch.setattr(module, "resolve_config", lambda config, _: config)
+    monkeypatch.setattr(module, "check_arrays", lambda *_: None)
+    variants = module.resolve_variants(plan, print)
+    assert {name: v.config.model.d_ff for name, v in variants.items()} == {"glu": 37}
+    assert "(params of 'wide')" in module._changes("glu", variants)
+
+
 def test_widths_that_cannot_match_are_refused(monkeypatch, fresh_tables):
     with pytest.raises(
         UserError, match=r"match_params: \S+ parameters with d_ff = 1, but \S+ to match; set d_ff"

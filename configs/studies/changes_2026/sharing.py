@@ -27,42 +27,30 @@ from pathlib import Path
 
 from controls import publish
 
-from lm.sweeps import match_params
-from lm.sweeps.addition import RESULTS, STUDIES, Published
+from lm.sweeps.addition import RESULTS, STUDIES, Published, read_study
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
 from lm.sweeps.results import rule_of, runs_from_csv, shapes_of
 from lm.sweeps.runner import run_sweep
 from lm.system.files import read_json
 
-MATCHED = {"model.d_ff": match_params("base")}
-CHANGES = {
-    "looped depth": {"model.n_layers": 2, "model.loops": 2},
-    "one key head": {"model.n_kv_heads": 1} | MATCHED,
-    "latent attention": {
-        "model.mixers": ("latent",),
-        "model.latent_width": 24,
-        "model.qk_norm": False,
-    }
-    | MATCHED,
-}
-COMPARISONS = (
-    ("looped depth", "base"),
-    ("latent attention", "one key head"),
-    ("latent attention", "base"),
-)
-
 
 def plan_changes(study: str, record: dict, runs: list) -> Plan:
-    """Return the plan of the base, its placebos and the changes above, in all cells."""
-    path = str(STUDIES / "changes_2026" / f"{study}.py")
-    sweep = read_sweep(path)
+    """Return the plan of the base, its placebos and the changes of changes_2026_added.py."""
+    path = STUDIES / "changes_2026" / f"{study}.py"
+    sweep = read_study(path)
+    first = read_sweep(str(path))
+    variants = {
+        name: changes
+        for name, changes in sweep.variants.items()
+        if name == sweep.baseline or name not in first.variants
+    }
     sweep = dataclasses.replace(
         sweep,
-        variants={sweep.baseline: sweep.variants[sweep.baseline]} | CHANGES,
-        comparisons=COMPARISONS,
+        variants=variants,
+        comparisons=tuple(pair for pair in sweep.comparisons if pair not in first.comparisons),
         budgets={"full": dataclasses.replace(sweep.budgets["full"], placebos=3)},
     )
-    plan = plan_sweep(path, sweep, "full")
+    plan = plan_sweep(str(path), sweep, "full")
     return dataclasses.replace(
         plan,
         name=f"{study}_sharing",
