@@ -21,7 +21,17 @@ import numpy as np
 
 from benchmarks.page import fill, rows_of
 from lm.sweeps import statistics
-from lm.sweeps.analysis import CELL, CHANGE, CLAIM, MEAN, PLACEBO, Analysis, Claim, analyze
+from lm.sweeps.analysis import (
+    CELL,
+    CLAIM,
+    FIRST_TO_LAST,
+    MEAN,
+    OVER_CELLS,
+    PLACEBO,
+    Analysis,
+    Claim,
+    analyze,
+)
 from lm.sweeps.figures import nats
 from lm.sweeps.record import read_page_record
 from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
@@ -122,8 +132,8 @@ def summary(rows: list[dict]) -> str:
     """Return the part of the index that counts the claims and lists the significant ones."""
     bound = 1 - statistics.LEVEL
     compared = [row for row in rows if row["kind"] == CLAIM]
-    over_cells = (MEAN, CHANGE)  # of placebos that are counted by cell
-    placebos = [row for row in rows if row["kind"] == PLACEBO and row["cell"] not in over_cells]
+    # a placebo is counted by cell
+    placebos = [row for row in rows if row["kind"] == PLACEBO and row["cell"] not in OVER_CELLS]
     listed = [row for row in compared if row["p_holm"] and float(row["p_holm"]) < bound]
     n_all = sum(float(row["p_all_pages"]) < bound for row in listed)
     n_wrong = sum(float(row["p"]) < bound for row in placebos if row["p"])
@@ -140,7 +150,7 @@ def summary(rows: list[dict]) -> str:
 
 def _cells(row: dict) -> list[str]:
     difference = _nats(*(float(row[key]) for key in ("mean", "low", "high")))
-    place = {MEAN: " (mean of its cells)", CHANGE: " (change with longer training)"}
+    place = {MEAN: " (mean of its cells)", FIRST_TO_LAST: " (first length to last)"}
     name = f"{row['variant']} − {row['against']}{place.get(row['cell'], '')}"
     p_values = [format_p(float(row[key])) for key in ("p_holm", "p_all_pages")]
     return [name, difference, *p_values, f"[{row['page']}]({row['page']}.md)"]

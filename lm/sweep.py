@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
                 arguments.cell,
                 arguments.seed,
                 PAIRS if arguments.pairs is None else arguments.pairs,
+                arguments.against,
             )
         elif arguments.study:
             plan, published = add_change(arguments.study, arguments.add, arguments.set)

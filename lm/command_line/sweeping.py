@@ -52,7 +52,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="with --study: a config value of the change",
     )
     add("--repeat", metavar="CHANGE", help="with --study: train a change and its control again")
-    add("--cell", metavar="CELL", help="with --repeat: the size or text (default: the smallest)")
+    add("--against", metavar="ARM", help="with --repeat: one of several that it is compared with")
+    add("--cell", metavar="CELL", help="with --repeat: the cell (default: the smallest)")
     add("--seed", type=int, metavar="N", help="with --repeat: the first seed (default: random)")
     add("--pairs", type=int, metavar="N", help="with --repeat: pairs of runs (default: 10)")
     add(
@@ -107,7 +108,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _check_study(arguments: argparse.Namespace, parser: Parser) -> None:
     """Refuse options of one kind of sweep with another kind."""
-    of_repeat = {"--cell": arguments.cell, "--seed": arguments.seed, "--pairs": arguments.pairs}
+    of_repeat = {
+        "--against": arguments.against,
+        "--cell": arguments.cell,
+        "--seed": arguments.seed,
+        "--pairs": arguments.pairs,
+    }
     given = [name for name, value in of_repeat.items() if value is not None]
     if arguments.study is None and (arguments.add is not None or arguments.set):
         parser.error("--add and --set belong to --study; a sweep file has its changes in variants")

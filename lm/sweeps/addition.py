@@ -100,13 +100,13 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
     """
     path, page = published_study(study)
     sweep = read_sweep(str(path))
-    record = read_page_record(page)
-    runs = runs_from_csv(page / "runs.csv")
     if sweep.lengths:
         raise UserError(
-            f"--study: the claims of {study} are changes with the length of training; give a study "
-            "of changes to the model"
+            f"--study: {study} asks how differences change with the length of training; add to a "
+            "study without lengths"
         )
+    record = read_page_record(page)
+    runs = runs_from_csv(page / "runs.csv")
     base = sweep.baseline
     if name in (*read_study(path).variants, PLACEBO):
         raise UserError(f"--add: {study} has a change of the name {short(name)}; choose another")

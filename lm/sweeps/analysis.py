@@ -27,7 +27,8 @@ CELL = "cell"  # secondary: in one of several cells
 PLACEBO = "placebo"
 BESIDE = "beside"  # descriptive: against a second control, named by "beside" in the record
 MEAN = "mean"  # the cell of a mean over the cells
-CHANGE = "change"  # the cell of the last length minus the first
+FIRST_TO_LAST = "first to last"  # the cell of the last length minus the first
+OVER_CELLS = (MEAN, FIRST_TO_LAST)
 SAME_LOSS = 1e-6  # relative difference of two losses below which rounding explains it
 # Largest difference in nats of a run trained again: on the same kind of processor, and, by
 # rounding, on another one.
@@ -118,7 +119,7 @@ class Claim:
     kind: str  # CLAIM, CELL, PLACEBO or BESIDE
     variant: str  # names without the cell
     against: str
-    cell: str  # the size, text or length, MEAN, CHANGE, or "" without cells
+    cell: str  # the size, text or length, MEAN, FIRST_TO_LAST, or "" without cells
     # with the error of tuning in its standard error; None: there is none, see `missing`
     difference: Estimate | None = None
     differences: tuple[float, ...] = ()  # of each seed; of each cell for a mean
@@ -288,7 +289,7 @@ class Analysis:
         """Return the comparisons of the same two variants in single cells."""
         key = claim.variant, claim.against
         of_pair = [c for c in self.claims if (c.variant, c.against) == key]
-        return [c for c in of_pair if c.cell not in (MEAN, CHANGE)]
+        return [c for c in of_pair if c.cell not in OVER_CELLS]
 
     def shown(self) -> list[Claim]:
         """Return the rows of the first table and of the forest plot.
@@ -299,9 +300,8 @@ class Analysis:
         claims, cells, placebos = (self.of_kind(kind) for kind in (CLAIM, CELL, PLACEBO))
         if not self.are_many:
             return claims + cells + placebos
-        over_cells = (MEAN, CHANGE)
-        means = [claim for claim in placebos if claim.cell in over_cells]
-        beside = [claim for claim in self.of_kind(BESIDE) if claim.cell in over_cells]
+        means = [claim for claim in placebos if claim.cell in OVER_CELLS]
+        beside = [claim for claim in self.of_kind(BESIDE) if claim.cell in OVER_CELLS]
         return (means or placebos) + sorted(claims + beside, key=lambda c: c.mean)
 
 
@@ -328,7 +328,7 @@ def analyze(record: dict, runs: Sequence[Run], failed: Mapping[str, str] | None 
     beside = [_comparison(record, variants, pair, BESIDE) for pair in record.get("beside", ())]
     claims = []
     if record["axis"]:
-        over = _change if record["axis"] == "length" else _mean
+        over = _first_to_last if record["axis"] == "length" else _mean
         claims += _judged(record, [over(record, group, CLAIM) for group in _by_arms(comparisons)])
         placebos += [over(record, group, PLACEBO) for group in _by_arms(placebos) if len(group) > 1]
         beside += [over(record, group, BESIDE) for group in _by_arms(beside) if len(group) > 1]
@@ -487,16 +487,18 @@ def _mean(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     )
 
 
-def _change(record: dict, group: Sequence[Claim], kind: str) -> Claim:
+def _first_to_last(record: dict, group: Sequence[Claim], kind: str) -> Claim:
     """Return how a comparison changes from the first length to the last, whose seeds differ."""
-    first, last = group[0], group[-1]
-    claim = Claim(kind, last.variant, last.against, CHANGE)
-    if len(group) < len(record["cells"]) or not (first.difference and last.difference):
-        lost = [f"{c.missing} at {c.cell}" for c in (first, last) if c.missing]
-        missing = "; ".join(lost) or "a length is missing"
-        return dataclasses.replace(
-            claim, missing=missing, is_counted=any(c.is_counted for c in (first, last))
-        )
+    first = group[0]
+    last = group[-1]
+    claim = Claim(kind, last.variant, last.against, FIRST_TO_LAST)
+    if unfinished := record.get("unfinished"):
+        return dataclasses.replace(claim, missing=f"{unfinished[-1]} is not finished")
+    if not (first.difference and last.difference):
+        lost = [c for c in (first, last) if c.missing]
+        missing = "; ".join(f"{c.missing} at {c.cell}" for c in lost)
+        is_counted = any(c.is_counted for c in lost)
+        return dataclasses.replace(claim, missing=missing, is_counted=is_counted)
     validation = None
     if first.validation and last.validation:
         validation = statistics.difference(last.validation, first.validation)
@@ -604,14 +606,26 @@ def noise_of(record: dict, runs: Sequence[Run], n_params: int) -> Noise | None:
 
 
 def expected_difference(
-    noise: Noise, n_seeds: int, n_controls: int, n_cells: int, n_comparisons: int
+    noise: Noise,
+    n_seeds: int,
+    n_controls: int,
+    n_cells: int,
+    n_comparisons: int,
+    *,
+    first_to_last: bool = False,
 ) -> tuple[float, float]:
     """Return the smallest detectable differences of a sweep with this noise: alone, and as the first
     of its comparisons under Holm.
+
+    `first_to_last`: of the last length minus the first, and not of a mean over the cells.
     """
     sides = 1 + 1 / n_controls
     variance = noise.of_pairs / 2 * sides / n_seeds + noise.of_tuning * sides
-    se = math.sqrt(variance / n_cells)
+    if first_to_last:
+        n_cells = 2
+        se = math.sqrt(2 * variance)
+    else:
+        se = math.sqrt(variance / n_cells)
     df = n_cells * (n_seeds - 1)
     levels = (LEVEL, 1 - (1 - LEVEL) / max(1, n_comparisons))
     alone, first = (statistics.detectable(se, df, level) for level in levels)

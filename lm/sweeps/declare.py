@@ -34,7 +34,7 @@ class Budget:
             of initial values, tuned by itself. With any, a variant that is compared with the
             baseline is compared with the mean of the baseline and its placebos.
         values: config values for all runs of this budget (`train.steps`, for example); they replace
-            those of a size or text.
+            those of a size or text, and may not be those of lengths.
     """
 
     tuning_seeds: int

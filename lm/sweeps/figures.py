@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 
 from lm.sweeps.analysis import (
     BESIDE,
-    CHANGE,
     CLAIM,
     MEAN,
+    OVER_CELLS,
     PLACEBO,
     Analysis,
     Claim,
@@ -127,7 +127,7 @@ def _text_colors(a: Analysis) -> dict[str, str]:
 def _label(claim: Claim, with_cell: bool) -> str:
     place = ""
     if with_cell and claim.cell:
-        place = f" ({claim.cell})" if claim.cell in (MEAN, CHANGE) else f", {claim.cell}"
+        place = f" ({claim.cell})" if claim.cell in OVER_CELLS else f", {claim.cell}"
     return textwrap.shorten(f"{claim.variant} − {claim.against}{place}", LETTERS, placeholder="…")
 
 
@@ -160,7 +160,7 @@ def _limits(claims: list[Claim], margin: float) -> tuple[float, float]:
         values = [margin, *c.differences]
         # The interval of two seeds is too wide to be shown; that of two cells is not, because it
         # has the seeds of each.
-        if c.cell in (MEAN, CHANGE) or len(c.differences) > 2:
+        if c.cell in OVER_CELLS or len(c.differences) > 2:
             values += [c.holm_low, c.holm_high]
         if c.difference:
             ends.append((min(values), max(values)))

@@ -43,7 +43,7 @@ class PlannedVariant:
     """A variant at a size or on a text, before its data is opened."""
 
     arm: str  # its name in the file
-    cell: str  # the size or text; "" without them
+    cell: str  # the size, text or length; "" without them
     changes: Values  # the values that the file gives it
     lists: dict[str, tuple]  # by tuned key, the values to choose from
     # fresh ones, of the final runs; variants of a cell are paired by them, and cells are
@@ -139,6 +139,7 @@ def plan_sweep(path: str, sweep: Sweep, budget_name: str) -> Plan:
         *_wrong_values(sweep),
         *_wrong_lists(sweep),
         *_wrong_budgets(sweep, budget_name),
+        *_wrong_lengths(sweep, budget_name, variants),
         *of_configs,
         *_wrong_matches(sweep, variants),
         *_unequal_lists(sweep, variants),
@@ -166,7 +167,7 @@ def _plan_variants(
     problems: list[str] = []
     for (cell, of_cell), (arm, of_arm) in itertools.product(sweep.cells.items(), arms.items()):
         full_name = in_cell(arm, cell)
-        # The values of a budget replace those of a size or text, but not those of a variant.
+        # The values of a budget replace those of a cell, but not those of a variant.
         changes = {k: v for k, v in of_cell.items() if k not in budget.values} | of_arm
         lists = {key: as_list(key, changes.get(key, values)) for key, values in sweep.lists.items()}
         values = sweep.values | budget.values | changes
@@ -190,7 +191,7 @@ def _plan_variants(
                 problems += [f"variant {full_name!r}: {problem}" for problem in error.problems]
         if full_name in planned:
             problems.append(
-                f"{full_name!r} would be the name of two variants; rename a variant, size or text"
+                f"{full_name!r} would be the name of two variants; rename a variant or a cell"
             )
         if not configs:
             continue
@@ -352,6 +353,31 @@ def _wrong_lists(sweep: Sweep) -> Iterator[str]:
                     f"{place}{key}: {short(table[key])} must be values in ascending order, at "
                     "least one, without duplicates"
                 )
+
+
+def _wrong_lengths(
+    sweep: Sweep, budget_name: str, variants: dict[str, PlannedVariant]
+) -> Iterator[str]:
+    """Yield lengths that do not grow, or that the budget replaces."""
+    budget = sweep.budgets.get(budget_name)
+    of_lengths = {key for values in sweep.lengths.values() for key in values}
+    if budget and (replaced := sorted(of_lengths & budget.values.keys())):
+        yield (
+            f"budget {budget_name!r}: it sets {', '.join(replaced)}, which the lengths set; leave "
+            "that to them, or declare the budget without it"
+        )
+        return
+    n_tokens = {}
+    for length in sweep.lengths:
+        if planned := variants.get(in_cell(sweep.baseline, length)):
+            t = planned.config.train
+            n_tokens[length] = t.steps * t.batch_size * t.seq_len
+    for shorter, longer in itertools.pairwise(n_tokens):
+        if n_tokens[longer] <= n_tokens[shorter]:
+            yield (
+                f"lengths: {longer!r} is not longer than {shorter!r}; list them from short to long, "
+                "with train.steps"
+            )
 
 
 def _wrong_matches(sweep: Sweep, variants: dict[str, PlannedVariant]) -> Iterator[str]:

@@ -178,7 +178,7 @@ def without_cells(record: dict, left_out: list[str]) -> dict:
     cells = [cell for cell in record["cells"] if cell not in left_out]
     variants = {name: about for name, about in record["variants"].items() if about["cell"] in cells}
     return record | {
-        "axis": record["axis"] if len(cells) > 1 else None,
+        "axis": record["axis"] if len(cells) > 1 or record["axis"] == "length" else None,
         "cells": cells,
         "variants": variants,
         "comparisons": [pair for pair in record["comparisons"] if set(pair) <= variants.keys()],

@@ -65,13 +65,19 @@ class Comparison(NamedTuple):
 
 
 def plan_repeat(
-    study: str, name: str, cell: str | None, seed: int | None, n_pairs: int
+    study: str,
+    name: str,
+    cell: str | None,
+    seed: int | None,
+    n_pairs: int,
+    against: str | None = None,
 ) -> tuple[Plan, Published]:
     """Return the plan of a change and its control with fresh seeds.
 
     Args:
-        cell: the size or text; None: the one with the fewest training FLOPs.
+        cell: the size, text or length; None: the one with the fewest training FLOPs.
         seed: the first of the fresh seeds; None: a random one.
+        against: what it is compared with; None: the only one.
 
     Raises:
         UserError: the study has no such change or cell, or has used these seeds.
@@ -82,7 +88,7 @@ def plan_repeat(
     # A page may have more placebos than its study's file.
     placebos = [pair for pair in record["placebos"] if pair[0] in full.variants]
     runs = runs_from_csv(page / "runs.csv")
-    published = _published(record | {"placebos": placebos}, runs, name, cell)
+    published = _published(record | {"placebos": placebos}, runs, name, cell, against)
     if not MIN_PAIRS <= n_pairs <= MAX_SEEDS:
         raise UserError(f"--pairs must be from {MIN_PAIRS} to {MAX_SEEDS}, not {short(n_pairs)}")
     if seed is None:
@@ -129,7 +135,9 @@ def plan_repeat(
     return plan, Published({"variants": same, "starts": record["starts"]}, [])
 
 
-def _published(record: dict, runs: Sequence[Run], name: str, cell: str | None) -> Comparison:
+def _published(
+    record: dict, runs: Sequence[Run], name: str, cell: str | None, against: str | None
+) -> Comparison:
     """Find a change in the record of a page."""
     variants = record["variants"]
     pairs = [
@@ -142,6 +150,18 @@ def _published(record: dict, runs: Sequence[Run], name: str, cell: str | None) -
             f"has {', '.join(arms)}"
         )
     own = [pair for pair in pairs if pair[0]["arm"] == name]
+    controls = list(dict.fromkeys(pair[1]["arm"] for pair in own))
+    if against is None and len(controls) > 1:
+        raise UserError(
+            f"--repeat: {name} is compared with {' and '.join(controls)}; add --against "
+            f"{controls[0]!r}, for example"
+        )
+    if against not in (None, *controls):
+        raise UserError(
+            f"--against: {record['name']} does not compare {name} with {short(against)}; it "
+            f"compares it with {' and '.join(controls)}"
+        )
+    own = [pair for pair in own if against in (None, pair[1]["arm"])]
     cells = [pair[0]["cell"] for pair in own]
     if cell is None:
         cell = min(own, key=lambda pair: pair[1]["flops_per_token"] * pair[1]["tokens"])[0]["cell"]

@@ -80,6 +80,11 @@ def replicate(path: Path) -> tuple[dict[str, Any], list[Comparison]]:
             f"--replicate {path}: {error}; configs/replications/ has examples"
         ) from None
     a = read_results(Path(content["sweep"]))
+    if a.record["axis"] == "length":
+        raise UserError(
+            f"--replicate {path}: the claims of {content['sweep']} are how differences change with "
+            "the length of training; give a sweep without lengths"
+        )
     compared = []
     for arm in content["arm"]:
         claims = {(c.variant, c.against): c for c in a.of_kind(CLAIM)}

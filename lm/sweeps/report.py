@@ -26,9 +26,10 @@ from lm.sweeps import ledger, speed, statistics
 from lm.sweeps.analysis import (
     BESIDE,
     CELL,
-    CHANGE,
     CLAIM,
+    FIRST_TO_LAST,
     MEAN,
+    OVER_CELLS,
     PLACEBO,
     Analysis,
     Claim,
@@ -61,7 +62,8 @@ CAPTIONS = {
         "Ticks: single seeds, or cells for a mean (diamond), in a color per text. Thick bars: 95 % "
         "intervals. Thin bars: intervals at Holm's level, from which the verdict is read. Dotted: "
         "prediction interval. Shaded: the margin, and darker the spread of several placebos. Gray: "
-        "placebo and secondary rows. Left of 0 the first variant is better.",
+        "placebo and secondary rows. Left of 0 the first variant is better; from the first length to the "
+        "last, it becomes better.",
     ),
     "learning_rates": (
         "validation loss over the learning rate",
@@ -156,9 +158,31 @@ def _ratio_of_lengths(ratio: tuple[float, float, float] | None) -> Markup:
     >>> print(_ratio_of_lengths((0.5, 0.25, 1.0)), _ratio_of_lengths((0.5, -math.inf, math.inf)))
     0.50 [0.25, 1.00] –
     """
-    if ratio is None or math.isinf(ratio[1]):
+    if ratio is None or not all(map(math.isfinite, ratio)):
         return Markup("–")
     return Markup("{:.2f} [{:.2f}, {:.2f}]".format(*ratio))
+
+
+def _trend(a: Analysis, claim: Claim) -> str:
+    """Return in words how a difference changes from the first length to the last."""
+    first = a.in_cells(claim)[0]
+    better = claim.mean < 0  # with longer training
+    if not first.is_significant:
+        name = "difference"
+        moves = "falls" if better else "rises"
+    elif first.mean < 0:
+        name = "lead"
+        moves = "grows" if better else "shrinks"
+    else:
+        name = "deficit"
+        moves = "shrinks" if better else "grows"
+    margin = f"{a.record['margin']:g}"
+    return {
+        BETTER: f"the {name} {moves} by more than {margin}",
+        WORSE: f"the {name} {moves} by more than {margin}",
+        DIFFERENT: f"the {name} {moves}, by possibly less than {margin}",
+        SAME: f"the {name} is the same within {margin}",
+    }.get(claim.verdict, claim.verdict)
 
 
 def _value(value: Any) -> str:
@@ -219,7 +243,11 @@ def to_markdown(
             v = a.variants.get(in_cell(arm, cell))
             return math.nan if v is None else getattr(v, field, None) or v.about[field]
 
-        cells = a.record["cells"] if claim.cell == MEAN else [claim.cell]
+        cells = a.record["cells"]
+        if claim.cell == FIRST_TO_LAST:
+            cells = cells[-1:]
+        elif claim.cell != MEAN:
+            cells = [claim.cell]
         pairs = [(number(claim.variant, cell), number(claim.against, cell)) for cell in cells]
         if claim.cell == MEAN:  # the geometric mean
             ratio = math.exp(np.mean([math.log(x / y) for x, y in pairs]))
@@ -281,12 +309,7 @@ def to_markdown(
         ).rstrip(),
         reproduction=_reproduction(a),
         stuck=STUCK,
-        verdicts_of_change={
-            BETTER: f"falls by more than {margin}",
-            WORSE: f"rises by more than {margin}",
-            DIFFERENT: "changes",
-            SAME: f"the same within {margin}",
-        },
+        trend=lambda claim: _trend(a, claim),
         verdicts={
             BETTER: f"better by more than {margin}",
             WORSE: f"worse by more than {margin}",
@@ -294,7 +317,8 @@ def to_markdown(
         },
         SHORTER=speed.SHORTER,
         MIN_ROWS=MIN_ROWS,
-        CHANGE=CHANGE,
+        FIRST_TO_LAST=FIRST_TO_LAST,
+        OVER_CELLS=OVER_CELLS,
         MEAN=MEAN,
         BESIDE=BESIDE,
         BETTER=BETTER,
@@ -317,7 +341,8 @@ def _scope(a: Analysis) -> str:
 
     n_pairs = range_of([len(about["seeds"]) for about in abouts], str)
     cells = a.record["cells"]
-    where = f" in each of {len(cells)} {a.record['axis']}s" if len(cells) > 1 else ""
+    each = "at each" if a.record["axis"] in ("size", "length") else "in each"
+    where = f" {each} of {len(cells)} {a.record['axis']}s" if len(cells) > 1 else ""
     n_tokens = range_of([about["tokens"] for about in abouts], "{:,}".format)
     return (
         f"Each difference is over {n_pairs} pairs of runs{where}, of {n_tokens} training tokens a "

@@ -57,7 +57,7 @@ class Run:
 
     # "tuning", "final", or "again": a final run of a published baseline that an addition repeats
     phase: str
-    variant: str  # with its size or text
+    variant: str  # with its cell
     point: dict[str, Any]  # its value of every tuned config key
     seed: int  # train.seed
     status: str  # "finished" or "diverged"

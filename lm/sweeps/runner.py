@@ -104,6 +104,12 @@ def run_sweep(
         if plan.sweep.baseline in {variants[name].plan.arm for name in traced}:
             progress.say(_estimate(plan, variants, together))
         return int(traced != variants.keys())
+    if plan.groups:
+        arms = sorted(arm for group in plan.groups for arm in group)
+        if arms != sorted({v.arm for v in plan.variants.values()}):
+            raise ValueError("groups must have each arm once")
+        if plan.shapes.keys() != set(plan.cells):
+            raise ValueError("groups need the shape of each cell")
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     record = sweep_record(plan, variants, describe_start() | {"device": device})
     record = open_sweep(workdir, record)

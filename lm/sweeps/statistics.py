@@ -64,7 +64,9 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
     """
     variances = np.array([first.se, second.se]) ** 2
     total = float(variances.sum())
-    df = total**2 / float((variances**2 / np.array([first.df, second.df])).sum())
+    df = first.df + second.df  # if nothing varies
+    if total > 0:
+        df = total**2 / float((variances**2 / np.array([first.df, second.df])).sum())
     return Estimate(first.mean - second.mean, math.sqrt(total), df, first.n)
 
 
@@ -101,12 +103,17 @@ def ratio(first: Estimate, second: Estimate) -> tuple[float, float, float]:
     """Return the ratio of two independent estimates, and its interval by Fieller's theorem (1954).
 
     The interval has all r for which first - r second may be 0. It is infinite if the second may be
-    0. The degrees of freedom are Welch's at the ratio itself.
+    0. The degrees of freedom are Welch's at the ratio itself. The ratio is nan if the second is 0.
 
     >>> [round(x, 3) for x in ratio(Estimate(0.5, 0.1, 9, 10), Estimate(1.0, 0.1, 9, 10))]
     [0.5, 0.276, 0.772]
     """
+    if second.mean == 0:
+        return math.nan, -math.inf, math.inf
     r = first.mean / second.mean
+    low, high = second.interval()
+    if low <= 0 <= high:
+        return r, -math.inf, math.inf
     df = difference(first, second._replace(se=abs(r) * second.se)).df
     t = float(stats.t.ppf(0.5 + LEVEL / 2, df))
     a = second.mean**2 - (t * second.se) ** 2

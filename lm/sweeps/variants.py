@@ -378,15 +378,12 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
         return "smallest detectable difference: not known, without a published page"
     nearest = min(noises, key=lambda noise: abs(math.log(noise.n_params / n_params)))
     n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
-    is_change = bool(plan.sweep.lengths) and len(plan.cells) > 1
-    n_cells = 1 if is_change else len(plan.cells)
-    alone, first = expected_difference(
-        nearest, plan.budget.seeds, 1 + plan.budget.placebos, n_cells, n_tests
-    )
+    has_lengths = bool(plan.sweep.lengths) and len(plan.cells) > 1
+    sizes_of_test = (plan.budget.seeds, 1 + plan.budget.placebos, len(plan.cells), n_tests)
+    alone, first = expected_difference(nearest, *sizes_of_test, first_to_last=has_lengths)
     place = f", {nearest.cell}" if nearest.cell else ""
     over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
-    if is_change:  # a claim is a difference of two cells
-        alone, first = math.sqrt(2) * alone, math.sqrt(2) * first
+    if has_lengths:
         over = ", from the first length to the last"
     of_tests = f", {first:.4f} as the first of {n_tests} comparisons" if n_tests > 1 else ""
     return (

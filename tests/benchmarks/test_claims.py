@@ -192,8 +192,9 @@ def test_every_claim_of_a_study_can_be_repeated(study, monkeypatch):
     monkeypatch.setattr(repetition, "plan_sweep", lambda *_: plan)
     pairs = read_page_record(page)["comparisons"]
     assert {name for pair in pairs for name in pair} <= plan.variants.keys()
-    for arm in dict.fromkeys(plan.variants[name].arm for name, _ in pairs):
-        repeat, _ = repetition.plan_repeat(study, arm, None, 10, 5)
+    for arms in dict.fromkeys(tuple(plan.variants[name].arm for name in pair) for pair in pairs):
+        repeat, _ = repetition.plan_repeat(study, arms[0], None, 10, 5, against=arms[1])
+        assert [v.arm for v in repeat.variants.values()] == [*arms]
         widths = {v.match for v in repeat.variants.values() if v.match}
         assert widths <= repeat.variants.keys() | repeat.targets.keys()
 

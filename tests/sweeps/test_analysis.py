@@ -14,8 +14,8 @@ from lm.sweeps import report, statistics
 from lm.sweeps.analysis import (
     BESIDE,
     CELL,
-    CHANGE,
     CLAIM,
+    FIRST_TO_LAST,
     MEAN,
     NO_RESULT,
     PLACEBO,
@@ -23,6 +23,7 @@ from lm.sweeps.analysis import (
     expected_difference,
     noise_of,
 )
+from lm.sweeps.record import without_cells
 from lm.sweeps.results import choices_of, shapes_of
 from lm.sweeps.statistics import BETTER, SAME, WORSE
 
@@ -124,7 +125,10 @@ def test_with_lengths_the_claims_are_the_changes_from_the_first_to_the_last():
             runs = changed(runs, half, phase="final", variant=run.variant, seed=run.seed)
     a = analyze(record, runs)
     changes = a.of_kind(CLAIM)
-    assert [(c.variant, c.cell) for c in changes] == [("gated", CHANGE), ("wide", CHANGE)]
+    assert [(c.variant, c.cell) for c in changes] == [
+        ("gated", FIRST_TO_LAST),
+        ("wide", FIRST_TO_LAST),
+    ]
     first, _, last = a.in_cells(changes[0])
     assert changes[0].difference == statistics.difference(last.difference, first.difference)
     assert changes[0].ratio == statistics.ratio(last.difference, first.difference)
@@ -132,19 +136,42 @@ def test_with_lengths_the_claims_are_the_changes_from_the_first_to_the_last():
     assert changes[0].verdict == WORSE
     for family in (changes, a.of_kind(CELL)):
         assert [c.p_holm for c in family] == pytest.approx(statistics.holm([c.p for c in family]))
-    assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, CHANGE]
+    assert [c.cell for c in a.of_kind(PLACEBO)] == [*SIZES, FIRST_TO_LAST]
     text = report.to_markdown(a, {})
     assert "gated − plain from small to large" in text
-    assert "rises by more than 0.005" in text
+    assert "the lead shrinks by more than 0.005" in text
+    assert "ratio 0.50 [" in text
     (row,) = [
-        row for row in report.claim_rows(a) if (row["variant"], row["cell"]) == ("gated", CHANGE)
+        row
+        for row in report.claim_rows(a)
+        if (row["variant"], row["cell"]) == ("gated", FIRST_TO_LAST)
     ]
     assert row["ratio_low"] < 0.5 < row["ratio_high"]
+
+    unfinished = analyze(without_cells(record, ["large"]), runs)
+    assert {c.missing for c in unfinished.of_kind(CLAIM)} == {"large is not finished"}
+    only_one = analyze(without_cells(record, ["middle", "large"]), runs)
+    assert {c.missing for c in only_one.of_kind(CLAIM)} == {"large is not finished"}
 
     stuck = changed(runs, {"test_loss": 2.7}, phase="final", variant="gated, large")
     lost = analyze(record, stuck).of_kind(CLAIM)[0]
     assert lost.missing == "unstable: 5 of 5 runs of gated got stuck at large"
     assert lost.is_counted
+
+
+def test_differences_that_are_all_0_have_no_ratio():
+    """A change without an effect: its report, and those of the others, can be written."""
+    record, runs = sweep(SIZES, "length")
+    losses = {(r.variant, r.seed): r.test_loss for r in runs if r.phase == "final"}
+    for (name, seed), loss in losses.items():
+        if name.startswith("plain"):
+            other = name.replace("plain", "gated")
+            runs = changed(runs, {"test_loss": loss}, phase="final", variant=other, seed=seed)
+    a = analyze(record, runs)
+    claim = a.of_kind(CLAIM)[0]
+    assert claim.difference.mean == 0.0
+    assert not math.isfinite(claim.ratio[1])
+    assert "gated − plain" in report.to_markdown(a, {})
 
 
 def test_the_expected_power_is_that_of_the_analyzed_sweep():
@@ -157,6 +184,10 @@ def test_the_expected_power_is_that_of_the_analyzed_sweep():
     found = sorted(statistics.detectable(*c.difference[1:3]) for c in a.claims)
     assert found[0] <= alone <= found[-1] * 1.001
     assert first > alone
+    of_lengths, _ = expected_difference(noise, 5, 1, 3, 2, first_to_last=True)
+    assert (
+        alone < of_lengths < math.sqrt(2) * alone
+    )  # twice the variance, and more degrees of freedom
     better = expected_difference(noise, 15, 4, 4, 2)
     assert better[1] < 0.3 * first
     without = [r for r in runs if r.phase == "final"]

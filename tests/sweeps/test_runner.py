@@ -1,6 +1,7 @@
 """The runner without training: rounds of tuning, groups that fail or die, and other processes."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from tiny import tiny
 
 from lm.data import Corpus, Split
 from lm.sweeps import runner as module
+from lm.sweeps.plan import load_sweep
 from lm.sweeps.record import read_failures
 from lm.sweeps.results import Run, append_runs, read_runs
 from lm.sweeps.runner import Key, _Runner
@@ -146,6 +148,24 @@ def test_a_group_of_arms_is_finished_before_the_next_one_begins(tmp_path, fake):
     runner.run()
     order = [run.variant for run in read_runs(tmp_path)]
     assert order == ["layer"] * order.count("layer") + ["rms"] * order.count("rms")
+
+
+def test_groups_that_lack_an_arm_are_refused(tmp_path, monkeypatch):
+    """Or a sweep would say that it is finished without it."""
+    plan = load_sweep("configs/sweeps/norms.py", "full")
+    arms = tuple(v.arm for v in plan.variants.values())
+    variants = SimpleNamespace(keys=list, values=list)
+    monkeypatch.setattr(module, "resolve_variants", lambda *_: variants)
+    monkeypatch.setattr(module, "describe_variants", lambda *_: "")
+    monkeypatch.setattr(module, "refuse_idle_changes", lambda *_: set())
+    for groups, shapes, said in (
+        ((arms[:-1],), {"": 0.2}, "each arm once"),
+        ((arms, arms[:1]), {"": 0.2}, "each arm once"),
+        ((arms,), {}, "the shape of each cell"),
+    ):
+        wrong = dataclasses.replace(plan, groups=groups, shapes=shapes)
+        with pytest.raises(ValueError, match=said):
+            module.run_sweep(wrong, tmp_path, 1)
 
 
 def test_a_lost_line_is_trained_again_and_nothing_else(tmp_path, fake):

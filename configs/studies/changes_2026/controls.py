@@ -70,7 +70,7 @@ def publish(study: str, workdir: Path, beside: tuple = ()) -> None:
     record = read_json(page / "sweep.json")
     new = [name for name in here["variants"] if name not in record["variants"]]
     if not new:
-        sys.exit(f"{page} has these placebos already")
+        sys.exit(f"{page} has these variants already")
     made = [run for run in read_runs(workdir) if run.variant in new]
     for name in new:
         seeds = {run.seed for run in made if run.variant == name and run.phase == "final"}

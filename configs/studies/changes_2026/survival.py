@@ -12,14 +12,15 @@ import dataclasses
 import sys
 from pathlib import Path
 
+from lm.sweeps import report
 from lm.sweeps.addition import RESULTS, Published
-from lm.sweeps.declare import PLACEBO
+from lm.sweeps.analysis import analyze
 from lm.sweeps.plan import load_sweep
-from lm.sweeps.record import read_record
-from lm.sweeps.results import read_runs, runs_from_csv, runs_to_csv
+from lm.sweeps.record import read_failures, read_record
+from lm.sweeps.results import read_runs, runs_from_csv
 from lm.sweeps.runner import run_sweep
 from lm.sweeps.tuning import USUAL_SHAPE
-from lm.system.files import make_folder, read_json, to_json, write_text
+from lm.system.files import read_json
 
 NAME = "changes_2026_survival"
 FILE = f"configs/studies/changes_2026/{NAME}.py"
@@ -48,7 +49,7 @@ def train(workdir: Path) -> int:
     plan = dataclasses.replace(plan, shapes=shapes, groups=GROUPS)
     page = RESULTS / NAME
     published = None
-    if page.is_dir():
+    if page.is_dir() and not workdir.exists():
         record = read_json(page / "sweep.json")
         published = Published(record, runs_from_csv(page / "runs.csv"))
     return run_sweep(plan, workdir, 1, published=published)
@@ -57,34 +58,32 @@ def train(workdir: Path) -> int:
 def publish(workdir: Path) -> None:
     """Write the page of the arms that are finished at all lengths, and whose control is."""
     record = read_record(workdir)
-    runs = read_runs(workdir)
-    variants = record["variants"]
-    n_left: dict[str, int] = {}
-    for name, about in variants.items():
-        seeds = {run.seed for run in runs if run.variant == name and run.phase == "final"}
-        n_left[about["arm"]] = n_left.get(about["arm"], 0) + len(set(about["seeds"]) - seeds)
-    left_out = {arm for arm, n in n_left.items() if n}
-    for pair in record["comparisons"]:
-        arm, control = (variants[name]["arm"] for name in pair)
-        left_out |= {arm} if control in left_out else set()
-    kept = {name: about for name, about in variants.items() if about["arm"] not in left_out}
-    for about in kept.values():
-        if about["arm"] not in (record["baseline"], PLACEBO):
-            del about["config"]
+    if failures := read_failures(workdir):
+        sys.exit(f"runs of {', '.join(failures)} failed; the first command tries them again")
+    runs = [run for run in read_runs(workdir) if run.phase != "again"]
+    final = {(run.variant, run.seed) for run in runs if run.phase == "final"}
+    unfinished = {
+        about["arm"]
+        for name, about in record["variants"].items()
+        if not {(name, seed) for seed in about["seeds"]} <= final
+    }
+    arms = {name: about["arm"] for name, about in record["variants"].items()}
+    for name, control in record["comparisons"]:
+        if arms[control] in unfinished:
+            unfinished.add(arms[name])
+    kept = [name for name in arms if arms[name] not in unfinished]
+    record["variants"] = {name: record["variants"][name] for name in kept}
     for pairs in ("comparisons", "placebos"):
-        record[pairs] = [pair for pair in record[pairs] if kept.keys() >= set(pair)]
-    for start in record["starts"]:
-        # the sweep of the page; this file is no command of its own
+        record[pairs] = [pair for pair in record[pairs] if set(pair) <= set(kept)]
+    if not record["comparisons"]:
+        sys.exit("no change is finished yet")
+    for start in record["starts"]:  # this file is no command of its own
         start["argv"] = ["lm.sweep", "--config", FILE, "--budget", "full"]
-    del record["sha256"]
-    page = RESULTS / NAME
-    make_folder(page)
-    write_text(page / "sweep.json", to_json(record | {"variants": kept}, indent=1) + "\n")
     unmeasured = [
         dataclasses.replace(run, tokens_per_second=None) for run in runs if run.variant in kept
     ]
-    write_text(page / "runs.csv", runs_to_csv(unmeasured))
-    print(f"left out: {', '.join(sorted(left_out)) or 'none'}")
+    print(report.publish(analyze(record, unmeasured), RESULTS))
+    print(f"left out: {', '.join(sorted(unfinished)) or 'none'}")
 
 
 if __name__ == "__main__":
