@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,6 +198,17 @@ def test_every_claim_of_a_study_can_be_repeated(study, monkeypatch):
         assert [v.arm for v in repeat.variants.values()] == [*arms]
         widths = {v.match for v in repeat.variants.values() if v.match}
         assert widths <= repeat.variants.keys() | repeat.targets.keys()
+
+
+def test_a_change_with_several_controls_is_repeated_against_one_of_them(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(repetition, "plan_sweep", lambda *_: SimpleNamespace(variants={}))
+    for against, said in (
+        (None, "compared with one key head and base; add --against 'one key head'"),
+        ("bass", "does not compare latent attention with 'bass'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            repetition.plan_repeat(claims.STUDY, "latent attention", None, 5, 10, against)
 
 
 def test_lines_of_the_same_claim_are_pooled(tmp_path):

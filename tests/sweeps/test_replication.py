@@ -2,10 +2,13 @@
 
 import pytest
 from scipy import stats
+from synthetic_sweep import sweep as synthetic_sweep
 
 from lm import sweep
 from lm.sweeps import replication
+from lm.sweeps.analysis import analyze
 from lm.sweeps.statistics import Estimate
+from lm.system.errors import UserError
 
 GLU = "configs/replications/glu_variants.toml"
 STUDY = "configs/replications/changes_2026.toml"
@@ -30,6 +33,15 @@ def test_a_paper_is_replicated_where_the_interval_is_on_its_side():
     assert (swiglu.verdict, swiglu.size) == (replication.REPLICATED, "agrees")
     assert (comparisons["GeGLU"].verdict, comparisons["GeGLU"].size) == ("replicated", "smaller")
     assert (comparisons["ReLU"].verdict, comparisons["ReLU"].size) == ("contradicted", "other sign")
+
+
+def test_the_changes_of_a_sweep_with_lengths_are_not_compared_with_differences(monkeypatch):
+    """The source's difference is that at one length."""
+    lengths = {"short": (100, 0.2), "long": (100, 0.0)}
+    a = analyze(*synthetic_sweep(lengths, "length"))
+    monkeypatch.setattr(replication, "read_results", lambda path: a)
+    with pytest.raises(UserError, match="give a sweep without lengths"):
+        replication.replicate(replication.Path(GLU))
 
 
 def test_the_power_is_that_of_the_noncentral_t_test():
