@@ -36,7 +36,15 @@ from lm.sweeps.figures import nats
 from lm.sweeps.record import read_page_record
 from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
 from lm.sweeps.replication import cells_of, replicate
-from lm.sweeps.report import by_text, format_p, read_page, to_csv, write_page
+from lm.sweeps.report import (
+    by_text,
+    format_p,
+    format_ratio,
+    read_page,
+    to_csv,
+    trend,
+    write_page,
+)
 from lm.sweeps.results import runs_from_csv
 from lm.system.errors import with_exit_code
 from lm.system.files import write_text
@@ -46,6 +54,7 @@ RESULTS = Path("docs/results")
 SIZES = "scale_swiglu"
 STUDY = "changes_2026"
 LONGER = "changes_2026_longer"
+SURVIVAL = "changes_2026_survival"
 CELL_OF_BOTH = "Tiny Shakespeare, 0.05 M"
 REPEATS = "repeats.csv"
 REPLICATIONS_OF_PAPERS = Path("configs/replications")
@@ -95,9 +104,10 @@ def main(argv: list[str] | None = None) -> int:
         None, [summary(rows), replication(directory), slopes(directory), longer(directory)]
     )
     fill(index, "written by python3 -m benchmarks.claims", "\n" + "\n\n".join(parts) + "\n")
-    if (directory / STUDY).exists():
-        answer = study_answer(read_page(directory / STUDY))
-        write_text(index, with_answer(index.read_text(encoding="utf-8"), STUDY, answer))
+    for name, answer_of in {STUDY: study_answer, SURVIVAL: lengths_answer}.items():
+        if (directory / name).exists():
+            answer = answer_of(read_page(directory / name))
+            write_text(index, with_answer(index.read_text(encoding="utf-8"), name, answer))
     if (directory / REPEATS).is_file():
         write_text(directory / "repeats.md", repeats(directory))
     print("\n".join(str(directory / name) for name in ("claims.csv", "README.md")))
@@ -279,6 +289,20 @@ def study_answer(a: Analysis) -> str:
         f"{', '.join(no_result) or 'none'}. For {not_shown} neither a difference nor equality is shown. "
         f"In general, so with the same sign in a further cell of this kind: {general}"
     )
+
+
+def lengths_answer(a: Analysis) -> str:
+    """Return the answer of a sweep with lengths for the index: the ratio of each change, and in words
+    what its test says.
+    """
+    first, *_, last = a.record["cells"]
+    answers = []
+    for c in a.of_kind(CLAIM):
+        if c.difference:
+            answers.append(f"{c.variant} {format_ratio(c.ratio)} ({trend(a, c)})")
+        else:
+            answers.append(f"{c.variant}: {c.missing}")
+    return f"the ratio of the lead at {last} to that at {first} is, by change: {'; '.join(answers)}"
 
 
 def with_answer(index: str, name: str, answer: str) -> str:

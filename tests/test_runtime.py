@@ -121,19 +121,21 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_processes_and_restarts_share_compiled_programs(bench, tmp_path):
-    """Of three runs with one cache, two at once, the last one compiles neither step nor evaluation."""
+    """Of three runs with one cache, two at once, the last one compiles neither step nor evaluation,
+    unless a program is compiled so fast here that it is not kept.
+    """
     environment = bench.env | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def start(name: str):
         command = [sys.executable, "-c", LOGGED, *bench.arguments(tmp_path / name)]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
-    def programs(run, found: str) -> set[str]:
+    def programs(run, of: str) -> set[str]:
         output, _ = run.communicate()
         assert run.returncode == 0
-        return set(re.findall(rf"compilation cache {found} for '(\w+)'", output, re.IGNORECASE))
+        return set(re.findall(rf"{of} for '(\w+)'", output, re.IGNORECASE))
 
-    large = {"jit_init_state", "jit_train_steps", "jit_eval_step"}
-    for run in [start("first"), start("second")]:
-        programs(run, "miss")
-    assert large <= programs(start("third"), "hit")
+    not_kept = [programs(run, "not writing .* entry") for run in [start("first"), start("second")]]
+    large = {"jit_init_state", "jit_train_steps", "jit_eval_step"} - set.union(*not_kept)
+    assert "jit_train_steps" in large
+    assert large <= programs(start("third"), "compilation cache hit")

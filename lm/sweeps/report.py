@@ -152,10 +152,10 @@ def _percent(shares: Iterable[float]) -> Markup:
     return Markup("{} % [{}, {}]".format(*shown))
 
 
-def _ratio_of_lengths(ratio: tuple[float, float, float] | None) -> Markup:
+def format_ratio(ratio: tuple[float, float, float] | None) -> Markup:
     """Format a ratio with its interval; without one if the difference at the first length may be 0.
 
-    >>> print(_ratio_of_lengths((0.5, 0.25, 1.0)), _ratio_of_lengths((0.5, -math.inf, math.inf)))
+    >>> print(format_ratio((0.5, 0.25, 1.0)), format_ratio((0.5, -math.inf, math.inf)))
     0.50 [0.25, 1.00] –
     """
     if ratio is None or not all(map(math.isfinite, ratio)):
@@ -163,7 +163,7 @@ def _ratio_of_lengths(ratio: tuple[float, float, float] | None) -> Markup:
     return Markup("{:.2f} [{:.2f}, {:.2f}]".format(*ratio))
 
 
-def _trend(a: Analysis, claim: Claim) -> str:
+def trend(a: Analysis, claim: Claim) -> str:
     """Return in words how a difference changes from the first length to the last."""
     first = a.in_cells(claim)[0]
     better = claim.mean < 0  # with longer training
@@ -269,7 +269,7 @@ def to_markdown(
         "equals_p": _equals_p,
         "saved": _saved,
         "needed": _needed,
-        "ratio": _ratio_of_lengths,
+        "ratio": format_ratio,
         "both": both,
         "by_text": lambda claim: by_text(a, claim),
         "words": words,
@@ -309,7 +309,7 @@ def to_markdown(
         ).rstrip(),
         reproduction=_reproduction(a),
         stuck=STUCK,
-        trend=lambda claim: _trend(a, claim),
+        trend=lambda claim: trend(a, claim),
         verdicts={
             BETTER: f"better by more than {margin}",
             WORSE: f"worse by more than {margin}",
