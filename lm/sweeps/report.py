@@ -41,7 +41,15 @@ from lm.sweeps.others import MIN_ROWS, Finding, rank_agreement, read_others
 from lm.sweeps.record import read_page_record, text_of
 from lm.sweeps.results import STUCK, choices_of, runs_from_csv, runs_to_csv
 from lm.sweeps.speed import Speeds
-from lm.sweeps.statistics import BETTER, DIFFERENT, SAME, VERDICTS, WORSE, Estimate
+from lm.sweeps.statistics import (
+    BETTER,
+    DIFFERENT,
+    NOT_SHOWN,
+    SAME,
+    VERDICTS,
+    WORSE,
+    Estimate,
+)
 from lm.system.errors import UserError
 from lm.system.files import (
     is_file_name,
@@ -182,6 +190,7 @@ def trend(a: Analysis, claim: Claim) -> str:
         WORSE: f"the {name} {moves} by more than {margin}",
         DIFFERENT: f"the {name} {moves}, by possibly less than {margin}",
         SAME: f"the {name} is the same within {margin}",
+        NOT_SHOWN: f"that the {name} changes is not shown",
     }.get(claim.verdict, claim.verdict)
 
 
