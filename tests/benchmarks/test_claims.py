@@ -62,7 +62,7 @@ def test_the_differences_are_those_of_the_published_runs(page):
     record = json.loads((RESULTS / page / "sweep.json").read_text())
     tested = 0
     for row in rows_of(RESULTS / page / "claims.csv"):
-        if row["mean"] and row["cell"] != "mean":
+        if row["mean"] and row["cell"] not in ("mean", "first to last"):
             names = [
                 f"{row[key]}, {row['cell']}".removesuffix(", ") for key in ("variant", "against")
             ]
@@ -84,6 +84,26 @@ def test_the_differences_are_those_of_the_published_runs(page):
             )
             tested += 1
     assert tested
+
+
+def test_a_change_over_lengths_is_welchs_t_test_of_the_first_and_the_last():
+    (page,) = [page for page in PAGES if page == claims.SURVIVAL]
+    rows = rows_of(RESULTS / page / "claims.csv")
+    first, *_, last = json.loads((RESULTS / page / "sweep.json").read_text())["cells"]
+    by_key = {(row["variant"], row["against"], row["cell"]): row for row in rows}
+    changes = [row for row in rows if row["cell"] == "first to last"]
+    for row in changes:
+        ends = [by_key[row["variant"], row["against"], cell] for cell in (last, first)]
+        means, errors, dfs = ([float(end[key]) for end in ends] for key in ("mean", "se", "df"))
+        variances = np.square(errors)
+        df = variances.sum() ** 2 / (variances**2 / dfs).sum()
+        t = stats.t(df, means[0] - means[1], np.sqrt(variances.sum()))
+        p = 2 * stats.t.sf(abs(t.mean()) / t.std() * np.sqrt(df / (df - 2)), df)
+        assert [float(row[key]) for key in ("mean", "p", "low", "high")] == pytest.approx(
+            [t.mean(), p, *t.interval(0.95)], rel=1e-7
+        )
+        assert float(row["ratio"]) == pytest.approx(means[0] / means[1])
+    assert changes
 
 
 def test_p_values_over_all_pages_are_holms():
