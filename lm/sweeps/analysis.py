@@ -233,12 +233,13 @@ class Analysis:
                 by_cell.setdefault(key, {})[a.about["cell"]] = difference
         rows = []
         has_cells = len({v.about["cell"] for v in self.variants.values()}) > 1
+        has_lengths = self.record["axis"] == "length"  # there is no mean over them
         for (arm, against, source), in_cells in by_cell.items():
-            if len(in_cells) == 1 or not self.are_many:
+            if len(in_cells) == 1 or not self.are_many or has_lengths:
                 for cell, difference in in_cells.items():
                     place = cell if has_cells else ""
                     rows.append((in_cell(arm, place), in_cell(against, place), source, difference))
-            if len(in_cells) > 1 and self.record["axis"] != "length":
+            if len(in_cells) > 1 and not has_lengths:
                 name = f"{against} over {len(in_cells)} {self.record['axis']}s"
                 mean = statistics.mean_over_cells(list(in_cells.values())).mean
                 rows.append((arm, name, source, mean))
