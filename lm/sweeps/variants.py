@@ -278,7 +278,7 @@ def refuse_duplicates(variants: dict[str, Variant], fingerprints: dict[str, str]
             if repr(one.changes.get(key, ...)) != repr(two.changes.get(key, ...)):
                 reasons.append(f"{key} is {show(values[key])} in both")
         if one.cell != two.cell:
-            reasons.append("the values of the budget replace those of sizes, texts and lengths")
+            reasons.append("the values of the budget replace those of sizes and texts")
         problems.append("; ".join(reasons))
     if problems:
         raise UserError(*problems)

@@ -24,6 +24,7 @@ and its other programs decide; `python3 -m benchmarks.claims` then writes the pa
 import dataclasses
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from lm.sweeps.addition import RESULTS, STUDIES, Published
@@ -55,10 +56,11 @@ def plan_controls(study: str, record: dict, runs: list) -> Plan:
     )
 
 
-def train(study: str, workdir: Path) -> int:
+def train(study: str, workdir: Path, plan_of: Callable[[str, dict, list], Plan]) -> int:
+    """Train what a plan, made of a page's record and runs, lacks; returns the exit code."""
     record = read_json(RESULTS / study / "sweep.json")
     runs = runs_from_csv(RESULTS / study / "runs.csv")
-    plan = plan_controls(study, record, runs)
+    plan = plan_of(study, record, runs)
     reused = [run for run in runs if run.variant in plan.variants]
     return run_sweep(plan, workdir, 1, published=Published(record, reused))
 
@@ -101,4 +103,4 @@ if __name__ == "__main__":
     if options == ["--publish"]:
         publish(study, Path(workdir))
     else:
-        sys.exit(train(study, Path(workdir)))
+        sys.exit(train(study, Path(workdir), plan_controls))

@@ -25,13 +25,11 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from controls import publish
+from controls import publish, train
 
-from lm.sweeps.addition import RESULTS, STUDIES, Published, read_study
+from lm.sweeps.addition import STUDIES, read_study
 from lm.sweeps.plan import Plan, plan_sweep, read_sweep
-from lm.sweeps.results import rule_of, runs_from_csv, shapes_of
-from lm.sweeps.runner import run_sweep
-from lm.system.files import read_json
+from lm.sweeps.results import rule_of, shapes_of
 
 
 def plan_changes(study: str, record: dict, runs: list) -> Plan:
@@ -59,17 +57,9 @@ def plan_changes(study: str, record: dict, runs: list) -> Plan:
     )
 
 
-def train(study: str, workdir: Path) -> int:
-    record = read_json(RESULTS / study / "sweep.json")
-    runs = runs_from_csv(RESULTS / study / "runs.csv")
-    plan = plan_changes(study, record, runs)
-    reused = [run for run in runs if run.variant in plan.variants]
-    return run_sweep(plan, workdir, 1, published=Published(record, reused))
-
-
 if __name__ == "__main__":
     study, workdir, *options = sys.argv[1:]
     if options == ["--publish"]:
         publish(study, Path(workdir), beside=(("one key head", "base"),))
     else:
-        sys.exit(train(study, Path(workdir)))
+        sys.exit(train(study, Path(workdir), plan_changes))

@@ -49,7 +49,7 @@ def train(workdir: Path) -> int:
     plan = dataclasses.replace(plan, shapes=shapes, groups=GROUPS)
     page = RESULTS / NAME
     published = None
-    if page.is_dir() and not workdir.exists():
+    if page.is_dir():
         record = read_json(page / "sweep.json")
         published = Published(record, runs_from_csv(page / "runs.csv"))
     return run_sweep(plan, workdir, 1, published=published)
