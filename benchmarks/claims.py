@@ -37,12 +37,12 @@ from lm.sweeps.record import read_page_record
 from lm.sweeps.repetition import Repeat, published_pairs, read_repeats
 from lm.sweeps.replication import cells_of, replicate
 from lm.sweeps.report import (
-    by_text,
     format_p,
     format_ratio,
     read_page,
     to_csv,
     trend,
+    uneven_texts,
     write_page,
 )
 from lm.sweeps.results import runs_from_csv
@@ -74,8 +74,11 @@ cores. `--cell`, `--pairs` and `--seed` choose others. It prints its interval be
 `repeat.csv` in its directory has one line, which can be added to [repeats.csv](repeats.csv) by a pull request. Lines
 of the same claim and cell are pooled here: all their pairs are one sample.
 
-Both sides train at the published values. The error of tuning is the same in both and in neither interval, so these
-intervals are narrower than those of the page of the study. The last two columns are Welch's t test."""
+Both sides train at the published values, without placebos. The column "published pairs" is therefore that change minus
+the baseline alone, as the study's first runs have it; the page of the study subtracts the mean of the baseline and its
+placebos, so its numbers are others. The error of tuning is the same in both and in neither interval, so these intervals
+are narrower than those of the page. The last two columns are Welch's t test; p is not corrected for the number of
+rows."""
 BELOW_REPEATS = """\
 ## Against papers
 
@@ -85,6 +88,7 @@ within the margin. If the source reports no difference (one within the margin, a
 then within the margin is replicated, and beyond it contradicted. Power: the probability of "replicated" if the true
 difference here is that of the source. Size: whether the two differences may be equal. Models, texts and training
 differ, so a contradiction is about the direction here, and does not say that the source is wrong."""
+TEXTS = ("page", "kind", "variant", "against", "cell", "verdict", "missing")  # of claims.csv
 REPLICATIONS = ["swiglu_vs_silu", "swiglu_texts", SIZES]  # the sweeps that compare SwiGLU and SiLU
 
 
@@ -99,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         write_page(read_page(page), directory)
     rows = claims(directory)
     index = directory / "README.md"
-    write_text(directory / "claims.csv", to_csv(rows))
+    write_text(directory / "claims.csv", to_csv([with_numbers(row) for row in rows]))
     parts = filter(
         None, [summary(rows), replication(directory), slopes(directory), longer(directory)]
     )
@@ -136,6 +140,15 @@ def claims(directory: Path) -> list[dict]:
         row["p_all_pages"] = f"{p:.10g}" if row["p"] else ""
     # An addition has the placebo of its study.
     return compared + [row for row in rows if row["kind"] == PLACEBO and "+" not in row["page"]]
+
+
+def with_numbers(row: dict[str, str]) -> dict[str, str | float]:
+    """Return a row whose numbers are no texts, before which a table escapes a minus sign.
+
+    >>> with_numbers({"page": "1e5", "kind": "claim", "mean": "-0.5", "ratio": ""})
+    {'page': '1e5', 'kind': 'claim', 'mean': -0.5, 'ratio': ''}
+    """
+    return {key: float(x) if x and key not in TEXTS else x for key, x in row.items()}
 
 
 def summary(rows: list[dict]) -> str:
@@ -268,12 +281,12 @@ def study_answer(a: Analysis) -> str:
         return c.variant if times[c.variant] == 1 else f"{c.variant} against {c.against}"
 
     def named(verdict: str, of_sign: int) -> str:
-        """Name the claims of a verdict and a sign; what differs in sign has its means by text."""
+        """Name the claims of a verdict and a sign, with their means by text if these differ much."""
         names = []
         for c in claims:
             if c.verdict == verdict and c.mean * of_sign > 0:
-                texts = ", ".join(f"{text} {nats(mean)}" for text, mean in by_text(a, c))
-                names.append(name_of(c) if c.has_one_sign else f"{name_of(c)} ({texts})")
+                texts = ", ".join(f"{text} {nats(mean)}" for text, mean in uneven_texts(a, c))
+                names.append(f"{name_of(c)} ({texts})" if texts else name_of(c))
         return ", ".join(names) or "none"
 
     margin = f"{a.record['margin']:g}"
@@ -284,8 +297,8 @@ def study_answer(a: Analysis) -> str:
         f"in the mean of {len(a.record['cells'])} cells (two sizes on two texts), lower by more than "
         f"{margin}: {named(statistics.BETTER, -1)}; lower by possibly less: "
         f"{named(statistics.DIFFERENT, -1)}. Higher by more than {margin}: "
-        f"{named(statistics.WORSE, 1)}; by possibly less: {named(statistics.DIFFERENT, 1)}. All have "
-        "one sign in all cells, but those with numbers. Unstable, without a mean: "
+        f"{named(statistics.WORSE, 1)}; by possibly less: {named(statistics.DIFFERENT, 1)}. Numbers "
+        "are those of texts that differ much. Unstable, without a mean: "
         f"{', '.join(no_result) or 'none'}. For {not_shown} neither a difference nor equality is shown. "
         f"In general, so with the same sign in a further cell of this kind: {general}"
     )
@@ -333,7 +346,7 @@ def repeats(directory: Path) -> str:
         shown = [_nats(e.mean, *e.interval()) for e in (published, pooled, change)]
         n = f"{published.n} / {pooled.n}"
         rows.append([name, f"[{study}]({study}.md)", n, *shown, format_p(change.p)])
-    header = ["claim", "study", "pairs", "published", "again", "again − published", "p"]
+    header = ["claim", "study", "pairs", "published pairs", "again", "again − published", "p"]
     lines.append(markdown_table(header, rows))
     lines.append(BELOW_REPEATS)
     for path in sorted(REPLICATIONS_OF_PAPERS.glob("*.toml")):

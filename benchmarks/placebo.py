@@ -15,7 +15,7 @@ from scipy import stats
 
 from benchmarks.page import fill, rows_of
 from lm.sweeps import statistics
-from lm.sweeps.analysis import PLACEBO
+from lm.sweeps.analysis import OVER_CELLS, PLACEBO
 from lm.sweeps.figures import nats
 from lm.sweeps.report import format_p, to_csv
 from lm.sweeps.results import read_runs
@@ -73,7 +73,7 @@ def differences(path: Path) -> list[float]:
 
 
 def table(directory: Path) -> str:
-    """Return a row for each file, and one for each placebo of a published page."""
+    """Return a row for each file, and one for each placebo in each cell of a published page."""
     rows = []
     for path in sorted((directory / "placebo").glob("*.csv")):
         of_sweep = differences(path)
@@ -94,17 +94,20 @@ def table(directory: Path) -> str:
             [f"[{path.stem}](placebo/{path.name})", *_cells(e.n, e.mean, *e.interval(), e.p), share]
         )
     for path in sorted(directory.glob("*/claims.csv")):
-        for row in (
-            row for row in rows_of(path) if row["kind"] == PLACEBO and "+" not in path.parent.name
-        ):
-            numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
-            rows.append(
-                [f"[{path.parent.name}]({path.parent.name}.md)", *_cells(row["n"], *numbers), "–"]
-            )
+        page = path.parent.name
+        if "+" in page:  # an addition has the placebos of its study
+            continue
+        for row in rows_of(path):
+            if row["kind"] == PLACEBO and row["cell"] not in OVER_CELLS:
+                numbers = [float(row[key]) for key in ("mean", "low", "high", "p")]
+                name = ", ".join(
+                    filter(None, [f"[{page}]({page}.md)", row["variant"], row["cell"]])
+                )
+                rows.append([name, *_cells(row["n"], *numbers), "–"])
     header = [
         "runs",
         "pairs",
-        "placebo − baseline [95 % interval]",
+        "difference [95 % interval]",
         "p",
         f"blocks of {BLOCK} with p < 0.05",
     ]

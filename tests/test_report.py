@@ -192,15 +192,21 @@ def test_a_page_compares_its_differences_with_the_verdicts_of_others(
     page = tmp_path / "gates"
     page.mkdir()
     rows = [
-        "gated,lab A,better,one run,https://a.org/x_y",
-        "wide,lab A,worse,,https://a.org",
-        "wide,B,same,,https://b.org",
+        "gated,lab A,better,one run,https://a.org/x_y,",
+        "wide,lab A,worse,,https://a.org,",
+        "wide,B,same,,https://b.org,",
+        "gated,B,worse,,https://b.org,slim",
     ]
-    (page / "others.csv").write_text("\n".join(["change,source,verdict,evidence,url", *rows]))
+    columns = "change,source,verdict,evidence,url,against"
+    (page / "others.csv").write_text("\n".join([columns, *rows]))
     text = report.publish(analyze(*sweep()), tmp_path).read_text()
     assert re.search(
-        r"^\| gated \| -0.1\S* \| \[better\]\(https://a.org/x_y\) \| – \|$", text, re.M
+        r"^\| gated − plain \| -0.1\S* \| \[better\]\(https://a.org/x_y\) "
+        r"\| \[worse\]\(https://b.org\) \(against slim\) \|$",
+        text,
+        re.M,
     )
+    # B's verdict against something else is shown, and does not count.
     assert "lab A +1.00 (2 changes). This is" in text
     good = "gated,A,better,,https://a.org"
     for row in (

@@ -20,7 +20,7 @@ from benchmarks.calibration.published import (
     published_cells,
     variance_of_control,
 )
-from lm.sweeps.tuning import CURVE, GRID, VERTEX
+from lm.sweeps.tuning import CURVE, GRID, USUAL_SHAPE, VERTEX
 from lm.system.errors import with_exit_code
 from lm.system.files import write_text
 from lm.system.text_tables import csv_table, markdown_table
@@ -31,12 +31,14 @@ DESIGNS = [
     Design("best rate", GRID, 5, 1, False),
     Design("vertex", VERTEX, 10, 1, False),
     Design("vertex, error counted", VERTEX, 10, 1, True),
+    Design("vertex, error counted", VERTEX, 10, 4, True),
     Design("curve", CURVE, 10, 1, True),
     Design("curve", CURVE, 15, 1, True),
     Design("curve", CURVE, 15, 4, True),
     Design("curve, error not counted", CURVE, 15, 4, False),
     Design("vertex", VERTEX, 10, 1, False, n_lists=2, n_arms=6),
     Design("vertex, error counted", VERTEX, 10, 1, True, n_lists=2, n_arms=6),
+    Design("vertex, error counted", VERTEX, 10, 3, True, n_lists=2, n_arms=6),
     Design("curve", CURVE, 10, 1, True, n_lists=2, n_arms=6),
     Design("curve", CURVE, 15, 3, True, n_lists=2, n_arms=6),
 ]
@@ -47,6 +49,13 @@ ALONE = [
     Design("curve", CURVE, 15, 1, True, n_arms=1),
     Design("curve", CURVE, 15, 4, True, n_arms=1),
     Design("curve", CURVE, 5, 1, True, n_arms=1),
+]
+# The first and the last length of changes_2026_survival, in its cell, with the shape that it fixes.
+SURVIVAL_CELL = "Tiny Shakespeare, 0.11 M"
+_of_lengths = {"n_arms": 12, "n_rates": 3, "shape": USUAL_SHAPE, "first_to_last": True}
+LENGTHS = [
+    Design("first length to last", CURVE, 8, 2, True, **_of_lengths),
+    Design("first length to last", CURVE, 8, 2, True, n_lists=2, **_of_lengths),
 ]
 
 
@@ -69,10 +78,16 @@ def main(argv: list[str] | None = None) -> int:
     print(table(rows), end="\n\n", flush=True)
     alone = [in_single_cells(of_study, design, n_sweeps) for design in ALONE]
     print(table(alone), end="\n\n", flush=True)
+    (cell,) = [cell for cell in of_study if cell.name == SURVIVAL_CELL]
+    lengths = [
+        numbers(design, [simulate([cell, cell], design, n_sweeps, 0)], 2, n_sweeps)
+        for design in LENGTHS
+    ]
+    print(table(lengths), end="\n\n", flush=True)
     print(over_cells(n_sweeps // 2), end="\n\n", flush=True)
     print(controls())
     if arguments.csv:
-        write_text(arguments.csv, csv_table(list(rows[0]), rows + alone, digits=4))
+        write_text(arguments.csv, csv_table(list(rows[0]), rows + alone + lengths, digits=4))
     return 0
 
 

@@ -33,8 +33,9 @@ from lm.sweeps.tuning import (
 N_TUNING = 2  # tuning seeds
 CROSS = 0.4  # correlation of the rate and the decay in the loss
 CHUNK = 250  # sweeps at a time
-RATES = np.arange(-4.0, 5.0)  # positions in a list: five values, and those beyond its edges
-DECAYS = np.arange(-3.0, 4.0)  # three values, and those beyond
+# positions in a list: its five or three values, and those beyond its edges
+POSITIONS = {5: np.arange(-4.0, 5.0), 3: np.arange(-3.0, 4.0)}
+LARGEST_BEST = 2.0  # the positions that may have the lowest loss end here
 
 
 class Design(NamedTuple):
@@ -47,13 +48,16 @@ class Design(NamedTuple):
     counts_error: bool  # whether the error of tuning is in the interval
     n_lists: int = 1  # 1: the rate; 2: the rate and the decay
     n_arms: int = 24  # besides the controls
+    n_rates: int = 5  # 5 or 3
+    shape: float | None = None  # of the curves along the rate; None: estimated from all arms
+    first_to_last: bool = False  # whether the answer is of the last cell minus the first
 
     @property
     def runs_per_arm(self) -> int:
         """Return the runs of an arm in a cell, without extensions of the lists."""
-        points = 5
+        points = self.n_rates
         if self.n_lists == 2:
-            points = 5 + 3 if self.rule == CURVE else 5 * 3
+            points = points + 3 if self.rule == CURVE else points * 3
         return points * N_TUNING + self.n_seeds
 
 
@@ -70,18 +74,23 @@ class Answers(NamedTuple):
 
 
 def simulate(cells: Sequence[Cell], design: Design, n_sweeps: int, seed: int) -> Answers:
-    """Return the mean differences over the cells, as `lm.sweeps.statistics.mean_over_cells` does."""
+    """Return the mean differences over the cells, as `lm.sweeps.statistics.mean_over_cells` does, or
+    the change of a difference from the first cell to the last.
+    """
     draw = np.random.default_rng(seed)
+    weights_C = np.full(len(cells), 1 / len(cells))
+    if design.first_to_last:
+        weights_C = np.array([-1.0, 1.0])
     parts = []
     for first in range(0, n_sweeps, CHUNK):
         n = min(CHUNK, n_sweeps - first)
         of_cells = [_in_cell(cell, design, n, draw) for cell in cells]
-        variances_C = np.array([answers.se**2 for answers in of_cells])
-        df_C = np.array([answers.df for answers in of_cells])
-        total = variances_C.sum(axis=0)
-        mean = np.mean([answers.mean for answers in of_cells], axis=0)
-        df = total**2 / (variances_C**2 / df_C).sum(axis=0)
-        parts.append(Answers(mean, np.sqrt(total) / len(cells), df))
+        mean_CWA, se_CWA, df_CWA = (np.array(part) for part in zip(*of_cells, strict=True))
+        variance_CWA = (weights_C[:, None, None] * se_CWA) ** 2
+        mean_WA = np.tensordot(weights_C, mean_CWA, axes=1)
+        total_WA = variance_CWA.sum(axis=0)
+        df_WA = total_WA**2 / (variance_CWA**2 / df_CWA).sum(axis=0)
+        parts.append(Answers(mean_WA, np.sqrt(total_WA), df_WA))
     return Answers(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -136,24 +145,27 @@ def tune(
         half = draw.normal(0, noise)
         return above(rates, decays) + draw.normal(0, noise) / math.sqrt(N_TUNING), half
 
-    rates_WAP = np.broadcast_to(RATES, (*shape_WA, len(RATES)))
     if design.n_lists == 2 and design.rule != CURVE:
         return _tune_in_product(design, shape_WA, train, above)
-    losses_WAP, half_WAP = train(rates_WAP, np.zeros(len(RATES)))
-    rate_WA, lines = choose_on_line(RATES, 2, losses_WAP, half_WAP, design.rule)
+    rates_P = POSITIONS[design.n_rates]
+    rates_WAP = np.broadcast_to(rates_P, (*shape_WA, len(rates_P)))
+    losses_WAP, half_WAP = train(rates_WAP, np.zeros(len(rates_P)))
+    rate_WA, lines = choose_on_line(rates_P, losses_WAP, half_WAP, design.rule, design.shape)
     chosen_decay_WA = np.zeros(shape_WA)
     decay_lines = None
     if design.n_lists == 2:
-        decays_WAP = np.broadcast_to(DECAYS, (*shape_WA, len(DECAYS)))
+        decays_P = POSITIONS[3]
+        decays_WAP = np.broadcast_to(decays_P, (*shape_WA, len(decays_P)))
         losses_WAP, half_WAP = train(rate_WA[..., None], decays_WAP)
-        chosen_decay_WA, decay_lines = choose_on_line(DECAYS, 1, losses_WAP, half_WAP, CURVE)
+        chosen_decay_WA, decay_lines = choose_on_line(decays_P, losses_WAP, half_WAP, CURVE, 0.0)
     excess_WA = above(rate_WA, chosen_decay_WA)
     return excess_WA, *estimated_error(design, lines, decay_lines)
 
 
 def _tune_in_product(design: Design, shape_WA, train, above):
     """Tune the rate and the decay over the product of their lists, with a parabola in each."""
-    rates, decays = np.meshgrid(RATES, DECAYS, indexing="ij")
+    rates_P, decays_P = POSITIONS[5], POSITIONS[3]
+    rates, decays = np.meshgrid(rates_P, decays_P, indexing="ij")
     losses_WAXY, half_WAXY = train(np.broadcast_to(rates, (*shape_WA, *rates.shape)), decays)
     inner = losses_WAXY[..., 2:-2, 1:-1]
     best_WA = inner.reshape(*shape_WA, -1).argmin(axis=-1)
@@ -166,8 +178,8 @@ def _tune_in_product(design: Design, shape_WA, train, above):
 
     of_rates = [along(values, -1, j_WA) for values in (losses_WAXY, half_WAXY)]
     of_decays = [along(values, -2, i_WA) for values in (losses_WAXY, half_WAXY)]
-    rate_WA, lines = choose_on_line(RATES, 2, *of_rates, design.rule)
-    decay_WA, decay_lines = choose_on_line(DECAYS, 1, *of_decays, design.rule)
+    rate_WA, lines = choose_on_line(rates_P, *of_rates, design.rule, None)
+    decay_WA, decay_lines = choose_on_line(decays_P, *of_decays, design.rule, 0.0)
     return above(rate_WA, decay_WA), *estimated_error(design, lines, decay_lines)
 
 
@@ -183,22 +195,25 @@ class Lines(NamedTuple):
 
 
 def choose_on_line(
-    x_P: np.ndarray, n_beyond: int, losses_WAP: np.ndarray, half_WAP: np.ndarray, rule: str
+    x_P: np.ndarray,
+    losses_WAP: np.ndarray,
+    half_WAP: np.ndarray,
+    rule: str,
+    shape: float | None,
 ) -> tuple[np.ndarray, Lines]:
     """Return the chosen position of every arm (W, A), and the lines from which it was chosen.
 
     Args:
-        n_beyond: how many positions at either end no best value has.
-        rule: of `lm.sweeps.tuning`; the lists of decays have parabolas in all of them.
+        rule: of `lm.sweeps.tuning`.
+        shape: of the curves, 0 for decays; None: estimated from all arms.
     """
-    inner_P = slice(n_beyond, len(x_P) - n_beyond)
-    best_WA = x_P[inner_P][losses_WAP[..., inner_P].argmin(axis=-1)]
+    may_be_best_P = np.abs(x_P) <= LARGEST_BEST
+    best_WA = x_P[may_be_best_P][losses_WAP[..., may_be_best_P].argmin(axis=-1)]
     steps_WAP = x_P - best_WA[..., None]
-    declared = 2 if len(x_P) == len(RATES) else 1
-    tuned_WAP = (np.abs(x_P) <= declared) | (np.abs(steps_WAP) <= 1)
+    tuned_WAP = (np.abs(x_P) <= n_values_of(x_P) // 2) | (np.abs(steps_WAP) <= 1)
     used_WAP = tuned_WAP & (np.abs(steps_WAP) <= NEAR)
-    shape_W1 = np.zeros((len(best_WA), 1))
-    if declared == 2 and rule != GRID:
+    shape_W1 = np.full((len(best_WA), 1), shape or 0.0)
+    if shape is None and rule != GRID:
         shape_W1 = common_shapes(steps_WAP, losses_WAP, used_WAP)
     shape_WA = np.broadcast_to(shape_W1, best_WA.shape)
     curve = fit_curve(steps_WAP, losses_WAP, used_WAP, shape_WA)
@@ -210,6 +225,11 @@ def choose_on_line(
         near_WAP = np.abs(steps_WAP) <= 1
         vertex_WA = fit_curve(steps_WAP, losses_WAP, near_WAP, np.zeros(best_WA.shape)).vertex
     return best_WA + np.clip(np.nan_to_num(vertex_WA), -1, 1), lines
+
+
+def n_values_of(x_P: np.ndarray) -> int:
+    """Return how many of these positions a list has before it is extended."""
+    return next(n for n, positions_P in POSITIONS.items() if len(positions_P) == len(x_P))
 
 
 def common_shapes(
@@ -271,7 +291,7 @@ def _excess_variance(rule: str, lines: Lines, sd_W: np.ndarray) -> np.ndarray:
     noise_WA = sd_W[:, None] ** 2 * lines.curve.bend_variance
     curvature_WA = true_curvatures(lines.curve.bend, noise_WA)
     shape_WA = np.broadcast_to(lines.shape_W1, curvature_WA.shape)
-    n_values = 5 if lines.steps_WAP.shape[-1] == len(RATES) else 3
+    n_values = n_values_of(lines.steps_WAP[0, 0])
     relative_WA = sd_W[:, None] / curvature_WA
     mean_WA, square_WA = excess_moments(rule, n_values, shape_WA, relative_WA)
     mean_W = np.mean(mean_WA * curvature_WA, axis=1)

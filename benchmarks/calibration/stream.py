@@ -1,8 +1,8 @@
 """A stream of changes that are added to a study: how many of those accepted are false.
 
-All are compared with the same published runs of the baseline, so their errors are correlated. The
-noise of a run, the seed's part aside, and the error of tuning are those of docs/results/changes_2026,
-by cell. A change is accepted by the ledger (`lm.sweeps.ledger`), or at p < 0.05 each.
+All are compared with the same published runs of the baseline and its placebos, so their errors are
+correlated. The noise of a run, the seed's part aside, and the error of tuning are those of
+docs/results/changes_2026, by cell. A change is accepted by the ledger (`lm.sweeps.ledger`), or at p < 0.05 each.
 
     python3 -m benchmarks.calibration.stream
 """
@@ -19,6 +19,7 @@ from lm.system.text_tables import markdown_table
 
 STUDY = Path("docs/results/changes_2026")
 N_SEEDS = 10
+N_CONTROLS = 4  # the baseline and three placebos
 N_CHANGES = 200
 UNSTABLE = "DyT"
 
@@ -54,9 +55,11 @@ def p_values(
         noise_STCN = draw.normal(0, 1, (n_streams, n, n_cells, N_SEEDS)) * noise_C[:, None]
         return above_STC[..., None] + noise_STCN
 
-    difference_STCN = effects_T[:, None, None] + arms(n_changes) - arms(1)
+    control_S1CN = arms(N_CONTROLS).mean(axis=1, keepdims=True)
+    difference_STCN = effects_T[:, None, None] + arms(n_changes) - control_S1CN
     of_seeds_STC = difference_STCN.var(axis=-1, ddof=1) / N_SEEDS
-    total_ST = of_seeds_STC.sum(-1) + 2 * (tuning_C**2).sum()  # of both sides
+    of_both_sides = (1 + 1 / N_CONTROLS) * (tuning_C**2).sum()
+    total_ST = of_seeds_STC.sum(-1) + of_both_sides
     df_ST = total_ST**2 / (of_seeds_STC**2 / (N_SEEDS - 1)).sum(-1)
     mean_ST = difference_STCN.mean(axis=(-1, -2))
     return stats.t.cdf(mean_ST / (np.sqrt(total_ST) / n_cells), df_ST)

@@ -574,7 +574,7 @@ class Noise(NamedTuple):
     cell: str
     n_params: int
     of_pairs: float  # variance of the difference of two variants that share a seed
-    of_tuning: float  # of the error of tuning of a variant, by the present rule
+    of_tuning: float  # of the error of tuning one list of a variant, by the present rule
 
 
 def noise_of(record: dict, runs: Sequence[Run], n_params: int) -> Noise | None:
@@ -598,12 +598,11 @@ def noise_of(record: dict, runs: Sequence[Run], n_params: int) -> Noise | None:
     }
     if not variances or not of_cell:
         return None
-    lines = {name: choice.lines[:1] for name, choice in of_cell.items()}
+    lines = {name: choice.lines for name, choice in of_cell.items()}
     shape = next(iter(of_cell.values())).shape
-    error = next(iter(tuning_errors(lines, shape, CURVE).values()))
-    return Noise(
-        record["name"], cell, nearest["n_params"], float(np.median(variances)), error.variance
-    )
+    errors = tuning_errors(lines, shape, CURVE)
+    of_list = max(errors[name].variance / len(own) for name, own in lines.items())
+    return Noise(record["name"], cell, nearest["n_params"], float(np.median(variances)), of_list)
 
 
 def expected_difference(

@@ -1,7 +1,8 @@
 """What others found about the variants of a published page: others.csv beside its runs.csv.
 
-Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url. Their
-measures, sizes, baselines and numbers of runs differ, so that only the direction is compared.
+Its columns: change (a variant), source, verdict (one of VERDICTS), evidence (a phrase), url, against
+(what they compare with, if the page compares with something else; else empty). Their measures,
+sizes, baselines and numbers of runs differ, so that only the direction is compared.
 """
 
 import csv
@@ -30,6 +31,7 @@ class Finding(NamedTuple):
     verdict: str
     evidence: str
     url: str
+    against: str = ""
 
 
 def read_others(page: Path, changes: Collection[str]) -> list[Finding]:
@@ -70,10 +72,15 @@ def rank_agreement(
     """Return by source how its verdicts rank with the mean differences, and of how many changes.
 
     This is Kendall's, over the pairs of changes that the source does not call equal (Somers 1962):
-    1 if the better one of each pair has the lower loss here, and -1 if it has the higher one.
-    Sources with fewer than MIN_ROWS changes, or with one verdict for all, are left out.
+    1 if the better one of each pair has the lower loss here, and -1 if it has the higher one. Of a
+    change with several claims the first counts. Left out are findings against something that the
+    page does not compare with, and sources with fewer than MIN_ROWS changes or one verdict for all.
     """
-    means = {claim.variant: claim.difference.mean for claim in claims if claim.difference}
+    means: dict[str, float] = {}
+    for claim in claims:
+        if claim.difference:
+            means.setdefault(claim.variant, claim.difference.mean)
+    findings = [finding for finding in findings if not finding.against]
     agreement = {}
     for source in dict.fromkeys(finding.source for finding in findings):
         own = [f for f in findings if f.source == source and f.change in means]

@@ -54,9 +54,14 @@ class PlannedVariant:
     match: str | None  # the full name of the variant whose number of parameters is matched
 
     @property
+    def tuned(self) -> list[tuple]:
+        """Return the lists from which a value is chosen."""
+        return [values for values in self.lists.values() if len(values) > 1]
+
+    @property
     def n_points(self) -> int:
         """Return the number of points that are tuned before any extension; 0 if nothing is tuned."""
-        return sum(len(values) for values in self.lists.values() if len(values) > 1)
+        return sum(map(len, self.tuned))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,8 +209,9 @@ def finish_repeat(study: str, workdir: Path) -> str:
         [
             f"{repeat.variant} − {repeat.against}, {repeat.cell}: difference in test loss, nats "
             "per token, with 95 % intervals",
-            f"  published  {_shown(published)}, {published.n} pairs",
-            f"  here       {_shown(here)}, {here.n} pairs",
+            f"  published pairs  {_shown(published)}, {published.n} pairs; without placebos and the error "
+            "of tuning, which the page has",
+            f"  here             {_shown(here)}, {here.n} pairs",
             f"  here minus published  {_shown(change)}, p {change.p:.2g} (Welch's t test)",
             f"{workdir / LINE} has the line for docs/results/repeats.csv",
         ]

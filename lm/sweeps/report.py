@@ -219,12 +219,19 @@ def _significant(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
 
 
-def by_text(a: Analysis, claim: Claim) -> list[tuple[str, float]]:
-    """Return the mean of a claim over the cells of each text."""
+def uneven_texts(a: Analysis, claim: Claim) -> list[tuple[str, float]]:
+    """Return the mean of a claim over the cells of each text, if its mean over all hides much.
+
+    That is, if its sign is not that of all cells, or if the mean of one text is less than a third of
+    another's. Otherwise return nothing.
+    """
     of_texts: dict[str, list[float]] = {}
     for c in a.in_cells(claim):
         of_texts.setdefault(text_of(a.record, c.cell), []).append(c.mean)
-    return [(text, float(np.mean(means))) for text, means in of_texts.items()]
+    texts = [(text, float(np.mean(means))) for text, means in of_texts.items()]
+    sizes = [abs(mean) for _, mean in texts]
+    is_even = claim.has_one_sign and 3 * min(sizes) >= max(sizes)
+    return [] if is_even else texts
 
 
 def to_markdown(
@@ -280,7 +287,7 @@ def to_markdown(
         "needed": _needed,
         "ratio": format_ratio,
         "both": both,
-        "by_text": lambda claim: by_text(a, claim),
+        "uneven_texts": lambda claim: uneven_texts(a, claim),
         "words": words,
         "value": _value,
         "changes": _changes,
@@ -312,6 +319,7 @@ def to_markdown(
         figures={name: Markup(path) for name, path in drawn.items()},
         captions=CAPTIONS,
         scope=_scope(a),
+        tuned=_tuned(a),
         # Commands are in "Reproduction"; a result in the sweep's file is that of an earlier page.
         background=re.sub(
             r"(?m)^    python.*\n*|^Result \((?:.+\n?)+", "", a.record["background"]
@@ -339,11 +347,17 @@ def to_markdown(
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def _tuned(a: Analysis) -> list[str]:
+    """Return the keys of which some variant had several values."""
+    tunes = [v.about["tune"] for v in a.variants.values()]
+    return [key for key in a.record["tune"] if any(len(tune[key]) > 1 for tune in tunes)]
+
+
 def _scope(a: Analysis) -> str:
     """Return the sentence that limits the answers: size, training tokens, text and tuning."""
     abouts = [v.about for v in a.variants.values()]
     texts = dict.fromkeys(about["data"]["name"] for about in abouts)
-    tuned = [key for key in a.record["tune"] if any(len(x["tune"][key]) > 1 for x in abouts)]
+    tuned = _tuned(a)
 
     def range_of(numbers: list[float], show: Callable[[float], str]) -> str:
         return " to ".join(dict.fromkeys([show(min(numbers)), show(max(numbers))]))

@@ -364,7 +364,7 @@ def describe_variants(plan: Plan, variants: dict[str, Variant]) -> str:
 
 def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
     """Return the differences that a sweep would find, by the noise of the published page whose
-    baseline is nearest in size.
+    baseline is nearest in size: those of its least precise comparison.
     """
     sizes = [v.n_params for v in variants.values() if v.plan.arm == plan.sweep.baseline]
     n_params = int(np.median(sizes))
@@ -379,8 +379,14 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
     nearest = min(noises, key=lambda noise: abs(math.log(noise.n_params / n_params)))
     n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
     has_lengths = bool(plan.sweep.lengths) and len(plan.cells) > 1
-    sizes_of_test = (plan.budget.seeds, 1 + plan.budget.placebos, len(plan.cells), n_tests)
-    alone, first = expected_difference(nearest, *sizes_of_test, first_to_last=has_lengths)
+    like = [like for _, like in plan.placebos]
+    found = []
+    for pair in plan.comparisons:
+        n_lists = max(len(plan.variants[name].tuned) for name in pair)
+        noise = nearest._replace(of_tuning=n_lists * nearest.of_tuning)
+        sizes = (plan.budget.seeds, 1 + like.count(pair[1]), len(plan.cells), n_tests)
+        found.append(expected_difference(noise, *sizes, first_to_last=has_lengths))
+    alone, first = max(found)
     place = f", {nearest.cell}" if nearest.cell else ""
     over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
     if has_lengths:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmarks.calibration import __main__ as command
 from benchmarks.calibration import cells, procedure
-from benchmarks.calibration.procedure import RATES, Design, simulate
+from benchmarks.calibration.procedure import POSITIONS, Design, simulate
 from benchmarks.calibration.published import Cell, final_noise, published_cells
 from lm.sweeps.statistics import Estimate, mean_over_cells, with_error
 from lm.sweeps.tuning import (
@@ -22,6 +22,7 @@ from lm.sweeps.tuning import (
     tuning_errors,
 )
 
+RATES = POSITIONS[5]
 CELL = Cell("a", (0.5, 0.02, 0.005), math.log(0.05), 0.2, (0.012,) * 5, 0.03, 0.015, 0.013)
 
 
@@ -36,7 +37,7 @@ def test_a_simulated_sweep_chooses_and_estimates_as_lm_sweep_does(rule):
     optima = draw.uniform(-0.5, 0.5, (1, 12, 1))
     losses = CELL.above(RATES - optima, 0.05) + draw.normal(0, 0.008, (1, 12, len(RATES)))
     half = draw.normal(0, 0.008 * 2**0.5, losses.shape)
-    chosen, lines = procedure.choose_on_line(RATES, 2, losses, half, rule)
+    chosen, lines = procedure.choose_on_line(RATES, losses, half, rule, None)
     design = Design("", rule, 10, 1, True, n_arms=11)
     variance, df = procedure.estimated_error(design, lines, None)
 

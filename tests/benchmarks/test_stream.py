@@ -15,9 +15,10 @@ def test_the_p_values_of_equal_arms_are_uniform_and_correlated_through_the_basel
     p = stream.p_values(np.zeros(2), NOISE, none, 4000, np.random.default_rng(0))
     assert stats.kstest(p[:, 0], "uniform").pvalue > 0.001
     z = stats.norm.ppf(p)
-    assert np.corrcoef(z.T)[0, 1] == pytest.approx(
-        0.5, abs=0.05
-    )  # half of the variance is the baseline's
+    # the control's share of the variance
+    of_control = 1 / stream.N_CONTROLS
+    share = of_control / (1 + of_control)
+    assert np.corrcoef(z.T)[0, 1] == pytest.approx(share, abs=0.05)
 
 
 def test_the_ledger_of_a_stream_is_that_of_lm_sweep():

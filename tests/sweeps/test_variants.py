@@ -10,7 +10,7 @@ from tiny import tiny
 from lm import model, parameters
 from lm.data.corpus import Corpus, Split
 from lm.declarations import Parameter
-from lm.sweeps import Budget, Sweep
+from lm.sweeps import Budget, Sweep, analysis
 from lm.sweeps import variants as module
 from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.tuning import LEARNING_RATE
@@ -119,6 +119,28 @@ def test_variants_that_share_a_program_are_refused_and_their_keys_named(a, b, ra
     with pytest.raises(UserError, match=expected):
         refuse_duplicates(variants, dict.fromkeys("ab", "the same"))
     refuse_duplicates(variants, {"a": "one", "b": "another"})
+
+
+def test_what_can_be_found_is_that_of_the_least_precise_comparison(monkeypatch):
+    """The error of each list that a variant tunes, and the placebos of its own control, count."""
+    rates = (1e-3, 2e-3)
+    decayed = dataclasses.replace(planned(tiny()), lists={LEARNING_RATE: rates, DECAY: (0.1, 0.2)})
+    own = {"base": planned(tiny(), rates=rates), "a": planned(tiny(), rates=rates), "b": decayed}
+    plan = dataclasses.replace(plan_of(own), comparisons=(("a", "base"), ("b", "base")))
+    variants = {name: Variant(p, tiny(), CORPUS, 100, 7.0) for name, p in own.items()}
+    known = []
+
+    def found(noise, n_seeds, n_controls, n_cells, n_tests, **_):
+        known.append((noise.of_tuning, n_seeds, n_controls, n_cells, n_tests))
+        return noise.of_tuning, 2 * noise.of_tuning
+
+    noise = analysis.Noise("page", "", 100, 1e-4, 0.01)
+    monkeypatch.setattr(module, "noise_of", lambda *_: noise)
+    monkeypatch.setattr(module, "runs_from_csv", lambda _: [])
+    monkeypatch.setattr(module, "expected_difference", found)
+    text = module._what_can_be_found(plan, variants)
+    assert known == [(0.01, 5, 1, 1, 2), (0.02, 5, 1, 1, 2)]
+    assert "0.0200 nats per token, 0.0400 as the first of 2 comparisons" in text
 
 
 def test_variants_of_other_rates_lists_or_cells_are_not_the_same():
