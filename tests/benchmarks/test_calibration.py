@@ -12,7 +12,7 @@ from benchmarks.calibration import __main__ as command
 from benchmarks.calibration import cells, procedure
 from benchmarks.calibration.procedure import POSITIONS, Design, simulate
 from benchmarks.calibration.published import Cell, final_noise, published_cells
-from lm.sweeps.statistics import Estimate, mean_over_cells, with_error
+from lm.sweeps.statistics import Estimate, difference, mean_over_cells, with_error
 from lm.sweeps.tuning import (
     CURVE,
     LEARNING_RATE,
@@ -75,6 +75,12 @@ def test_the_intervals_of_a_simulated_sweep_are_those_of_a_report(monkeypatch):
     assert (found.mean[1, 2], found.se[1, 2], found.df[1, 2], found.p()[1, 2]) == pytest.approx(
         (*mean[:3], mean.p)
     )
+    kept.clear()
+    lengths = Design("", CURVE, 8, 2, True, n_arms=3, n_rates=3, shape=0.2, first_to_last=True)
+    found = simulate([CELL, CELL], lengths, 4, 0)
+    first, last = [Estimate(a.mean[1, 2], a.se[1, 2], a.df[1, 2], 8) for a in kept]
+    change = difference(last, first)
+    assert (found.mean[1, 2], found.se[1, 2], found.df[1, 2]) == pytest.approx(change[:3])
     plain = Estimate(0.0, 0.01, 7, 8)
     assert with_error(plain, 0.01**2, 7).df == pytest.approx(14)
 
@@ -114,8 +120,8 @@ def test_intervals_over_cells_cover():
     assert 0.94 < found["prediction"].mean() < 0.985
 
 
-def test_the_command_prints_three_tables(tmp_path, capsys):
+def test_the_command_prints_four_tables(tmp_path, capsys):
     assert command.main(["--sweeps", "4", "--csv", str(tmp_path / "a.csv")]) == 0
-    assert capsys.readouterr().out.count("\n| --- |") == 3
+    assert capsys.readouterr().out.count("\n| --- |") == 4
     lines = (tmp_path / "a.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(command.DESIGNS) + len(command.ALONE)
+    assert len(lines) == 1 + len(command.DESIGNS + command.ALONE + command.LENGTHS)
