@@ -12,7 +12,8 @@ from benchmarks.calibration import __main__ as command
 from benchmarks.calibration import cells, procedure
 from benchmarks.calibration.procedure import POSITIONS, Design, simulate
 from benchmarks.calibration.published import Cell, final_noise, published_cells
-from lm.sweeps.statistics import Estimate, difference, mean_over_cells, with_error
+from lm.sweeps import statistics
+from lm.sweeps.statistics import Estimate, mean_over_cells, with_error
 from lm.sweeps.tuning import (
     CURVE,
     LEARNING_RATE,
@@ -79,7 +80,7 @@ def test_the_intervals_of_a_simulated_sweep_are_those_of_a_report(monkeypatch):
     lengths = Design("", CURVE, 8, 2, True, n_arms=3, n_rates=3, shape=0.2, first_to_last=True)
     found = simulate([CELL, CELL], lengths, 4, 0)
     first, last = [Estimate(a.mean[1, 2], a.se[1, 2], a.df[1, 2], 8) for a in kept]
-    change = difference(last, first)
+    change = statistics.difference(last, first)
     assert (found.mean[1, 2], found.se[1, 2], found.df[1, 2]) == pytest.approx(change[:3])
     plain = Estimate(0.0, 0.01, 7, 8)
     assert with_error(plain, 0.01**2, 7).df == pytest.approx(14)
