@@ -143,7 +143,9 @@ def claims(directory: Path) -> list[dict]:
 
 
 def with_numbers(row: dict[str, str]) -> dict[str, str | float]:
-    """Return a row whose numbers are no texts, before which a table escapes a minus sign.
+    """Return a row of claims.csv with its numbers as floats.
+
+    A table has an apostrophe before a text that begins with a minus sign.
 
     >>> with_numbers({"page": "1e5", "kind": "claim", "mean": "-0.5", "ratio": ""})
     {'page': '1e5', 'kind': 'claim', 'mean': -0.5, 'ratio': ''}
@@ -297,8 +299,9 @@ def study_answer(a: Analysis) -> str:
         f"in the mean of {len(a.record['cells'])} cells (two sizes on two texts), lower by more than "
         f"{margin}: {named(statistics.BETTER, -1)}; lower by possibly less: "
         f"{named(statistics.DIFFERENT, -1)}. Higher by more than {margin}: "
-        f"{named(statistics.WORSE, 1)}; by possibly less: {named(statistics.DIFFERENT, 1)}. Numbers "
-        "are those of texts that differ much. Unstable, without a mean: "
+        f"{named(statistics.WORSE, 1)}; by possibly less: {named(statistics.DIFFERENT, 1)}. Means by "
+        "text are given if cells differ in sign, or if that of one text is below a third of the "
+        "other's. Unstable, without a mean: "
         f"{', '.join(no_result) or 'none'}. For {not_shown} neither a difference nor equality is shown. "
         f"In general, so with the same sign in a further cell of this kind: {general}"
     )

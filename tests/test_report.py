@@ -207,7 +207,7 @@ def test_a_page_compares_its_differences_with_the_verdicts_of_others(
         re.M,
     )
     # B's verdict against something else is shown, and does not count.
-    assert "lab A +1.00 (2 changes). This is" in text
+    assert "lab A +1.00 (2 changes). It is over" in text
     good = "gated,A,better,,https://a.org"
     for row in (
         "gated,A,great,,https://a.org",

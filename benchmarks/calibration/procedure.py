@@ -33,9 +33,9 @@ from lm.sweeps.tuning import (
 N_TUNING = 2  # tuning seeds
 CROSS = 0.4  # correlation of the rate and the decay in the loss
 CHUNK = 250  # sweeps at a time
-# positions in a list: its five or three values, and those beyond its edges
+# By the number of values of a list, their positions, and those beyond its edges.
 POSITIONS = {5: np.arange(-4.0, 5.0), 3: np.arange(-3.0, 4.0)}
-LARGEST_BEST = 2.0  # the positions that may have the lowest loss end here
+FARTHEST = 2.0  # no best value lies farther out
 
 
 class Design(NamedTuple):
@@ -150,14 +150,14 @@ def tune(
     rates_P = POSITIONS[design.n_rates]
     rates_WAP = np.broadcast_to(rates_P, (*shape_WA, len(rates_P)))
     losses_WAP, half_WAP = train(rates_WAP, np.zeros(len(rates_P)))
-    rate_WA, lines = choose_on_line(rates_P, losses_WAP, half_WAP, design.rule, design.shape)
+    rate_WA, lines = choose_on_line(design.n_rates, losses_WAP, half_WAP, design.rule, design.shape)
     chosen_decay_WA = np.zeros(shape_WA)
     decay_lines = None
     if design.n_lists == 2:
         decays_P = POSITIONS[3]
         decays_WAP = np.broadcast_to(decays_P, (*shape_WA, len(decays_P)))
         losses_WAP, half_WAP = train(rate_WA[..., None], decays_WAP)
-        chosen_decay_WA, decay_lines = choose_on_line(decays_P, losses_WAP, half_WAP, CURVE, 0.0)
+        chosen_decay_WA, decay_lines = choose_on_line(3, losses_WAP, half_WAP, CURVE, 0.0)
     excess_WA = above(rate_WA, chosen_decay_WA)
     return excess_WA, *estimated_error(design, lines, decay_lines)
 
@@ -178,14 +178,15 @@ def _tune_in_product(design: Design, shape_WA, train, above):
 
     of_rates = [along(values, -1, j_WA) for values in (losses_WAXY, half_WAXY)]
     of_decays = [along(values, -2, i_WA) for values in (losses_WAXY, half_WAXY)]
-    rate_WA, lines = choose_on_line(rates_P, *of_rates, design.rule, None)
-    decay_WA, decay_lines = choose_on_line(decays_P, *of_decays, design.rule, 0.0)
+    rate_WA, lines = choose_on_line(5, *of_rates, design.rule, None)
+    decay_WA, decay_lines = choose_on_line(3, *of_decays, design.rule, 0.0)
     return above(rate_WA, decay_WA), *estimated_error(design, lines, decay_lines)
 
 
 class Lines(NamedTuple):
     """The tuning losses of all arms along a list."""
 
+    n_values: int  # of the list, before it is extended
     steps_WAP: np.ndarray  # from the best value
     losses_WAP: np.ndarray
     half_WAP: np.ndarray  # half-differences of the seeds
@@ -195,7 +196,7 @@ class Lines(NamedTuple):
 
 
 def choose_on_line(
-    x_P: np.ndarray,
+    n_values: int,
     losses_WAP: np.ndarray,
     half_WAP: np.ndarray,
     rule: str,
@@ -204,20 +205,23 @@ def choose_on_line(
     """Return the chosen position of every arm (W, A), and the lines from which it was chosen.
 
     Args:
+        n_values: of the list; its losses are at POSITIONS[n_values].
         rule: of `lm.sweeps.tuning`.
         shape: of the curves, 0 for decays; None: estimated from all arms.
     """
-    may_be_best_P = np.abs(x_P) <= LARGEST_BEST
+    x_P = POSITIONS[n_values]
+    may_be_best_P = np.abs(x_P) <= FARTHEST
     best_WA = x_P[may_be_best_P][losses_WAP[..., may_be_best_P].argmin(axis=-1)]
     steps_WAP = x_P - best_WA[..., None]
-    tuned_WAP = (np.abs(x_P) <= n_values_of(x_P) // 2) | (np.abs(steps_WAP) <= 1)
+    tuned_WAP = (np.abs(x_P) <= n_values // 2) | (np.abs(steps_WAP) <= 1)
     used_WAP = tuned_WAP & (np.abs(steps_WAP) <= NEAR)
-    shape_W1 = np.full((len(best_WA), 1), shape or 0.0)
     if shape is None and rule != GRID:
         shape_W1 = common_shapes(steps_WAP, losses_WAP, used_WAP)
+    else:
+        shape_W1 = np.full((len(best_WA), 1), shape or 0.0)
     shape_WA = np.broadcast_to(shape_W1, best_WA.shape)
     curve = fit_curve(steps_WAP, losses_WAP, used_WAP, shape_WA)
-    lines = Lines(steps_WAP, losses_WAP, half_WAP, used_WAP, shape_W1, curve)
+    lines = Lines(n_values, steps_WAP, losses_WAP, half_WAP, used_WAP, shape_W1, curve)
     if rule == GRID:
         return best_WA, lines
     vertex_WA = curve.vertex
@@ -225,11 +229,6 @@ def choose_on_line(
         near_WAP = np.abs(steps_WAP) <= 1
         vertex_WA = fit_curve(steps_WAP, losses_WAP, near_WAP, np.zeros(best_WA.shape)).vertex
     return best_WA + np.clip(np.nan_to_num(vertex_WA), -1, 1), lines
-
-
-def n_values_of(x_P: np.ndarray) -> int:
-    """Return how many of these positions a list has before it is extended."""
-    return next(n for n, positions_P in POSITIONS.items() if len(positions_P) == len(x_P))
 
 
 def common_shapes(
@@ -291,9 +290,8 @@ def _excess_variance(rule: str, lines: Lines, sd_W: np.ndarray) -> np.ndarray:
     noise_WA = sd_W[:, None] ** 2 * lines.curve.bend_variance
     curvature_WA = true_curvatures(lines.curve.bend, noise_WA)
     shape_WA = np.broadcast_to(lines.shape_W1, curvature_WA.shape)
-    n_values = n_values_of(lines.steps_WAP[0, 0])
     relative_WA = sd_W[:, None] / curvature_WA
-    mean_WA, square_WA = excess_moments(rule, n_values, shape_WA, relative_WA)
+    mean_WA, square_WA = excess_moments(rule, lines.n_values, shape_WA, relative_WA)
     mean_W = np.mean(mean_WA * curvature_WA, axis=1)
     return np.mean(square_WA * curvature_WA**2, axis=1) - mean_W**2
 

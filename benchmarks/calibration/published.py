@@ -1,12 +1,13 @@
 """The noise and the tuning curves of a published study: what the simulated sweeps are made of."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lm.sweeps.declare import PLACEBO
+from lm.sweeps.analysis import CLAIM, PLACEBO
 from lm.sweeps.record import read_page_record
 from lm.sweeps.report import read_page
 from lm.sweeps.results import choices_of, final_runs, runs_from_csv
@@ -136,36 +137,28 @@ def final_noise(losses_AS: np.ndarray) -> tuple[float, float]:
     return math.sqrt(noise), math.sqrt(seed)
 
 
-def correlations(page: Path = STUDY) -> tuple[float, float]:
-    """Return the correlations over seeds of an arm with the baseline and with the placebo.
+def variance_by_weight(against: str, weights: Sequence[float], page: Path = STUDY) -> list[float]:
+    """Return the variance over seeds of an arm minus its control, in units of that of a run.
 
-    On average over the arms and the cells of a study, of the arms in which no run got stuck and
-    which have the baseline's update rule.
+    The control is the variant `against` with each of the weights; its placebos share the rest. On
+    average over the arms that are compared with it, without those that got stuck, and over the cells.
     """
     a = read_page(page)
-    baseline = a.record["baseline"]
-    against = {c.variant for c in a.claims if c.against == baseline and c.difference}
+    arms = [c.variant for c in a.of_kind(CLAIM) if c.against == against and c.difference]
+    placebos = list(dict.fromkeys(c.variant for c in a.of_kind(PLACEBO) if c.against == against))
     found = []
     for cell in a.record["cells"]:
-        losses = {v.about["arm"]: v.losses for v in a.variants.values() if v.about["cell"] == cell}
-        arms = [list(losses[arm].values()) for arm in against - {PLACEBO}]
-        found.append(
-            [
-                np.mean([np.corrcoef(arm, list(losses[control].values()))[0, 1] for arm in arms])
-                for control in (baseline, PLACEBO)
-            ]
-        )
-    of_baseline, of_placebo = np.mean(found, axis=0)
-    return float(of_baseline), float(of_placebo)
+        of_arm = {v.about["arm"]: v.losses for v in a.variants.values() if v.about["cell"] == cell}
 
+        def losses(names: Sequence[str], of_arm=of_arm) -> np.ndarray:
+            return np.array([list(of_arm[name].values()) for name in names])
 
-def variance_of_control(weight: float, of_baseline: float, of_placebo: float) -> float:
-    """Return the variance of an arm minus a control, in units of that of a run.
-
-    The control is the baseline with this weight and three placebos, which share the rest. They
-    correlate among each other as an arm does with a placebo.
-    """
-    r_BP = [[1.0, of_baseline, *[of_placebo] * 3], [of_baseline, 1.0, *[of_placebo] * 3]]
-    r_BP += [[of_placebo] * (2 + i) + [1.0] + [of_placebo] * (2 - i) for i in range(3)]
-    weights = np.array([1.0, -weight, *[-(1 - weight) / 3] * 3])
-    return float(weights @ np.array(r_BP) @ weights)
+        runs_AS = losses([against, *placebos, *arms])
+        of_runs = runs_AS.var(axis=1, ddof=1).mean()
+        of_placebos_S = losses(placebos).mean(axis=0)
+        controls = [
+            weight * losses([against])[0] + (1 - weight) * of_placebos_S for weight in weights
+        ]
+        differences = [losses(arms) - control_S for control_S in controls]
+        found.append([d_AS.var(axis=1, ddof=1).mean() / of_runs for d_AS in differences])
+    return np.mean(found, axis=0).tolist()

@@ -141,7 +141,7 @@ def add_change(study: str, name: str, settings: list[str]) -> tuple[Plan, Publis
         plan,
         name=f"{study}+{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}",
         background=f"Not preregistered: this change was added to the study {study} after its results were known. The "
-        f"runs of the baseline and the placebo are those of docs/results/{study}/runs.csv.",
+        f"runs of the baseline and its placebos are those of docs/results/{study}/runs.csv.",
         variants=variants,
         rule=rule_of(record),
         shapes=shapes_of(record, runs),

@@ -61,9 +61,9 @@ class Sweep:
             sizes, texts or lengths there may be none.
         learning_rates: the list from which each variant takes its best learning rate, in ascending
             order.
-        tune: lists of other keys of the optimizer, by config key. They are tuned in turn: the rate
-            at the middle of the second list, then that list (lm/sweeps/tuning.py). It may have the
-            list of the learning rates too, instead of `learning_rates`.
+        tune: lists of other keys of the optimizer, by config key. First the rate is tuned with the
+            middle value of such a list, then the list at the chosen rate (lm/sweeps/tuning.py). It
+            may have the list of the learning rates too, instead of `learning_rates`.
         budgets: "quick", "full" or both; by default QUICK and FULL.
         values: config values for all variants.
         sizes: by name, from small to large, the config values of each size. Every variant is tuned,

@@ -228,6 +228,8 @@ def uneven_texts(a: Analysis, claim: Claim) -> list[tuple[str, float]]:
     of_texts: dict[str, list[float]] = {}
     for c in a.in_cells(claim):
         of_texts.setdefault(text_of(a.record, c.cell), []).append(c.mean)
+    if len(of_texts) < 2:
+        return []
     texts = [(text, float(np.mean(means))) for text, means in of_texts.items()]
     sizes = [abs(mean) for _, mean in texts]
     is_even = claim.has_one_sign and 3 * min(sizes) >= max(sizes)

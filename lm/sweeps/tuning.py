@@ -451,7 +451,7 @@ def choose_in_cell(
     if shape is not None or any(choice.missing for choice in choices.values()):
         return choices
     rates = [
-        choices[name].lines[0] for name in lists if _is_scale(lists[name].get(LEARNING_RATE, ()))
+        choices[name].lines[0] for name in lists if is_scale(lists[name].get(LEARNING_RATE, ()))
     ]
     shape = common_shape(rates)
     if rule != CURVE:  # the shape counts in the error of tuning alone
@@ -501,7 +501,7 @@ def _choose_in_turn(lists: Lists, outcomes: Mapping[Point, Outcome], shape: floa
                 return Choice(missing, added=added)
             line = line_of(values, [outcomes[p] for p in points])
             best[key] = point[key] = values[line.best]
-            is_at_edge = _is_scale(values) and line.best in (0, len(values) - 1)
+            is_at_edge = is_scale(values) and line.best in (0, len(values) - 1)
             longer = values
             if is_at_edge and len(values) < len(declared) + MAX_EXTENSIONS:
                 longer = extended(key, values, values[line.best])
@@ -511,7 +511,7 @@ def _choose_in_turn(lists: Lists, outcomes: Mapping[Point, Outcome], shape: floa
             values = longer
         if is_at_edge:
             edges.append(key)
-        if not _is_scale(values):
+        if not is_scale(values):
             continue
         lines.append(line)
         if key == LEARNING_RATE and shape is None:
@@ -542,7 +542,7 @@ def _choose_in_product(lists: Lists, outcomes: Mapping[Point, Outcome], rule: st
         edges = [
             key
             for key, values in longer.items()
-            if _is_scale(values) and best[key] in (values[0], values[-1])
+            if is_scale(values) and best[key] in (values[0], values[-1])
         ]
         before = longer
         added = []
@@ -561,7 +561,7 @@ def _choose_in_product(lists: Lists, outcomes: Mapping[Point, Outcome], rule: st
             values.index(best[key]),
         )
         for key, values in longer.items()
-        if _is_scale(values)
+        if is_scale(values)
     }
     point = lowest
     if rule == VERTEX:
@@ -591,6 +591,6 @@ def extended(key: str, values: tuple[float, ...], best: float) -> tuple[float, .
     return (new, *values) if best == values[0] else (*values, new)
 
 
-def _is_scale(values: Sequence[Any]) -> bool:
+def is_scale(values: Sequence[Any]) -> bool:
     """Return whether a list has ratios: several values, all of them positive fractions."""
     return len(values) > 1 and all(type(value) is float and value > 0 for value in values)

@@ -24,7 +24,7 @@ from lm.sweeps.plan import Plan, PlannedVariant
 from lm.sweeps.record import read_page_record
 from lm.sweeps.results import runs_from_csv
 from lm.sweeps.stacked import split_config, with_values
-from lm.sweeps.tuning import GRID, LEARNING_RATE
+from lm.sweeps.tuning import GRID, LEARNING_RATE, is_scale
 from lm.system.errors import UserError, first_line
 from lm.system.text_tables import plural, table
 from lm.training.batch_source import BatchSource
@@ -379,21 +379,24 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
     nearest = min(noises, key=lambda noise: abs(math.log(noise.n_params / n_params)))
     n_tests = len({(variants[a].plan.arm, variants[b].plan.arm) for a, b in plan.comparisons})
     has_lengths = bool(plan.sweep.lengths) and len(plan.cells) > 1
-    like = [like for _, like in plan.placebos]
+    # Without placebos in the budget, one is a check only.
+    like = [like for _, like in plan.placebos if plan.budget.placebos]
     found = []
     for pair in plan.comparisons:
-        n_lists = max(len(plan.variants[name].tuned) for name in pair)
+        n_lists = max(sum(map(is_scale, plan.variants[name].tuned)) for name in pair)
         noise = nearest._replace(of_tuning=n_lists * nearest.of_tuning)
         sizes = (plan.budget.seeds, 1 + like.count(pair[1]), len(plan.cells), n_tests)
         found.append(expected_difference(noise, *sizes, first_to_last=has_lengths))
     alone, first = max(found)
+    of_which = " of the least precise comparison" if len(set(found)) > 1 else ""
     place = f", {nearest.cell}" if nearest.cell else ""
     over = f", mean of {plural(len(plan.cells), 'cell')}" if len(plan.cells) > 1 else ""
     if has_lengths:
         over = ", from the first length to the last"
     of_tests = f", {first:.4f} as the first of {n_tests} comparisons" if n_tests > 1 else ""
     return (
-        f"smallest detectable difference (80 % power): {alone:.4f} nats per token{over}{of_tests}; "
+        f"smallest detectable difference{of_which} (80 % power): {alone:.4f} nats per token{over}"
+        f"{of_tests}; "
         f"margin {plan.sweep.margin:g}; with the noise of {RESULTS / nearest.page}{place} "
         f"({nearest.n_params:,} parameters)"
     )

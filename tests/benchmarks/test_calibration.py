@@ -38,7 +38,7 @@ def test_a_simulated_sweep_chooses_and_estimates_as_lm_sweep_does(rule):
     optima = draw.uniform(-0.5, 0.5, (1, 12, 1))
     losses = CELL.above(RATES - optima, 0.05) + draw.normal(0, 0.008, (1, 12, len(RATES)))
     half = draw.normal(0, 0.008 * 2**0.5, losses.shape)
-    chosen, lines = procedure.choose_on_line(RATES, losses, half, rule, None)
+    chosen, lines = procedure.choose_on_line(5, losses, half, rule, None)
     design = Design("", rule, 10, 1, True, n_arms=11)
     variance, df = procedure.estimated_error(design, lines, None)
 

@@ -184,7 +184,7 @@ def test_the_index_and_the_page_of_the_study_name_the_same_claims():
     (row,) = [line for line in index.splitlines() if line.endswith(f"[{claims.STUDY}]({claims.STUDY}.md) |")
               and line.startswith("| Which of ")]  # fmt: skip
     lower, higher = row.split(" Higher by more than ")
-    shown, *_ = higher.split(" Numbers are those")
+    shown, *_ = higher.split(" Means by text")
     rows = [r for r in rows_of(RESULTS / claims.STUDY / "claims.csv") if r["kind"] == "claim"]
     for r in rows:
         side = lower if r["mean"] and float(r["mean"]) < 0 else shown

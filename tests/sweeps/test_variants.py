@@ -126,7 +126,12 @@ def test_what_can_be_found_is_that_of_the_least_precise_comparison(monkeypatch):
     rates = (1e-3, 2e-3)
     decayed = dataclasses.replace(planned(tiny()), lists={LEARNING_RATE: rates, DECAY: (0.1, 0.2)})
     own = {"base": planned(tiny(), rates=rates), "a": planned(tiny(), rates=rates), "b": decayed}
+    own["placebo"] = own["base"]
+    own = {name: dataclasses.replace(p, arm=name) for name, p in own.items()}
     plan = dataclasses.replace(plan_of(own), comparisons=(("a", "base"), ("b", "base")))
+    plan = dataclasses.replace(
+        plan, sweep=dataclasses.replace(plan.sweep, placebo={"model.rope_pairing": "adjacent"})
+    )
     variants = {name: Variant(p, tiny(), CORPUS, 100, 7.0) for name, p in own.items()}
     known = []
 
@@ -139,8 +144,12 @@ def test_what_can_be_found_is_that_of_the_least_precise_comparison(monkeypatch):
     monkeypatch.setattr(module, "runs_from_csv", lambda _: [])
     monkeypatch.setattr(module, "expected_difference", found)
     text = module._what_can_be_found(plan, variants)
-    assert known == [(0.01, 5, 1, 1, 2), (0.02, 5, 1, 1, 2)]
-    assert "0.0200 nats per token, 0.0400 as the first of 2 comparisons" in text
+    assert known == [(0.01, 5, 1, 1, 2), (0.02, 5, 1, 1, 2)]  # the placebo is a check only
+    assert "of the least precise comparison (80 % power): 0.0200 nats per token" in text
+    module._what_can_be_found(
+        dataclasses.replace(plan, budget=Budget(tuning_seeds=2, seeds=5, placebos=1)), variants
+    )
+    assert known[2:] == [(0.01, 5, 2, 1, 2), (0.02, 5, 2, 1, 2)]
 
 
 def test_variants_of_other_rates_lists_or_cells_are_not_the_same():
