@@ -690,8 +690,8 @@ def _same_losses(a: Variant, b: Variant) -> bool:
     return bool(shared) and all(math.isclose(x, y, rel_tol=SAME_LOSS) for x, y in shared)
 
 
-def curve(runs: Sequence[Run]) -> tuple[list[int], np.ndarray]:
-    """Return the evaluated steps and the validation losses (runs, steps), nan after a run diverged."""
+def mean_curve(runs: Sequence[Run]) -> dict[int, float]:
+    """Return by evaluated step the mean validation loss, nan after a run diverged."""
     steps = sorted({step for run in runs for step, _ in run.curve})
-    losses = [[dict(run.curve).get(step, np.nan) for step in steps] for run in runs]
-    return steps, np.array(losses, float).reshape(len(runs), len(steps))
+    curves = [dict(run.curve) for run in runs]
+    return {step: float(np.mean([curve.get(step, np.nan) for curve in curves])) for step in steps}

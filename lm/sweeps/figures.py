@@ -27,7 +27,7 @@ from lm.sweeps.analysis import (
     Analysis,
     Claim,
     Variant,
-    curve,
+    mean_curve,
 )
 from lm.sweeps.declare import in_cell
 from lm.sweeps.record import text_of
@@ -237,9 +237,8 @@ def curves(a: Analysis) -> Figure:
 
     def line(variant: Variant, against: Variant) -> dict[int, float]:
         seeds = [seed for seed in variant.runs if seed in against.runs]
-        steps, ours = curve([variant.runs[seed] for seed in seeds])
-        others, theirs = curve([against.runs[seed] for seed in seeds])
-        return dict(zip(steps, (ours - theirs).mean(0), strict=True)) if steps == others else {}
+        ours, theirs = (mean_curve([v.runs[seed] for seed in seeds]) for v in (variant, against))
+        return {step: ours[step] - theirs[step] for step in ours if step in theirs}
 
     return _panels(a, pairs, line, xscale="linear", xlabel="step")
 

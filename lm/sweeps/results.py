@@ -245,8 +245,8 @@ def _value(text: str) -> Any:
 def losses_at_quarters(curve: Sequence[tuple[int, float]], steps: int) -> dict[str, float | None]:
     """Return the validation losses at a quarter, half and three quarters of a run of so many steps.
 
-    They are covariates of the last loss. Between two evaluations they are interpolated; None where
-    there is no evaluation on both sides.
+    They are covariates of the last loss. Sweeps evaluate there. In earlier runs they are interpolated
+    between two evaluations; None where there is no evaluation on both sides.
 
     >>> losses_at_quarters([(2, 5.0), (4, 4.0), (8, 3.0)], 12)
     {'val_loss_25': 4.5, 'val_loss_50': 3.5, 'val_loss_75': None}

@@ -219,6 +219,7 @@ class StackedRuns:
     ) -> list[dict] | None:
         steps = self.config.train.steps
         every = self.config.eval.every
+        quarters = {steps * quarter // 4 for quarter in (1, 2, 3)}
         n_runs = len(self.configs)
         # The step of each run's first update that was not finite; 0: none.
         halted_at_R = np.array(record.get("halted_at", [0] * n_runs))
@@ -227,7 +228,8 @@ class StackedRuns:
         speeds: list[float] = []  # tokens per second of each dispatch
 
         def eval_due(step: int) -> bool:
-            return bool(every) and step % every == 0 and step < steps
+            is_due = step in quarters or bool(every and step % every == 0)
+            return is_due and step < steps
 
         def save_due(step: int) -> bool:
             return step < steps and time.monotonic() - saved > SAVE_EVERY
@@ -249,7 +251,7 @@ class StackedRuns:
                 states, self._resident, inputs, self._values, n
             ),
             states,
-            dispatches(first, self.config),
+            dispatches(first, self.config, quarters),
             self._inputs,
             pause=lambda dispatch: eval_due(dispatch.end) or save_due(dispatch.end),
             stop=lambda: signals.received is not None,

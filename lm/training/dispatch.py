@@ -5,7 +5,7 @@ both.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -62,11 +62,13 @@ def due(step: int, config: Resolved) -> set[str]:
     return tasks
 
 
-def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
+def dispatches(
+    first: int, config: Resolved, also: Collection[int] = frozenset()
+) -> Iterator[Dispatch]:
     """Yield the dispatches from step `first` to the last step.
 
     A dispatch has at most train.steps_per_dispatch steps. It ends where something is due, see
-    `due`.
+    `due`, and after the steps of `also`.
 
     >>> from lm.config.schema import Config, EvalConfig, TrainConfig
     >>> config = Config(train=TrainConfig(steps=10, steps_per_dispatch=4), eval=EvalConfig(every=5))
@@ -75,9 +77,13 @@ def dispatches(first: int, config: Resolved) -> Iterator[Dispatch]:
     """
     step = first
     steps = config.train.steps
+
+    def ends(step: int) -> bool:
+        return step in also or bool(due(step, config))
+
     while step < steps:
         longest = min(config.train.steps_per_dispatch, steps - step)
-        n = next(n for n in range(1, longest + 1) if n == longest or due(step + n, config))
+        n = next(n for n in range(1, longest + 1) if n == longest or ends(step + n))
         yield Dispatch(step, n)
         step += n
 

@@ -132,11 +132,11 @@ def test_figures_of_runs_without_curves_and_of_untuned_variants():
     )
 
 
-def test_a_panel_has_a_line_for_every_cell_in_which_both_variants_have_the_same_steps():
+def test_a_panel_has_a_line_for_every_cell_over_the_steps_that_both_variants_have():
     record, runs = sweep({f"c{i}": (100, 0.1 * i) for i in range(9)}, "text")
     a = analyze(record, changed(runs, {"curve": ((4, 2.2), (10, 2.0))}, variant="gated, c0"))
     gated, wide = map(lines_of, figures.curves(a).axes[:2])
-    assert gated["c0"] == ([], [])
+    assert gated["c0"][0] == [10]
     assert all(steps == [5, 10] for steps, _ in [*list(gated.values())[1:], *wide.values()])
 
 
