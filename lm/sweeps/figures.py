@@ -128,7 +128,9 @@ def _label(claim: Claim, with_cell: bool) -> str:
     place = ""
     if with_cell and claim.cell:
         place = f" ({claim.cell})" if claim.cell in OVER_CELLS else f", {claim.cell}"
-    return textwrap.shorten(f"{claim.variant} − {claim.against}{place}", LETTERS, placeholder="…")
+    # Names are shortened, places are not: rows of the same names differ in them.
+    left = max(LETTERS - len(place), LETTERS // 2)
+    return textwrap.shorten(f"{claim.variant} − {claim.against}", left, placeholder="…") + place
 
 
 def _numbers(claim: Claim) -> str:

@@ -45,6 +45,15 @@ def test_the_forest_plot_has_a_diamond_for_a_mean_and_words_for_no_result():
     assert rows["wide − plain (mean)"].startswith("unstable: 1 of 5")
 
 
+def test_rows_of_long_names_differ_in_their_cells():
+    claims = analyze(*sweep(SIZES, "size")).claims
+    long = {"variant": "one change with a long name", "against": "another change with a long name"}
+    labels = {
+        figures._label(dataclasses.replace(claim, **long), with_cell=True) for claim in claims
+    }
+    assert labels == {f"one change with a long…{place}" for place in (", small", ", large", " (mean)")}
+
+
 def test_the_spread_of_several_placebos_is_a_band_in_the_rows_of_their_control(monkeypatch):
     a = analyze(*sweep())
     bands = {"plain": (-0.004, 0.003)}
