@@ -58,7 +58,7 @@ class Speedometer:
             self._measure_cells()
 
     def _measure_cells(self) -> None:
-        for cell in self.record["cells"]:
+        for cell in dict.fromkeys(v.plan.cell for v in self.variants.values()):
             if self.signals.received:
                 return
             names = [name for name, v in self.variants.items() if v.plan.cell == cell]

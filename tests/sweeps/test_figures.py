@@ -51,7 +51,9 @@ def test_rows_of_long_names_differ_in_their_cells():
     labels = {
         figures._label(dataclasses.replace(claim, **long), with_cell=True) for claim in claims
     }
-    assert labels == {f"one change with a long…{place}" for place in (", small", ", large", " (mean)")}
+    assert labels == {
+        f"one change with a long…{place}" for place in (", small", ", large", " (mean)")
+    }
 
 
 def test_the_spread_of_several_placebos_is_a_band_in_the_rows_of_their_control(monkeypatch):

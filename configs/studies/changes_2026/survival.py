@@ -1,10 +1,12 @@
 """Train changes_2026_survival change by change, so that a stop leaves a smaller table, not half a one.
 
     python configs/studies/changes_2026/survival.py sweeps/survival
+    python configs/studies/changes_2026/survival.py sweeps/survival --speed
     python configs/studies/changes_2026/survival.py sweeps/survival --publish
 
-Two processes of the first command share the work. It reuses the runs that are published. --publish
-writes the page of the changes that are finished, without their speed, which other programs on the
+Two processes of the first command share the work. It reuses the runs that are published. --speed
+measures the speeds of finished changes at the first length, in turn with the base. --publish writes
+the page of the changes that are finished. It has no speeds of runs, which other programs on the
 machine decide.
 """
 
@@ -19,8 +21,12 @@ from lm.sweeps.plan import load_sweep
 from lm.sweeps.record import read_failures, read_record
 from lm.sweeps.results import read_runs, runs_from_csv
 from lm.sweeps.runner import run_sweep
+from lm.sweeps.speed import read_speeds
+from lm.sweeps.speedometer import Speedometer
 from lm.sweeps.tuning import USUAL_SHAPE
+from lm.sweeps.variants import resolve_variants
 from lm.system.files import read_json
+from lm.training.signals import Signals
 
 NAME = "changes_2026_survival"
 FILE = f"configs/studies/changes_2026/{NAME}.py"
@@ -55,6 +61,14 @@ def train(workdir: Path) -> int:
     return run_sweep(plan, workdir, 1, published=published)
 
 
+def measure(workdir: Path) -> None:
+    plan = load_sweep(FILE, "full")
+    at_first = {name: v for name, v in plan.variants.items() if v.cell == plan.cells[0]}
+    variants = resolve_variants(dataclasses.replace(plan, variants=at_first), print)
+    with Signals(print) as signals:
+        Speedometer(variants, workdir, 1, print, signals).measure()
+
+
 def publish(workdir: Path) -> None:
     """Write the page of the arms that are finished at all lengths, and whose control is."""
     record = read_record(workdir)
@@ -82,7 +96,8 @@ def publish(workdir: Path) -> None:
     unmeasured = [
         dataclasses.replace(run, tokens_per_second=None) for run in runs if run.variant in kept
     ]
-    print(report.publish(analyze(record, unmeasured), RESULTS))
+    speeds = read_speeds(workdir) or read_speeds(RESULTS / NAME)
+    print(report.publish(analyze(record, unmeasured), RESULTS, speeds))
     print(f"left out: {', '.join(sorted(unfinished)) or 'none'}")
 
 
@@ -90,5 +105,7 @@ if __name__ == "__main__":
     workdir, *options = sys.argv[1:]
     if options == ["--publish"]:
         publish(Path(workdir))
+    elif options == ["--speed"]:
+        measure(Path(workdir))
     else:
         sys.exit(train(Path(workdir)))
