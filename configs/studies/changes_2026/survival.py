@@ -64,7 +64,9 @@ def train(workdir: Path) -> int:
 def measure(workdir: Path) -> None:
     plan = load_sweep(FILE, "full")
     at_first = {name: v for name, v in plan.variants.items() if v.cell == plan.cells[0]}
-    variants = resolve_variants(dataclasses.replace(plan, variants=at_first), print)
+    pairs = tuple(pair for pair in plan.comparisons if set(pair) <= at_first.keys())
+    plan = dataclasses.replace(plan, variants=at_first, comparisons=pairs)
+    variants = resolve_variants(plan, print)
     with Signals(print) as signals:
         Speedometer(variants, workdir, 1, print, signals).measure()
 
