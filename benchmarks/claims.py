@@ -314,10 +314,12 @@ def lengths_answer(a: Analysis) -> str:
     first, *_, last = a.record["cells"]
     answers = []
     for c in a.of_kind(CLAIM):
-        if c.difference:
+        if not c.difference:
+            answers.append(f"{c.variant}: {c.missing}")
+        elif math.isfinite(c.ratio[1]):
             answers.append(f"{c.variant} {format_ratio(c.ratio)} ({trend(a, c)})")
         else:
-            answers.append(f"{c.variant}: {c.missing}")
+            answers.append(f"{c.variant} none, as its lead at {first} may be 0")
     return f"the ratio of the lead at {last} to that at {first} is, by change: {'; '.join(answers)}"
 
 

@@ -38,6 +38,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 WIDTH = 4.8  # inches
 FOREST = 6.2  # inches: the forest plot has a column of names and one of numbers
 LETTERS = 34  # in a name of the forest plot
+LEAST_LETTERS = 24  # of it before a place
 ROW = 0.2  # inches of a row of the forest plot
 SEED = "#555555"  # the ticks of seeds
 
@@ -129,7 +130,7 @@ def _label(claim: Claim, with_cell: bool) -> str:
     if with_cell and claim.cell:
         place = f" ({claim.cell})" if claim.cell in OVER_CELLS else f", {claim.cell}"
     # Names are shortened, places are not: rows of the same names differ in them.
-    left = max(LETTERS - len(place), LETTERS // 2)
+    left = max(LETTERS - len(place), LEAST_LETTERS)
     return textwrap.shorten(f"{claim.variant} − {claim.against}", left, placeholder="…") + place
 
 
