@@ -385,8 +385,15 @@ def _what_can_be_found(plan: Plan, variants: dict[str, Variant]) -> str:
     for pair in plan.comparisons:
         n_lists = max(sum(map(is_scale, plan.variants[name].tuned)) for name in pair)
         noise = nearest._replace(of_tuning=n_lists * nearest.of_tuning)
-        sizes = (plan.budget.seeds, 1 + like.count(pair[1]), len(plan.cells), n_tests)
-        found.append(expected_difference(noise, *sizes, first_to_last=has_lengths))
+        difference = expected_difference(
+            noise,
+            plan.budget.seeds,
+            1 + like.count(pair[1]),
+            len(plan.cells),
+            n_tests,
+            first_to_last=has_lengths,
+        )
+        found.append(difference)
     alone, first = max(found)
     of_which = " of the least precise comparison" if len(set(found)) > 1 else ""
     place = f", {nearest.cell}" if nearest.cell else ""
