@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from benchmarks.calibration.published import Cell
+from benchmarks.calibration.published import Cell, draw_starts
 from lm.sweeps.tuning import (
     CURVE,
     GRID,
@@ -98,9 +98,11 @@ def _in_cell(cell: Cell, design: Design, n_sweeps: int, draw) -> Answers:
     """Return the differences of the arms from the mean of the controls."""
     excess_WA, error_W, df_W = tune(cell, design, n_sweeps, draw)
     n_controls = design.n_controls
-    # The effect of a seed is the same in all arms, and cancels.
-    noise_WAN = draw.normal(0, cell.final_noise, (*excess_WA.shape, design.n_seeds))
-    losses_WAN = excess_WA[..., None] + noise_WAN
+    # The order of the data is the same in all arms, so its part cancels.
+    noise_WAN = draw.normal(0, cell.of_run, (*excess_WA.shape, design.n_seeds))
+    sizes_WN = (n_sweeps, design.n_seeds)
+    starts_WAN = draw_starts(cell.of_start, n_controls, design.n_arms, sizes_WN, draw)
+    losses_WAN = excess_WA[..., None] + starts_WAN + noise_WAN
     control_W1N = losses_WAN[:, :n_controls].mean(axis=1, keepdims=True)
     differences_WAN = losses_WAN[:, n_controls:] - control_W1N
     of_seeds = differences_WAN.var(axis=-1, ddof=1) / design.n_seeds

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.sweeps.analysis import CLAIM, PLACEBO
-from lm.sweeps.record import read_page_record
+from lm.sweeps.analysis import CLAIM, PLACEBO, Analysis
 from lm.sweeps.report import read_page
-from lm.sweeps.results import choices_of, final_runs, runs_from_csv
+from lm.sweeps.results import choices_of, runs_from_csv
 from lm.sweeps.tuning import Choice, above_optimum
 
 STUDY = Path("docs/results/changes_2026")
@@ -32,8 +31,8 @@ class Cell(NamedTuple):
     log_curvature_sd: float
     noise: tuple[float, ...]  # sd of a tuning run at OFFSETS, without the effect of its seed
     decay_curvature: float  # per step of the list of weight decays, median over the update rules
-    final_noise: float  # sd of the test loss of a final run, without the effect of its seed
-    final_seed: float  # sd of the effect of a seed, which all arms share
+    of_run: float  # sd of the test loss of a final run, without what it shares with others
+    of_start: float  # sd of the part of the initial values, which an arm and the base share
 
     def above(self, x: np.ndarray, curvature: np.ndarray | float) -> np.ndarray:
         a, b, c = self.quartic
@@ -45,16 +44,11 @@ class Cell(NamedTuple):
 
 def published_cells(page: Path = STUDY) -> list[Cell]:
     """Return the cells of a published page of the rule VERTEX or CURVE."""
-    record = read_page_record(page)
-    runs = runs_from_csv(page / "runs.csv")
-    choices = choices_of(record, runs)
+    a = read_page(page)
+    choices = choices_of(a.record, runs_from_csv(page / "runs.csv"))
     cells = []
-    for name in record["cells"]:
-        arms = [arm for arm, about in record["variants"].items() if about["cell"] == name]
-        final = [final_runs(record, runs, arm, choices[arm].point) for arm in arms]
-        noise, seed = final_noise(
-            np.array([[r.test_loss or math.nan for r in f.values()] for f in final])
-        )
+    for name in a.record["cells"]:
+        arms = [arm for arm, about in a.record["variants"].items() if about["cell"] == name]
         chosen = [choices[arm] for arm in arms]
         curvatures, x, losses, squares = tuning_curves(chosen)
         powers = np.stack([x**2, x**3, x**4], axis=1)
@@ -71,8 +65,7 @@ def published_cells(page: Path = STUDY) -> list[Cell]:
                 float(np.std(np.log(curvatures), ddof=1)),
                 tuple(sds),
                 decay_curvature(chosen),
-                noise,
-                seed,
+                *final_noise(*final_losses(a, "base", name)),
             )
         )
     return cells
@@ -122,43 +115,67 @@ def decay_curvature(choices: list[Choice]) -> float:
     return float(np.median(found)) if found else 0.02
 
 
-def final_noise(losses_AS: np.ndarray) -> tuple[float, float]:
-    """Return the sd of a final run and that of the effect of a seed: a two-way analysis of variance.
-
-    Arms with more than twice the usual spread, which get stuck on some seeds, are left out.
+def final_losses(a: Analysis, against: str, cell: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the test losses by seed of a baseline (S), of its placebos (P, S), and of the arms that
+    are compared with it (A, S), without those that got stuck.
     """
-    centered_AS = losses_AS - losses_AS.mean(axis=1, keepdims=True)
-    spread_A = centered_AS.std(axis=1, ddof=1)
-    centered_AS = centered_AS[spread_A < 2 * np.nanmedian(spread_A)]
-    n_arms, n_seeds = centered_AS.shape
-    of_seed_S = centered_AS.mean(axis=0)
-    noise = np.sum((centered_AS - of_seed_S) ** 2) / ((n_arms - 1) * (n_seeds - 1))
-    seed = max(0.0, of_seed_S.var(ddof=1) - noise / n_arms)
-    return math.sqrt(noise), math.sqrt(seed)
+    of_arm = {v.about["arm"]: v.losses for v in a.variants.values() if v.about["cell"] == cell}
+    arms = [c.variant for c in a.of_kind(CLAIM) if c.against == against and c.difference]
+    placebos = dict.fromkeys(c.variant for c in a.of_kind(PLACEBO) if c.against == against)
+
+    def losses(names) -> np.ndarray:
+        return np.array([list(of_arm[name].values()) for name in names])
+
+    return losses([against])[0], losses(placebos), losses(arms)
+
+
+def final_noise(
+    base_S: np.ndarray, placebos_PS: np.ndarray, arms_AS: np.ndarray
+) -> tuple[float, float]:
+    """Return `Cell.of_run` and `Cell.of_start`.
+
+    An arm starts from the values of the base, a placebo from others. So the differences of the arms
+    from the base have twice the variance of a run, and those from a placebo twice that of both
+    parts. What else a seed decides, the order of the data, is the same in all of them.
+    """
+    from_base = _variance(arms_AS - base_S)
+    from_placebos = _variance(arms_AS - placebos_PS[:, None])
+    of_start = max(0.0, (from_placebos - from_base) / 2)
+    return math.sqrt(from_base / 2), math.sqrt(of_start)
+
+
+def draw_starts(sd, n_controls: int, n_arms: int, shape: Sequence[int], draw) -> np.ndarray:
+    """Return the part of the initial values in the losses of the controls, and then of the arms.
+
+    Args:
+        sd: `Cell.of_start`, or an array that broadcasts against `shape`.
+        n_controls: the base, whose values the arms have too, and placebos, which have their own.
+        shape: of the result (simulations, n_controls + n_arms, ...), without its second axis.
+        draw: a generator of random numbers.
+    """
+    simulations, *rest = shape
+    of_controls = draw.normal(0, 1, (simulations, n_controls, *rest)) * sd
+    of_arms = np.repeat(of_controls[:, :1], n_arms, axis=1)
+    return np.concatenate([of_controls, of_arms], axis=1)
 
 
 def variance_by_weight(against: str, weights: Sequence[float], page: Path = STUDY) -> list[float]:
     """Return the variance over seeds of an arm minus its control, in units of that of a run.
 
     The control is the variant `against` with each of the weights; its placebos share the rest. On
-    average over the arms that are compared with it, without those that got stuck, and over the cells.
+    average over the arms that are compared with it, and over the cells.
     """
     a = read_page(page)
-    arms = [c.variant for c in a.of_kind(CLAIM) if c.against == against and c.difference]
-    placebos = list(dict.fromkeys(c.variant for c in a.of_kind(PLACEBO) if c.against == against))
     found = []
     for cell in a.record["cells"]:
-        of_arm = {v.about["arm"]: v.losses for v in a.variants.values() if v.about["cell"] == cell}
-
-        def losses(names: Sequence[str], of_arm=of_arm) -> np.ndarray:
-            return np.array([list(of_arm[name].values()) for name in names])
-
-        runs_AS = losses([against, *placebos, *arms])
-        of_runs = runs_AS.var(axis=1, ddof=1).mean()
-        of_placebos_S = losses(placebos).mean(axis=0)
-        controls = [
-            weight * losses([against])[0] + (1 - weight) * of_placebos_S for weight in weights
-        ]
-        differences = [losses(arms) - control_S for control_S in controls]
-        found.append([d_AS.var(axis=1, ddof=1).mean() / of_runs for d_AS in differences])
+        base_S, placebos_PS, arms_AS = final_losses(a, against, cell)
+        of_runs = _variance(np.concatenate([base_S[None], placebos_PS, arms_AS]))
+        of_placebos_S = placebos_PS.mean(axis=0)
+        controls = [weight * base_S + (1 - weight) * of_placebos_S for weight in weights]
+        found.append([_variance(arms_AS - control_S) / of_runs for control_S in controls])
     return np.mean(found, axis=0).tolist()
+
+
+def _variance(losses_S: np.ndarray) -> float:
+    """Return the variance over seeds, on average over the other axes."""
+    return float(losses_S.var(axis=-1, ddof=1).mean())

@@ -1,64 +1,66 @@
 """A stream of changes that are added to a study: how many of those accepted are false.
 
 All are compared with the same published runs of the baseline and its placebos, so their errors are
-correlated. The noise of a run, the seed's part aside, and the error of tuning are those of
-docs/results/changes_2026, by cell. A change is accepted by the ledger (`lm.sweeps.ledger`), or at p < 0.05 each.
+correlated. The noise of a run and the error of tuning are those of docs/results/changes_2026, by
+cell. A change is accepted by the ledger (`lm.sweeps.ledger`), or at p < 0.05 each.
 
     python3 -m benchmarks.calibration.stream
 """
 
 import sys
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from benchmarks.calibration.published import STUDY, draw_starts, final_losses, final_noise
 from lm.sweeps import ledger
-from lm.sweeps.replication import read_results
+from lm.sweeps.report import read_page
 from lm.system.text_tables import markdown_table
 
-STUDY = Path("docs/results/changes_2026")
 N_SEEDS = 10
 N_CONTROLS = 4  # the baseline and three placebos
 N_CHANGES = 200
 UNSTABLE = "DyT"
 
 
-def noise_of_study() -> tuple[np.ndarray, np.ndarray]:
-    """Return by cell the standard deviation of a run's noise, and of the error of tuning of an arm."""
-    a = read_results(STUDY)
-    noise_C = []
-    tuning_C = []
+class Noise(NamedTuple):
+    """Standard deviations by cell."""
+
+    of_run_C1: np.ndarray
+    of_start_C1: np.ndarray  # see `published.Cell`
+    of_tuning_C: np.ndarray  # the error of tuning of an arm
+
+
+def noise_of_study() -> Noise:
+    a = read_page(STUDY)
+    of_runs = []
+    of_tuning = []
     for cell in a.record["cells"]:
+        of_runs.append(final_noise(*final_losses(a, "base", cell)))
         arms = [v for v in a.variants.values() if v.about["cell"] == cell]
         arms = [v for v in arms if v.about["arm"] != UNSTABLE]
-        losses_AN = np.array([list(v.losses.values()) for v in arms])
-        n_arms, n_seeds = losses_AN.shape
-        residual_AN = (
-            losses_AN - losses_AN.mean(1, keepdims=True) - losses_AN.mean(0) + losses_AN.mean()
-        )
-        noise_C.append(np.sqrt((residual_AN**2).sum() / ((n_arms - 1) * (n_seeds - 1))))
-        tuning_C.append(np.sqrt(np.mean([v.tuning.variance for v in arms])))
-    return np.array(noise_C), np.array(tuning_C)
+        of_tuning.append(np.sqrt(np.mean([v.tuning.variance for v in arms])))
+    of_run_C1, of_start_C1 = np.array(of_runs).T[..., None]
+    return Noise(of_run_C1, of_start_C1, np.array(of_tuning))
 
 
-def p_values(
-    effects_T: np.ndarray, noise_C: np.ndarray, tuning_C: np.ndarray, n_streams: int, draw
-) -> np.ndarray:
+def p_values(effects_T: np.ndarray, noise: Noise, n_streams: int, draw) -> np.ndarray:
     """Return the one-sided p-values of changes with these true differences (streams, changes)."""
-    n_changes, n_cells = len(effects_T), len(noise_C)
-
-    def arms(n: int) -> np.ndarray:
-        """Return losses (streams, n, cells, seeds): a vertex is never below the optimum."""
-        above_STC = stats.chi2.rvs(1, size=(n_streams, n, n_cells), random_state=draw)
-        above_STC *= tuning_C / np.sqrt(2)  # the standard deviation of chi2(1) is sqrt(2)
-        noise_STCN = draw.normal(0, 1, (n_streams, n, n_cells, N_SEEDS)) * noise_C[:, None]
-        return above_STC[..., None] + noise_STCN
-
-    control_S1CN = arms(N_CONTROLS).mean(axis=1, keepdims=True)
-    difference_STCN = effects_T[:, None, None] + arms(n_changes) - control_S1CN
+    n_changes, n_cells = len(effects_T), len(noise.of_tuning_C)
+    # Arms: the controls, then the changes. A vertex is never below the optimum.
+    above_SAC = stats.chi2.rvs(
+        1, size=(n_streams, N_CONTROLS + n_changes, n_cells), random_state=draw
+    )
+    above_SAC *= noise.of_tuning_C / np.sqrt(2)  # the standard deviation of chi2(1) is sqrt(2)
+    sizes_SCN = (n_streams, n_cells, N_SEEDS)
+    starts_SACN = draw_starts(noise.of_start_C1, N_CONTROLS, n_changes, sizes_SCN, draw)
+    noise_SACN = draw.normal(0, 1, starts_SACN.shape) * noise.of_run_C1
+    losses_SACN = above_SAC[..., None] + starts_SACN + noise_SACN
+    control_S1CN = losses_SACN[:, :N_CONTROLS].mean(axis=1, keepdims=True)
+    difference_STCN = effects_T[:, None, None] + losses_SACN[:, N_CONTROLS:] - control_S1CN
     of_seeds_STC = difference_STCN.var(axis=-1, ddof=1) / N_SEEDS
-    of_both_sides = (1 + 1 / N_CONTROLS) * (tuning_C**2).sum()
+    of_both_sides = (1 + 1 / N_CONTROLS) * (noise.of_tuning_C**2).sum()
     total_ST = of_seeds_STC.sum(-1) + of_both_sides
     df_ST = total_ST**2 / (of_seeds_STC**2 / (N_SEEDS - 1)).sum(-1)
     mean_ST = difference_STCN.mean(axis=(-1, -2))
@@ -85,12 +87,10 @@ def simulate(
     if n_true:
         effects_T[:: n_changes // n_true] = effect
     is_true_T = effects_T < 0
-    noise_C, tuning_C = noise_of_study()
+    noise = noise_of_study()
     batch = 50  # streams at once, which fit in memory
-    shares = [
-        p_values(effects_T, noise_C, tuning_C, batch, draw) for _ in range(-(-n_streams // batch))
-    ]
-    p_ST = np.concatenate(shares)
+    batches = [p_values(effects_T, noise, batch, draw) for _ in range(-(-n_streams // batch))]
+    p_ST = np.concatenate(batches)
     answers = {}
     for rule, accepted_ST in (("ledger", accepted_by_ledger(p_ST)), ("p < 0.05", p_ST < 0.05)):
         false_S = (accepted_ST & ~is_true_T).sum(1)

@@ -11,7 +11,7 @@ from scipy import stats
 from benchmarks.calibration import __main__ as command
 from benchmarks.calibration import cells, procedure
 from benchmarks.calibration.procedure import POSITIONS, Design, simulate
-from benchmarks.calibration.published import Cell, final_noise, published_cells
+from benchmarks.calibration.published import Cell, draw_starts, final_noise, published_cells
 from lm.sweeps import statistics
 from lm.sweeps.statistics import Estimate, mean_over_cells, with_error
 from lm.sweeps.tuning import (
@@ -89,7 +89,7 @@ def test_the_intervals_of_a_simulated_sweep_are_those_of_a_report(monkeypatch):
 def test_without_tuning_errors_the_power_is_that_of_the_t_test():
     flat = CELL._replace(quartic=(0.0, 0.0, 0.0))
     found = simulate([flat], Design("", VERTEX, 8, 1, False, n_arms=1), 20_000, 0)
-    se = flat.final_noise * (2 / 8) ** 0.5
+    se = flat.of_run * (2 / 8) ** 0.5
     for difference in (0.0, 0.01):
         bound = stats.t.isf(0.025, 7)
         shift = difference / se
@@ -107,11 +107,20 @@ def test_the_earlier_design_finds_false_differences_and_the_present_one_is_calib
     assert present.mean.std() == pytest.approx(np.sqrt(np.mean(present.se**2)), rel=0.1)
 
 
-def test_the_noise_of_final_runs_is_that_of_a_two_way_table():
+def test_the_noise_of_final_runs_is_found_and_simulated():
+    """Drawn with known parts, a table gives them back; the simulation has the same variances."""
     draw = np.random.default_rng(0)
-    seeds = draw.normal(0, 0.02, 400)
-    losses = seeds + draw.normal(0, 0.01, (6, 400)) + draw.normal(0, 1, (6, 1))
-    assert final_noise(losses) == pytest.approx((0.01, 0.02), rel=0.1)
+    starts_1AS = draw_starts(0.02, 3, 6, (1, 400), draw)
+    losses_AS = starts_1AS[0] + draw.normal(0, 0.01, (9, 400)) + draw.normal(0, 0.05, 400)
+    assert final_noise(losses_AS[0], losses_AS[1:3], losses_AS[3:]) == pytest.approx(
+        (0.01, 0.02), rel=0.1
+    )
+    flat = CELL._replace(quartic=(0.0, 0.0, 0.0))
+    for n in (1, 3):
+        found = simulate([flat], Design("", VERTEX, 8, n, False, n_arms=1), 20_000, 0)
+        expected = flat.of_run**2 * (1 + 1 / n) + flat.of_start**2 * (1 - 1 / n)
+        assert found.mean.var() == pytest.approx(expected / 8, rel=0.05)
+        assert np.mean(found.se**2) == pytest.approx(expected / 8, rel=0.05)
 
 
 def test_intervals_over_cells_cover():
