@@ -360,7 +360,7 @@ def _check_a_repeat(bench, before):
         - before["final", "mlp, one", points["mlp, one"], seed].test_loss
         for seed in sorted({key[3] for key in before if key[:2] == ("final", "mlp, one")})
     ]
-    assert f"published  {sum(published) / 5:+.4f}" in output
+    assert f"published pairs  {sum(published) / 5:+.4f}" in output
     used = min(key[3] for key in before if key[0] == "final")
     for name, wrong, advice in (
         ("gl", (), "did you mean glu?"), ("glu", ("--cell", "on"), "did you mean one?"),
