@@ -263,7 +263,7 @@ def written(tmp_path_factory):
 
 
 def test_no_file_depends_on_the_last_bit_of_a_computation():
-    """Another NumPy rounds otherwise: a page could not be compared with its runs."""
+    """Another version of NumPy computes another last bit, and must write the same page."""
     record, runs = sweep()
     near = [dataclasses.replace(run, test_loss=math.nextafter(run.test_loss, 9)) for run in runs]
     assert report.claim_rows(analyze(record, near)) == report.claim_rows(analyze(record, runs))

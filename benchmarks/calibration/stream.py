@@ -33,6 +33,7 @@ class Noise(NamedTuple):
 
 
 def noise_of_study() -> Noise:
+    """Return the noise of the published runs, without that of the variant that gets stuck."""
     a = read_page(STUDY)
     of_runs = []
     of_tuning = []

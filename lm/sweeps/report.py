@@ -442,7 +442,7 @@ def to_html(text: str, title: str, svgs: Mapping[str, bytes]) -> str:
 
 
 def claim_rows(a: Analysis) -> list[dict]:
-    """Return the comparisons as rows of claims.csv, rounded by `_computed`; None where there is no
+    """Return the comparisons as rows of claims.csv, in 10 significant digits; None where there is no
     number.
     """
     none = Estimate(math.nan, math.nan, 0, 0)
@@ -487,15 +487,15 @@ def claim_rows(a: Analysis) -> list[dict]:
             "log_multiplier_low": m_low,
             "log_multiplier_high": m_high,
         }
-        rows.append({k: _computed(x) if isinstance(x, float) else x for k, x in row.items()})
+        rows.append({k: _rounded(x) if isinstance(x, float) else x for k, x in row.items()})
     return rows
 
 
-def _computed(x: float) -> float | None:
+def _rounded(x: float) -> float | None:
     """Return a computed number with 10 significant digits, or None if it is not finite.
 
-    More digits depend on the processor and the versions of NumPy and SciPy, so that a published
-    page could not be compared with what another machine writes from its runs.
+    The last digits depend on the processor and on the versions of NumPy and SciPy. With them, no
+    other machine could write the same page from the same runs.
     """
     return float(f"{x:.10g}") if math.isfinite(x) else None
 
@@ -510,7 +510,7 @@ def variant_rows(a: Analysis) -> list[dict]:
             "tuned": v.point,
             "at_edge": v.choice.at_edge,
             "test_losses": {str(seed): loss for seed, loss in v.losses.items()},
-            "bits_per_byte": _computed(v.bits_per_byte),
+            "bits_per_byte": _rounded(v.bits_per_byte),
             "n_diverged": v.n_diverged,
             "n_stuck": v.n_stuck,
             "tokens_per_second": v.tokens_per_second,
